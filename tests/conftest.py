@@ -1,4 +1,4 @@
-"""Fixtures of several suites: a tiny random model in diffusers format, the bundled model, a browser, a trace collector."""
+"""Fixtures of several suites: a tiny random diffusers model, the bundled model, a browser, a trace collector."""
 
 import os
 import pathlib

@@ -1,9 +1,15 @@
 """Small text encoders with random weights, as folders: transformers writes them, and the tests compare with it."""
 
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
+
+from noria.config import cache_folder
+from noria.models.catalog import open_model_of
+from noria.models.encoder.onnx_export import export
+from noria.protocol.text import EncoderModelSpec
 
 TEXTS = [
     "a red circle",
@@ -52,8 +58,15 @@ def make_encoder(
     return folder
 
 
+def open_exported(model: str, cache: str = "") -> EncoderModelSpec:
+    """Open a model and export it in this process: one of its own, as the product starts, would import torch again."""
+    spec = open_model_of(EncoderModelSpec, model)
+    export(spec, cache_folder(cache, os.environ))
+    return spec
+
+
 def make_tokenizer(folder: pathlib.Path, *, is_roberta: bool = False) -> int:
-    """Write tokenizer.json: WordPiece in lower case, or byte-level BPE as RoBERTa's. Returns the size of its vocabulary."""
+    """Write tokenizer.json: WordPiece in lower case, or byte-level BPE as RoBERTa's. Returns its vocabulary's size."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,28 +36,33 @@ DEFAULT_FRONTEND = FrontendConfig()
 
 @contextlib.contextmanager
 def serving(
-    config: Config, engine: FakeEngine, tracer: Tracer = GLOBAL_TRACER, restart_wait_s: float = 60.0
+    config: Config,
+    engine: FakeEngine,
+    tracer: Tracer = GLOBAL_TRACER,
+    restart_wait_s: float = 60.0,
+    name: str = "front end",
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and its server, which stops at the end of the context or when `should_exit` is set.
 
-    Its data folder is its own unless `config` names one, so that no other test's front end runs its jobs.
+    Its data folder is its own unless `config` names one, so that no other test's front end runs its jobs. `name` is
+    that of its thread.
     """
     with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
         own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)
-        with _serving(own, engine, tracer, restart_wait_s) as served:
+        with _serving(own, engine, tracer, restart_wait_s, name) as served:
             yield served
 
 
 @contextlib.contextmanager
 def _serving(
-    config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float
+    config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float, name: str
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     engine_pool = EnginePool([engine.address], restart_wait_s=restart_wait_s)
     server = http_server(
         build_app(config, engine_pool, tracer=tracer, load_tokenizer=FakeTokenizer), engine_pool, config.frontend
     )
     with open_listeners(msgspec.structs.replace(config.frontend, port=0)) as (listener, *_):
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name=name)
         thread.start()
         try:
             yield server_url(listener, has_tls=bool(config.frontend.ssl_certfile)), server
@@ -109,10 +114,16 @@ class FrontendProcess:
         return self.process.memory_info().rss
 
 
-@pytest.fixture
-def frontend_process(new_engine: Callable[..., FakeEngine], tmp_path: pathlib.Path) -> Iterator[FrontendProcess]:
-    """A front end as the supervisor starts it, whose /metrics are on a port of their own. It may open 256 files."""
-    with running_frontend(new_engine(), tmp_path) as frontend:
+@pytest.fixture(scope="module")
+def frontend_process(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendProcess]:
+    """A front end as the supervisor starts it, whose /metrics are on a port of their own. It may open 256 files.
+
+    The tests of a file share it: a start costs two seconds.
+    """
+    with (
+        FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}") as engine,
+        running_frontend(engine, tmp_path_factory.mktemp("frontend")) as frontend,
+    ):
         yield frontend
 
 

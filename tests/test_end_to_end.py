@@ -74,7 +74,10 @@ def open_request(server, request, receive_bytes=None):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         connection.connect(("127.0.0.1", server.port))
         body = json.dumps(request).encode()
-        head = f"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
         connection.sendall(head.encode() + body)
         yield connection
 

@@ -99,6 +99,7 @@ def test_stable_diffusion_1_5_generates_two_images_of_512_px_in_one_batch(stable
         assert np.frombuffer(image.result.pixels.rgb(), np.uint8).size == 512 * 512 * 3
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     with capsys.disabled():
-        print(f"\nSD1.5 on {executor.model.device}, {settings.dtype}, {settings.slots} slots, {settings.threads} threads: "
-              f"loaded in {loaded_s:.1f} s, peak {peak_gb:.1f} GB, iterations (images, seconds) "
+        print(f"\nSD1.5 on {executor.model.device}, {settings.dtype}, {settings.slots} slots, "
+              f"{settings.threads} threads: loaded in {loaded_s:.1f} s, peak {peak_gb:.1f} GB, "
+              "iterations (images, seconds) "
               f"{[(n, round(s, 1)) for n, s in iterations]}")  # fmt: skip

@@ -176,7 +176,10 @@ def test_a_cancelled_request_has_spans_of_its_stages_so_far(client, collector, c
 
     joined_before, body = num_joined(), json.dumps(BODY | {"inference_steps": 200, "n": 16}).encode()
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
-        head = f"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        head = (
+            "POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n"
+        )
         connection.sendall(f"{head}traceparent: {header}\r\n\r\n".encode() + body)
         wait_until(lambda: num_joined() > joined_before)  # so that it has spent time on denoising
     spans = spans_by_name(collector, trace_id, "POST /t2i", "queue", "denoise")

@@ -4,6 +4,7 @@ Heavy imports wait until a command runs.
 """
 
 import argparse
+import dataclasses
 import datetime
 import functools
 import pathlib
@@ -18,8 +19,10 @@ from noria_bench.benches.suite_options import DEFAULT_LOAD_PERCENT, FRAMEWORKS_S
 from noria_bench.cost import options as cost_options
 from noria_bench.cost.options import CostOptions
 from noria_bench.device.command import add_arguments
+from noria_bench.encoders import options as encoders_options
+from noria_bench.encoders.options import EncodersOptions
 from noria_bench.load.workload import MIXES
-from noria_bench.targets.catalog import FRAMEWORKS, TARGETS, TargetSettings, read_targets
+from noria_bench.targets.catalog import INSTALLABLE, TARGETS, TargetSettings, read_targets
 
 _STREAM_MODES = ("bytesio", "chunks")
 
@@ -51,6 +54,13 @@ def add_benches(commands: Any) -> list[Parser]:
         choices=(*SWEEPS, FRAMEWORKS_SWEEP, "all"),
         help=f"{', '.join(SWEEPS)}, all of them, or {FRAMEWORKS_SWEEP}",
     )
+    encoders = add_command(
+        benches,
+        "encoders",
+        _encoders,
+        "[MODEL] [--targets A,B|all] [--quick] [--out FOLDER]",
+        "text encoders: Noria beside Triton, LitServe, BentoML and FastAPI",
+    )
     serve = add_command(benches, "serve", _serve, "TARGET [MODEL] [--port N]", "run one target, to be loaded by hand")
     serve.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
     with_settings = [quick, deadlines, cost, scenario1, scenario2, mixed, sweep, serve]
@@ -59,6 +69,7 @@ def add_benches(commands: Any) -> list[Parser]:
             "model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)"
         )
         add_settings(command, [setting for setting in list_settings() if setting.key != "model"])
+    _add_encoders_options(encoders)
     for command in (quick, cost):
         _add_output(command)
     for command in (deadlines, scenario1, scenario2, mixed, sweep):
@@ -75,7 +86,7 @@ def add_benches(commands: Any) -> list[Parser]:
         _add_durations(command)
     _add_mixed_options(mixed)
     _add_target_options(serve)
-    return [*with_settings, *_add_others(benches)]
+    return [*with_settings, encoders, *_add_others(benches)]
 
 
 def _add_others(benches: Any) -> list[Parser]:
@@ -83,7 +94,7 @@ def _add_others(benches: Any) -> list[Parser]:
     report = add_plain_command(benches, "report", _report, "tables, plots and an HTML page of a folder of runs")
     report.add_argument("folder", metavar="FOLDER", type=pathlib.Path, help="the `--out` of a bench")
     install = add_plain_command(benches, "install", _install, "create the virtual environment of a framework")
-    install.add_argument("framework", metavar="FRAMEWORK", choices=FRAMEWORKS, help=", ".join(FRAMEWORKS))
+    install.add_argument("framework", metavar="FRAMEWORK", choices=INSTALLABLE, help=", ".join(INSTALLABLE))
     streaming = add_plain_command(benches, "streaming", _streaming, "the cost of a StreamingResponse, without a model")
     _add_output(streaming)
     device = add_plain_command(benches, "device", _device, "the speed of this device, with UNets of published sizes")
@@ -246,6 +257,65 @@ def _add_cost_options(parser: Parser) -> None:
     )
 
 
+def _add_encoders_options(parser: Parser) -> None:
+    default = EncodersOptions()
+    parser.add_argument(
+        "model", nargs="?", default="minilm", help="a folder in transformers format, a hub id, or minilm (the default)"
+    )
+    add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=pathlib.Path, help="for the results (bench-results/DATE-TIME-encoders)"
+    )
+    parser.add_argument(
+        "--targets",
+        metavar="A,B|all",
+        type=argument_type(encoders_options.read_targets),
+        help=f"of {', '.join(encoders_options.TARGETS)} (all but triton-n and triton-n-batching)",
+    )
+    parser.add_argument(
+        "--connections",
+        metavar="A,B",
+        type=argument_type(encoders_options.read_connections),
+        help=f"of the closed loops, 1 to 128 ({','.join(map(str, default.connections))})",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=argument_type(encoders_options.read_seconds),
+        help=f"of each load ({default.seconds:g})",
+    )
+    parser.add_argument(
+        "--corpus",
+        type=argument_type(encoders_options.read_corpora),
+        help="fixed: one sentence; mixed: 4 to 256 tokens; all (the default)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=argument_type(encoders_options.read_rounds),
+        help=f"in which all targets are measured in turn ({default.num_rounds})",
+    )
+    parser.add_argument("--trace-seed", type=int, help="of the texts and arrivals (1)")
+    parser.add_argument("--quick", action="store_true", help="one short round without sweeps, in some three minutes")
+
+
+def _encoders(arguments: argparse.Namespace) -> int:
+    """Measure text encoders: Noria beside Triton, LitServe, BentoML and FastAPI, in about twenty minutes."""
+    config = config_from(arguments)
+
+    from noria_bench.encoders import bench
+
+    given = {
+        "targets": arguments.targets,
+        "connections": arguments.connections,
+        "seconds": arguments.seconds,
+        "corpora": arguments.corpus,
+        "num_rounds": arguments.rounds,
+        "seed": arguments.trace_seed,
+    }
+    defaults = encoders_options.QUICK if arguments.quick else EncodersOptions()
+    options = dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})
+    return bench.main(config, options, arguments.out or _results_folder("encoders"))
+
+
 def _quick(arguments: argparse.Namespace) -> int:
     """Measure the server's overhead over a bare loop on this machine, in about two minutes."""
     config = config_from(arguments)
@@ -353,8 +423,12 @@ def _results_folder(name: str) -> pathlib.Path:
 
 def _report(arguments: argparse.Namespace) -> int:
     """Write the tables, the plots and the HTML page of a folder of runs again."""
+    from noria_bench.encoders import report, results
     from noria_bench.reports import writer
 
+    if (file := arguments.folder / results.FILE_NAME).is_file():
+        print(report.write_report(results.read_result(file), arguments.folder)[0].read_text(encoding="utf-8"))
+        return 0
     return writer.main(arguments.folder)
 
 

@@ -1,5 +1,6 @@
 """The command line of the benches: what each command passes on, and which arguments are rejected."""
 
+import dataclasses
 import pathlib
 import tomllib
 
@@ -9,11 +10,13 @@ import noria
 import noria_bench.benches.quick
 import noria_bench.benches.suite
 import noria_bench.cost.bench
+import noria_bench.encoders.bench
 import noria_bench.soak.bench
 import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
 from noria_bench.cost.options import CostOptions
+from noria_bench.encoders.options import QUICK, EncodersOptions
 from noria_bench.targets.catalog import TargetSettings
 
 
@@ -103,6 +106,18 @@ def test_soak_takes_minutes_and_a_folder(monkeypatch):
     assert (calls[1][0], calls[1][1].parent.name) == (3600.0, "bench-results")
 
 
+def test_encoders_takes_targets_loads_and_settings(monkeypatch):
+    calls = record_calls(noria_bench.encoders.bench, monkeypatch)
+    words = "bench encoders m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --out there"
+    assert main([*words.split(), "--encoder-sessions", "1"]) == 0
+    assert main(["bench", "encoders", "--quick", "--rounds", "2"]) == 0
+    (config, options, folder), (quick_config, quick, quick_folder) = calls
+    assert (config.model, config.engine.encoder_sessions, folder) == ("m", 1, pathlib.Path("there"))
+    assert options == EncodersOptions(("raw", "noria"), (1, 8), 2.0, ("mixed",), num_rounds=3)
+    assert quick == dataclasses.replace(QUICK, num_rounds=2)
+    assert quick_config.model == "minilm" and quick_folder.name.endswith("-encoders")
+
+
 def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
     assert main(["bench", "report", str(tmp_path)]) == 2
     assert "holds no runs" in capsys.readouterr().err
@@ -118,7 +133,10 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("deadlines --loads fifty", "'fifty'; loads are whole per cents"),
         ("sweep colour", "'attention', 'channels-last'"),
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
-        ("install torchserve", "'litserve', 'bentoml', 'ray'"),
+        ("encoders --targets noria,tei", "'tei'; targets are all, raw, raw-bfloat16, noria"),
+        ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
+        ("encoders --corpus short", "'short'; a corpus is fixed, mixed or all"),
+        ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),
         ("serve triton", "'noria', 'reference-stream-async'"),
     ],
 )
@@ -135,5 +153,5 @@ def test_the_benches_and_the_server_require_one_another_s_version():
         for up in (1, 2)
     )
     assert bench["version"] == noria.__version__
-    assert f"noria-serve[diffusion]=={noria.__version__}" in bench["dependencies"]
+    assert f"noria-serve[diffusion,minilm]=={noria.__version__}" in bench["dependencies"]
     assert server["optional-dependencies"]["bench"] == [f"noria-bench=={noria.__version__}"]

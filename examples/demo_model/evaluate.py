@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measure the bundled model: generate held-out captions, judge the pixels, count which facts are right.
 
-    evaluate.py PIPELINE --captions 300 --steps 20 --guidance 4 --scheduler dpm++2m --out accuracy.json [--sheet sheet.png]
+    evaluate.py PIPELINE --captions 300 --steps 20 --guidance 4 --scheduler dpm++2m --out accuracy.json \\
+        [--sheet sheet.png]
 
 Image i comes from a generator seeded with --seed + i, so that a run can be repeated, whatever its batch size, up to
 rounding. The JSON holds the command, a hash of the model's files, versions, the rates in the printed tables, and every

@@ -70,7 +70,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cache_dir: Annotated[
         str,
         Meta(
-            description="folder of measured costs, compiled code and exported encoders; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"
+            description="folder of measured costs, compiled code and exported encoders; empty is `noria` in "
+            "$XDG_CACHE_HOME or ~/.cache"
         ),
     ] = ""
     queue_limit: Annotated[
@@ -135,8 +136,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=10_000,
-            description="how long a batch of texts waits for more of them while another batch runs; a lone request never "
-            "waits",
+            description="how long a batch of texts waits for more of them while another batch runs; a lone request "
+            "never waits",
         ),
     ] = 0.0
     hang_timeout_s: Annotated[
@@ -167,21 +168,22 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     uds: Annotated[
         str,
         Meta(
-            description="path of a Unix socket to listen on instead of `host` and `port`, without TLS; its mode is 0660"
+            description="absolute path of a Unix socket to listen on instead of `host` and `port`, without TLS; its "
+            "mode is 0660"
         ),
     ] = ""
     ssl_certfile: Annotated[
         str,
         Meta(
-            description="PEM file with the server's certificate and the chain to its authority: with it the ports speak "
-            "HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
+            description="PEM file with the server's certificate and the chain to its authority: with it the ports "
+            "speak HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
         ),
     ] = ""
     ssl_keyfile: Annotated[
         str,
         Meta(
-            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty is that the key is "
-            "in `ssl_certfile`"
+            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty is that the key "
+            "is in `ssl_certfile`"
         ),
     ] = ""
     trusted_proxies: Annotated[
@@ -206,6 +208,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "not. Empty is /metrics on the server's port"
         ),
     ] = ""
+    grpc_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port on `host` for the Open Inference Protocol over gRPC (docs/encoders.md), with TLS as the "
+            "others; 0 is none. Needs `noria-serve[grpc]`",
+        ),
+    ] = 0
     processes: Annotated[int, Meta(ge=1, le=64, description="front-end processes sharing the port")] = 1
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
@@ -289,8 +300,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=600,
-            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits as "
-            "long for a free thread; either is answered 503",
+            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits "
+            "as long for a free thread; either is answered 503",
         ),
     ] = 10.0
     results: Annotated[
@@ -318,12 +329,21 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | Auto,
         Meta(description="maximum queued jobs of one API key; `auto` is a quarter of `jobs.max_queued`"),
     ] = "auto"
+    max_pending_webhooks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum webhooks that wait for their receivers, of one API key a quarter; more jobs with a "
+            "webhook are rejected with 429",
+        ),
+    ] = 40_000
     webhook_secret_file: Annotated[
         str,
         Meta(
-            description="file with the server's secret, `whsec_` and base64, from which those are derived that sign each "
-            "API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a rotation. "
-            "`auto` is `webhook-secret` in `data_dir`, created at the first start; not with PostgreSQL"
+            description="file with the server's secret, `whsec_` and base64, from which those are derived that sign "
+            "each API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a "
+            "rotation. `auto` is `webhook-secret` beside the SQLite file, by default in `data_dir`, created at the "
+            "first start; not with PostgreSQL"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[

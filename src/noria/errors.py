@@ -3,7 +3,7 @@
     NoriaError
     ├── RequestError                     the caller's mistake: nothing reached the engine
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
-    │   │                                     (EmptyInput, UntokenizableText, WrongTask: for protocols that tell them apart)
+    │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── MissingScope                 403  the API key may not do this
@@ -16,6 +16,7 @@
     │   ├── ModelNotFound                404
     │   ├── JobNotFound                  404
     │   ├── HostNotAllowed               421  the Host header has a name that is not this server's
+    │   ├── OperationNotSupported        501  the protocol has the operation, this server does not
     │   └── IdempotencyConflict          422  the key was used for another body
     ├── ServingError                     the server's state or load: the request itself was valid
     │   ├── QueueFull                    429  retry later
@@ -182,6 +183,13 @@ class HostNotAllowed(RequestError):
 
     code = "host_not_allowed"
     http_status = 421
+
+
+class OperationNotSupported(RequestError):
+    """The protocol has this operation, this server does not."""
+
+    code = "not_supported"
+    http_status = 501
 
 
 class IdempotencyConflict(RequestError):

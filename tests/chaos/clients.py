@@ -109,7 +109,7 @@ ENDED = ("succeeded", "failed", "canceled")
 
 
 class JobCreator(threading.Thread):
-    """Keeps `num_open` jobs open until `stop`, then waits for the last one. `accepted` is job id → number of its request."""
+    """Keeps `num_open` jobs open until `stop`, then waits for the last one. `accepted`: job id → request's number."""
 
     def __init__(self, url, expected, number, num_open):
         super().__init__(name=f"jobs-{number}", daemon=True)

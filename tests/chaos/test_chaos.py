@@ -1,4 +1,4 @@
-"""kill -9 at random times of every process but the supervisor, under load: clients get the images of an undisturbed server.
+"""kill -9 at random times of every process but the supervisor, under load: clients get an undisturbed server's images.
 
 `make chaos` runs ten minutes with 300 kills and writes a report; CHAOS_KILLS, CHAOS_SECONDS, CHAOS_SEED and
 CHAOS_REPORT (a file) change that. One minute is in the slow suite.

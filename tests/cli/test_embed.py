@@ -9,11 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from encoders import make_encoder
+from encoders import make_encoder, open_exported, transformers_alone
 from noria.cli.main import main
-from noria.models.catalog import open_model_of
-from noria.models.encoder.onnx_export import export
-from noria.protocol.text import EncoderModelSpec
+from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.token_rows import TokenRow
 
 TEXTS = ["a red circle", "a blue square", "word " * 300]
 
@@ -25,15 +24,14 @@ def test_no_text_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def test_each_text_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    from noria.models.location import locate
-
+    spec = open_exported("minilm")
     assert main(["embed", *TEXTS]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["text"] for line in lines] == TEXTS
     assert [(line["tokens"], line["cut"]) for line in lines] == [(5, 0), (5, 0), (256, 46)]
-    expected = SentenceTransformer(str(locate("minilm")[0]), device="cpu").encode(TEXTS)
+    rows = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(TEXTS)]
+    means = np.stack([tokens.mean(0) for tokens in transformers_alone(spec.path, "BertModel", rows)])
+    expected = means / np.linalg.norm(means, axis=1, keepdims=True)
     np.testing.assert_allclose([line["embedding"] for line in lines], expected, atol=1e-5)
 
 
@@ -42,6 +40,7 @@ def test_a_file_can_be_written_and_texts_read_from_standard_input(
     suffix: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_encoder(tmp_path / "model")
+    open_exported(str(folder))
     file = tmp_path / f"out{suffix}"
     monkeypatch.setattr("sys.stdin", io.StringIO("first\nsecond\n"))
     assert main(["embed", "-", "third", "--model", str(folder), "-o", str(file)]) == 0
@@ -78,7 +77,7 @@ def test_a_model_that_only_classifies_is_rejected(tmp_path: pathlib.Path, capsys
 def test_an_installation_for_encoders_alone_needs_no_torch(tmp_path: pathlib.Path) -> None:
     folder, file = make_encoder(tmp_path / "model"), tmp_path / "out.npy"
     cache = ["--cache-dir", str(tmp_path / "cache")]
-    export(open_model_of(EncoderModelSpec, str(folder)), tmp_path / "cache")
+    open_exported(str(folder), str(tmp_path / "cache"))
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'diffusers', 'transformers', 'scipy', 'tqdm']));"
         "from noria.cli.main import main; sys.exit(main(sys.argv[1:]))"

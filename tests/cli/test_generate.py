@@ -97,7 +97,9 @@ def test_a_model_other_than_the_files_that_the_user_named_is_a_warning(generated
 
 
 def test_a_file_of_another_program_is_repeated_as_far_as_possible(generated, capsys):
-    a1111_metadata = GenerationMetadata("a star", seed=11, width=64, height=64, scheduler="euler", model="v1-5", model_version="6ce0161689")  # fmt: skip
+    a1111_metadata = GenerationMetadata(
+        "a star", seed=11, width=64, height=64, scheduler="euler", model="v1-5", model_version="6ce0161689"
+    )
     chunk = save_options(a1111_metadata, "png")["pnginfo"]
     chunk.chunks = [each for each in chunk.chunks if b"noria\0" not in each[1]]
     Image.new("RGB", (8, 8)).save("a.png", pnginfo=chunk)

@@ -1,15 +1,18 @@
 """The command line: what is parsed, what is called, what is printed, and with which status it ends."""
 
 import importlib.metadata
+import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
+import syslog
 from typing import Any
 
 import pytest
 
-import noria.cli.doctor_checks
+import noria.cli.doctor.machine_checks
 import noria.cli.local_generation
 import noria.supervisor.supervisor
 from noria import __version__
@@ -57,7 +60,10 @@ def test_python_m_noria_prints_its_version() -> None:
 
 
 def test_serve_takes_a_model_and_every_setting(served_configs: list[Config]) -> None:
-    arguments = "serve org/name --port 9000 --slots 4 --no-channels-last --compile --devices cpu,cpu --buckets 8,16 --log-level error"
+    arguments = (
+        "serve org/name --port 9000 --slots 4 --no-channels-last --compile --devices cpu,cpu --buckets 8,16 "
+        "--log-level error"
+    )
     assert main(arguments.split()) == 0
     (config,) = served_configs
     assert (config.model, config.frontend.port, config.engine.slots) == ("org/name", 9000, 4)
@@ -85,7 +91,10 @@ def test_flags_override_the_environment_and_the_file(
 def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(noria.cli.local_generation, "generate_files", lambda **options: calls.append(options) or 0)
-    options = "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 --scheduler ddim -n 2"
+    options = (
+        "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 "
+        "--scheduler ddim -n 2"
+    )
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
     body = ImageRequestBody(
         "a red circle", "dark", 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg"
@@ -95,11 +104,27 @@ def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch
     assert (calls[0]["config"].model, calls[0]["config"].engine.threads) == ("m", 1)
 
 
+@pytest.fixture
+def audited(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines for the machine's log."""
+    lines: list[str] = []
+    monkeypatch.setattr(syslog, "syslog", lambda _priority, line: lines.append(line))
+    return lines
+
+
 def test_key_create_prints_its_table_to_stdout_and_the_key_to_stderr(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], audited: list[str]
 ) -> None:
     assert main(["key", "create", "alice"]) == 0
     printed = capsys.readouterr()
+    (line,) = map(json.loads, audited)
+    assert [line[name] for name in ("logger", "event", "key", "scopes", "uid")] == [
+        "noria.keys",
+        "api_key_created",
+        "alice",
+        "generate, jobs, metrics",
+        os.getuid(),
+    ]
     (tmp_path / "keys.toml").write_text(printed.out)
     (key,) = read_keys(str(tmp_path / "keys.toml"))
     assert (key.name, key.sha256) == ("alice", key_digest(printed.err.strip().encode()))
@@ -107,6 +132,7 @@ def test_key_create_prints_its_table_to_stdout_and_the_key_to_stderr(
     assert "name is 'alice and bob'; allowed is 1 to 64" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("audited")
 def test_key_list_says_what_each_key_may_do(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.toml"
     assert main(["key", "create", "alice"]) == 0
@@ -257,9 +283,9 @@ def test_doctor_fails_when_a_finding_does(
     verdict: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        noria.cli.doctor_checks,
+        noria.cli.doctor.machine_checks,
         "examine",
-        lambda config, listen: [noria.cli.doctor_checks.Finding(verdict, "cpu", "words")],
+        lambda config, listen: [noria.cli.doctor.machine_checks.Finding(verdict, "cpu", "words")],
     )
     assert main(["doctor"]) == status
     assert "words" in capsys.readouterr().out

@@ -101,8 +101,11 @@ def check_network(manifests):
     for address in ("10.0.0.1", "169.254.169.254", "168.63.129.16", "192.168.1.1", "172.20.0.1", "fd00:ec2::254"):
         parsed = ipaddress.ip_address(address)
         for block in reached:
-            excepted = any(parsed in ipaddress.ip_network(each) for each in block["except"])
+            excepted = any(parsed in ipaddress.ip_network(each) for each in block.get("except", ()))
             assert parsed not in ipaddress.ip_network(block["cidr"]) or excepted, address
+    node_local_dns = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    ports = [port for rule in policy["egress"] if node_local_dns in rule["to"] for port in rule["ports"]]
+    assert ports == [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
 
 def check_volumes(manifests):

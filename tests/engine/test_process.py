@@ -11,8 +11,9 @@ import pytest
 import zmq
 
 from ending_receiver import EndingReceiver
-from noria.engine import live_view, process
+from noria.engine import process
 from noria.engine.crash_journal import CrashJournal
+from noria.engine.live import publisher
 from noria.engine.process import Engine
 from noria.engine.runtime import Runtime
 from noria.engine.watchdog import HangWatchdog
@@ -462,11 +463,11 @@ def test_the_first_view_of_an_idle_engine_comes_at_once_and_the_next_with_a_requ
 
 
 def test_a_subscriber_sees_every_slow_iteration_with_thumbnails(harness, monkeypatch):
-    monkeypatch.setattr(live_view, "MAX_VIEW_INTERVAL_S", live_view.VIEW_INTERVAL_S)  # even on a busy machine
+    monkeypatch.setattr(publisher, "MAX_VIEW_INTERVAL_S", publisher.VIEW_INTERVAL_S)  # even on a busy machine
 
     def slow(_plan):
         """A long iteration, during which the next view is requested."""
-        threading.Event().wait(live_view.VIEW_INTERVAL_S + 0.05)
+        threading.Event().wait(publisher.VIEW_INTERVAL_S + 0.05)
         return float(wait_until(lambda: not harness.receiver.commands.empty()))
 
     harness.executor.iteration_s = slow

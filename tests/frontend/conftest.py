@@ -49,8 +49,12 @@ def shared_engine(folder: pathlib.Path) -> Iterator[FakeEngine]:  # noqa: F811 -
 def url(shared_engine: FakeEngine) -> Iterator[str]:
     """The address of the session's front end."""
     config = Config(frontend=FrontendConfig(max_body_bytes=4096, max_images=4, max_steps=100, max_prompt_chars=200))
-    with serving(config, shared_engine) as (address, _):
+    # Ten seconds later, in another test, it logs how many requests it rejected.
+    audit, name = logging.getLogger("noria.keys"), "shared front end"
+    audit.addFilter(lambda record: record.threadName != name)
+    with serving(config, shared_engine, name=name) as (address, _):
         yield address
+    audit.filters.clear()
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +77,7 @@ def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]
 
 @pytest.fixture
 def post_and_disconnect(url: str, engine: FakeEngine) -> Callable[..., None]:
-    """Posts a request, and `then` more bytes, and closes the connection once the engine has it; a client's time-out might come earlier."""
+    """Posts a request and `then` more bytes; disconnects once the engine has it, as no client's time-out can."""
 
     def post(path: str, body: object, headers: Mapping[str, str] = MappingProxyType({}), then: bytes = b"") -> None:
         engine.never_answers = True

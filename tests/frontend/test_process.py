@@ -204,5 +204,8 @@ def test_metrics_of_all_processes_are_summed(start):
 
 
 def test_front_end_never_imports_torch():
-    script = "import sys, noria.frontend.process; print([name for name in ('torch', 'diffusers', 'transformers', 'numpy') if name in sys.modules])"
+    script = (
+        "import sys, noria.frontend.process; "
+        "print([name for name in ('torch', 'diffusers', 'transformers', 'numpy') if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

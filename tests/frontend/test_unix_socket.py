@@ -1,7 +1,6 @@
 """A front end on a Unix socket: who its clients are, without an address."""
 
 import logging
-import pathlib
 
 import httpx
 import pytest
@@ -20,19 +19,19 @@ from waiting import wait_until
     ],
 )
 def test_a_client_is_named_by_the_proxy_if_it_is_trusted(
-    options, headers, client, serve, new_engine, tmp_path, monkeypatch, captured_log_fields
+    options, headers, client, serve, new_engine, folder, captured_log_fields
 ):
-    monkeypatch.chdir(tmp_path)  # pytest's own folders are too long for the path of a socket
-    config = Config(frontend=FrontendConfig(uds="noria.sock", **options))
-    transport = httpx.HTTPTransport(uds="noria.sock")
+    path = folder / "noria.sock"
+    config = Config(frontend=FrontendConfig(uds=str(path), **options))
+    transport = httpx.HTTPTransport(uds=str(path))
     with (
         serve(config, new_engine()) as (url, _),
         httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as http,
         captured_log_fields("noria.access", logging.DEBUG) as logged,
     ):
-        assert url == "unix:noria.sock"
+        assert url == f"unix:{path}"
         assert http.get("/healthz", headers=headers).status_code == 200
         (line,) = wait_until(logged)  # it is written after the response
         assert line["client"] == client
         assert http.get("/healthz", headers={"Host": "rebound.example"}).status_code == 421
-    assert not pathlib.Path("noria.sock").exists()
+    assert not path.exists()

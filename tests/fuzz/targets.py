@@ -1,11 +1,13 @@
-"""What is fuzzed: the function of each target takes any bytes, raises if it has found a defect, and returns whether they were accepted.
+"""What is fuzzed: each target has a function of any bytes, which returns whether they were accepted.
 
-Its seeds are accepted; they are made of the project's own types, so that they stay so. `corpus/` has other inputs.
+It raises if it has found a defect. The target's seeds are accepted; they are made of the project's own types, so that
+they stay so. `corpus/` has other inputs.
 """
 
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import logging
@@ -32,7 +34,9 @@ from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
 from noria.models.catalog import open_model
 from noria.protocol import messages
+from noria.protocol.text import TextResult, TextTimings
 from noria.protocol.transport import EngineChannel, EngineConnection
+from noria.testing.fake_encoder import FAKE_ENCODER, make_text_request
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL
 from noria.testing.requests import make_image_request
 
@@ -293,10 +297,54 @@ def model_folder_seeds():
     yield b"unet/diffusion_pytorch_model.safetensors.index.json\n" + json.dumps(index).encode()
 
 
+EMBEDDER = {
+    "config.json": {"model_type": "bert", "vocab_size": 6, "hidden_size": 4, "type_vocab_size": 2, "pad_token_id": 0},
+    "tokenizer.json": {"model": {"vocab": {"[PAD]": 0, "a": 1}}, "normalizer": {"type": "Lowercase"}},
+    "tokenizer_config.json": {"model_max_length": 30},
+    "sentence_bert_config.json": {"max_seq_length": 20, "do_lower_case": True},
+    "config_sentence_transformers.json": {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
+    "modules.json": [{"type": "m.Transformer"}, {"type": "Pooling", "path": "pool"}, {"type": "Normalize"}],
+    "pool/config.json": {"word_embedding_dimension": 4, "pooling_mode_mean_tokens": True, "include_prompt": True},
+}
+CLASSIFIER = {
+    "config.json": EMBEDDER["config.json"]
+    | {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "no", "1": "yes"}},
+    "tokenizer.json": {"model": {"vocab": [["a", -1.0]]}, "added_tokens": [{"id": 1}]},
+    "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+}
+ENCODERS = {"embedder": EMBEDDER, "classifier": CLASSIFIER}
+
+
 @contextlib.contextmanager
-def open_model_folders():
-    known = {seed.partition(b"\n")[0].decode() for seed in model_folder_seeds()}
-    with _model_folder() as folder:
+def _encoder_folders():
+    """Two text encoders with one tensor each."""
+    with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
+        folder = pathlib.Path(name)
+        for model, files in ENCODERS.items():
+            for file, tree in files.items():
+                (folder / model / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / model / file).write_text(json.dumps(tree))
+            tensors = {"embeddings.word_embeddings.weight": np.zeros((6, 4), np.int8)}
+            (folder / model / "model.safetensors").write_bytes(save(tensors))
+        yield folder
+
+
+def encoder_folder_seeds():
+    """As for model folders, with the name of an encoder before the path."""
+    with _encoder_folders() as folder:
+        for file in sorted(folder.rglob("*.*")):
+            yield f"{file.relative_to(folder)}\n".encode() + file.read_bytes()
+    yield b'embedder/noria.json\n{"name": "a/b"}'
+    yield b'embedder/pool/config.json\n{"embedding_dimension": 4, "pooling_mode": ["cls", "max"]}'
+    activation = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
+    yield b"classifier/config.json\n" + json.dumps(CLASSIFIER["config.json"] | activation).encode()
+
+
+@contextlib.contextmanager
+def _open_folders(new_folder, seeds, model_of=lambda _path: ""):
+    """`model_of` is the folder of the model to which a path belongs."""
+    known = {seed.partition(b"\n")[0].decode() for seed in seeds()}
+    with new_folder() as folder:
         kept = {name: (folder / name).read_bytes() for name in known if (folder / name).exists()}
 
         def inspect(data):
@@ -306,7 +354,7 @@ def open_model_folders():
                 return False
             (folder / name).write_bytes(content)
             try:
-                msgspec.msgpack.encode(open_model(str(folder)))
+                msgspec.msgpack.encode(open_model(str(folder / model_of(name))))
                 return True
             except ModelError as error:
                 error.message.encode()
@@ -337,6 +385,9 @@ MESSAGES = (
     messages.ImageDone("a", 0, 7, 64, 48),
     messages.Finished("a", messages.Timings(0.1), 3, 2.0),
     messages.Failed("a", "queue_full", "full", retry_after_s=1.0),
+    messages.Submit(make_text_request("a", [1, 5, 2], [1, 2], type_ids=bytes(5), dimensions=4, normalize=False)),
+    messages.EngineState("1", "ready", (FAKE_ENCODER,), "cpu"),
+    messages.Finished("a", TextTimings(0.1, 0.2), 1, 2.0, 0.3, TextResult(2, 4)),
 )
 
 
@@ -397,9 +448,19 @@ TARGETS = {
     "http": Target(open_http, http_seeds, lambda mutate: None, 0.05),
     "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
     "jobs": Target(open_jobs, job_seeds, lambda mutate: None, 0.02, max_bytes=300),
-    "images": Target(open_images, image_seeds, mutation.png_checksums, 0.45),
+    "images": Target(open_images, image_seeds, mutation.png_checksums, 0.4),
     "model_folders": Target(
-        open_model_folders, model_folder_seeds, lambda mutate: mutation.json_after(b"\n", mutate), 0.1, max_bytes=40_000
+        functools.partial(_open_folders, _model_folder, model_folder_seeds),
+        model_folder_seeds,
+        lambda mutate: mutation.json_after(b"\n", mutate),
+        0.1,
+        max_bytes=40_000,
+    ),
+    "encoder_folders": Target(
+        functools.partial(_open_folders, _encoder_folders, encoder_folder_seeds, lambda path: path.partition("/")[0]),
+        encoder_folder_seeds,
+        lambda mutate: mutation.json_after(b"\n", mutate),
+        0.05,
     ),
     "messages": Target(open_messages, message_seeds, mutation.message_pack, 0.32, max_bytes=2000),
 }

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from noria.errors import InvalidField, JobsUnavailable
+from noria.errors import InvalidField, JobsUnavailable, QueueFull, RateLimited
 from noria.jobs.records import NewJob, new_job_id
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore
-from noria.jobs.webhooks.outbox import MAX_IN_FLIGHT, MAX_PER_HOST, MAX_PER_KEY, Outbox
+from noria.jobs.webhooks.outbox import MAX_AGE_S, MAX_IN_FLIGHT, MAX_PER_HOST, MAX_PER_KEY, Outbox
 from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.webhooks.url_check import check_webhook_url
 from waiting import TIMEOUT_S
@@ -88,4 +88,29 @@ def test_a_receiver_that_does_not_answer_delays_only_its_own_deliveries(database
     accept("", "hooks.example", 49.5)
     more = outbox.claim_due(MAX_IN_FLIGHT - len(in_flight), 51.0, in_flight)
     assert [delivery.made_by for delivery in more] == ["mallory"] * (MAX_PER_KEY - MAX_PER_HOST) + ["alice", ""]
+    store.close()
+
+
+def test_pending_webhooks_are_bounded_in_number_and_age(database, tmp_path):
+    """A receiver that accepts none once made the table grow by each job, for days."""
+    engine = open_jobs_database(database, tmp_path)
+    store, outbox = JobStore(engine), Outbox(engine)
+
+    def end_job(made_by, now, webhook="https://hooks.example/"):
+        new = NewJob(new_job_id(), "m", "v", b"{}", b"{}", "http://noria.test/", webhook=webhook, made_by=made_by)
+        store.cancel(store.accept(new, 1000, now, max_pending_webhooks=8)[0].id, now)
+
+    for number in range(2):
+        end_job("mallory", number)
+    with pytest.raises(RateLimited, match=r"'mallory' has 2 pending webhooks; at most 2"):
+        end_job("mallory", 2)
+    end_job("mallory", 2, webhook=None)
+    for number in range(6):
+        end_job("", 3 + number)
+    with pytest.raises(QueueFull, match=r"8 webhooks are pending; at most 8"):
+        end_job("alice", 10)
+    assert outbox.expire(MAX_AGE_S) == 0
+    assert outbox.expire(1.5 + MAX_AGE_S) == 2
+    end_job("alice", 11, "https://alice.example/")
+    assert {delivery.made_by for delivery in outbox.claim_due(MAX_IN_FLIGHT, 12.0)} == {"", "alice"}
     store.close()

@@ -1,4 +1,8 @@
-"""A quiet client of a real server while each attack runs: its p99, over its p99 alone."""
+"""A quiet client of a real server while each attack runs: its p99, over its p99 alone.
+
+Alone, a p99 below ten medians counts as ten medians (the floor in `growth_of_p99`): /healthz is answered in a
+millisecond, and the p99 of a quiet machine is that of its scheduler, which varies as much between two runs.
+"""
 
 import functools
 
@@ -16,13 +20,12 @@ ATTEMPTS = 3  # another program may take the machine for a moment
 @pytest.mark.timeout(1800)
 def test_a_quiet_client_is_served_while_each_attack_runs():
     growths = {}
+    print("| attack | ratio | attempts |\n|---|---:|---:|")
     with running_server(["bundled", "--log-level", "error"]) as server:
         for name, attack in ATTACKS.items():
             attack_here = functools.partial(attack, server.port)
-            for _ in range(ATTEMPTS):
-                growth = growth_of_p99(server.port, attack_here, requests_per_window=REQUESTS_PER_WINDOW)
-                growths[name] = min(growths.get(name, float("inf")), growth)
-                if growths[name] <= ALLOWED_GROWTH:
-                    break
-            print(f"| {name} | {growths[name]:.2f} |", flush=True)
-    assert {name: growth for name, growth in growths.items() if growth > ALLOWED_GROWTH} == {}
+            growths[name] = measured = []
+            while len(measured) < ATTEMPTS and (not measured or measured[-1] > ALLOWED_GROWTH):
+                measured.append(growth_of_p99(server.port, attack_here, requests_per_window=REQUESTS_PER_WINDOW))
+            print(f"| {name} | {min(measured):.2f} | {len(measured)} |", flush=True)
+    assert {name: measured for name, measured in growths.items() if min(measured) > ALLOWED_GROWTH} == {}

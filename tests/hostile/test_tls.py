@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import resource
 import socket
 import ssl
 
@@ -12,6 +13,7 @@ from frontends import running_frontend
 from hostile_neighbours import assert_neighbour_is_served
 from noria.config import FrontendConfig
 from noria.frontend.http.connection import RESERVED_DESCRIPTORS
+from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until
 
 NUM_CONNECTIONS, MAX_FILES, MEGABYTE = 200, 512, 2**20
@@ -22,13 +24,26 @@ SHAPES = {
     "plain HTTP": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 FILES_OPENED_LATER = 4
+NUM_FILES_OF_TESTS = MAX_FILES + 400  # the connections of the last test but one, and what this process has open
 
 
-@pytest.fixture
-def frontend(new_engine, tmp_path):
+@pytest.fixture(scope="module", autouse=True)
+def enough_files():
+    """Raises the soft limit of this process: it holds the clients' ends of all connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < NUM_FILES_OF_TESTS:
+        pytest.skip(f"these tests open {NUM_FILES_OF_TESTS} files, and `ulimit -Hn` is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, NUM_FILES_OF_TESTS), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def frontend(folder, tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("frontend")
     certificate = make_certificate(tmp_path / "certificate")
     config = FrontendConfig(ssl_certfile=str(certificate.certfile), ssl_keyfile=str(certificate.keyfile))
-    with running_frontend(new_engine(), tmp_path, config, MAX_FILES) as running:
+    with FakeEngine(f"ipc://{folder}/tls") as engine, running_frontend(engine, tmp_path, config, MAX_FILES) as running:
         yield running
 
 

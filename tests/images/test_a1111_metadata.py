@@ -65,8 +65,9 @@ def test_a_text_written_by_a1111_is_read():
 second line
 Negative prompt: bad hands,
 (worst quality:2)
-Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 965400086, Size: 512x512, Model hash: 6ce0161689, \
-Model: v1-5-pruned-emaonly, Clip skip: 2, Lora hashes: "add_detail: 7c6bad76eb54, more: 1", Version: v1.9.4"""
+Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 965400086, Size: 512x512, \
+Model hash: 6ce0161689, Model: v1-5-pruned-emaonly, Clip skip: 2, \
+Lora hashes: "add_detail: 7c6bad76eb54, more: 1", Version: v1.9.4"""
     read = from_infotext(text)
     assert read == GenerationMetadata(
         "masterpiece, (red circle:1.2)\nsecond line", "bad hands,\n(worst quality:2)", 965400086, 512, 512, 20, 7.0,

@@ -43,8 +43,9 @@ def test_a_database_of_the_first_version_is_migrated_and_keeps_its_jobs(database
     with write_transaction(engine) as connection:
         connection.execute(sa.text("DROP INDEX noria_jobs_turns"))
         connection.execute(sa.text("DROP INDEX noria_deliveries_claims"))
+        connection.execute(sa.text("DROP INDEX noria_deliveries_ages"))
         connection.execute(sa.text("CREATE INDEX noria_deliveries_due ON noria_deliveries (due_at)"))
-        for name in ("host", "made_by"):
+        for name in ("host", "made_by", "created_at"):
             connection.execute(sa.text(f"ALTER TABLE noria_deliveries DROP COLUMN {name}"))
         connection.execute(sa.text("UPDATE noria_about SET value = '1' WHERE key = 'schema'"))
     engine.dispose()
@@ -52,9 +53,11 @@ def test_a_database_of_the_first_version_is_migrated_and_keeps_its_jobs(database
         engine = open_jobs_database(database, tmp_path)
         assert JobStore(engine).get(record.id) == record
         with engine.connect() as connection:
-            assert connection.execute(sa.text("SELECT key, value FROM noria_about")).all() == [("schema", "3")]
-        assert {"host", "made_by"} <= {column["name"] for column in sa.inspect(engine).get_columns("noria_deliveries")}
+            assert connection.execute(sa.text("SELECT key, value FROM noria_about")).all() == [("schema", "4")]
+        assert {"host", "made_by", "created_at"} <= {
+            column["name"] for column in sa.inspect(engine).get_columns("noria_deliveries")
+        }
         assert "noria_jobs_turns" in {index["name"] for index in sa.inspect(engine).get_indexes("noria_jobs")}
         indexes = {index["name"] for index in sa.inspect(engine).get_indexes("noria_deliveries")}
-        assert indexes == {"noria_deliveries_claims"}
+        assert indexes == {"noria_deliveries_claims", "noria_deliveries_ages"}
         engine.dispose()

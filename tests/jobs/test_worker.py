@@ -15,7 +15,15 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from jobs.fake_executor import FakeExecutor
-from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, InternalError, QueueFull
+from noria.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    EngineUnavailable,
+    GenerationFailed,
+    InternalError,
+    JobsUnavailable,
+    QueueFull,
+)
 from noria.jobs.claims import LEASE_S
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
@@ -23,7 +31,7 @@ from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobWorker, Requeue, retry_decision
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 
 @contextlib.asynccontextmanager
@@ -145,6 +153,23 @@ def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, result
 
     asyncio.run(scenario())
     assert files_in(tmp_path) == []
+
+
+def test_a_claim_that_fails_while_the_worker_stops_does_not_keep_it_running(engine, results):
+    entered, released = threading.Event(), threading.Event()
+
+    class StandingStore(JobStore):
+        def claim(self, *_):
+            entered.set()
+            released.wait(TIMEOUT_S)
+            raise JobsUnavailable("PostgreSQL stands still")
+
+    async def scenario():
+        async with asyncio.timeout(TIMEOUT_S), running(StandingStore(engine), results, FakeExecutor()):
+            await wait_until_async(entered.is_set)
+            asyncio.get_running_loop().call_later(0.1, released.set)
+
+    asyncio.run(scenario())
 
 
 def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, results, job, tmp_path):

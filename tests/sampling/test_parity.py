@@ -1,4 +1,4 @@
-"""The real diffusers schedulers in their own loop, and the same images through Noria's tables, noise and step: sample by sample equal.
+"""The real diffusers schedulers in their own loop, and Noria's tables, noise and step: equal, sample by sample.
 
 Both start from one seed and ask one toy model, which is not linear, so that an error in a sample comes back in all that
 follow.

@@ -1,5 +1,6 @@
 """The listening sockets: who can reach them, those of the metrics, and how many files connections may take."""
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -7,6 +8,7 @@ import pathlib
 import resource
 import socket
 import stat
+import tempfile
 import threading
 
 import pytest
@@ -14,7 +16,14 @@ import pytest
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
 from noria.supervisor import listener as listener_module
-from noria.supervisor.listener import open_listeners, raise_file_limit, server_url, warn_if_open
+from noria.supervisor.listener import (
+    open_listeners,
+    raise_file_limit,
+    server_url,
+    wait_until_answering,
+    warn_if_open,
+)
+from waiting import TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -65,14 +74,14 @@ def test_the_soft_limit_of_open_files_becomes_the_hard_one():
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # pytest's own folders are too long for the path of a socket
-    return pathlib.Path("noria.sock")
+def path():
+    with tempfile.TemporaryDirectory(prefix="noria") as folder:  # pytest's own are too long for the path of a socket
+        yield pathlib.Path(folder, "noria.sock")
 
 
 def test_a_unix_socket_is_for_its_owner_and_group_and_removed_at_the_end(path):
     with open_listeners(FrontendConfig(uds=str(path))) as (listener,):
-        assert server_url(listener, has_tls=False) == "unix:noria.sock"
+        assert server_url(listener, has_tls=False) == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
     assert not path.exists()
 
@@ -112,7 +121,7 @@ def test_the_socket_of_a_successor_is_not_removed(path):
 
 def test_a_folder_that_stays_locked_is_an_error_with_what_to_do(path, monkeypatch):
     monkeypatch.setattr(listener_module, "_LOCK_TIMEOUT_S", 0.2)
-    folder = os.open(".", os.O_RDONLY)
+    folder = os.open(path.parent, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     with (
         pytest.raises(ConfigError, match="is locked by another process"),
@@ -125,7 +134,7 @@ def test_a_folder_that_stays_locked_is_an_error_with_what_to_do(path, monkeypatc
 
 
 def test_a_folder_that_is_locked_for_a_moment_is_waited_for(path):
-    folder = os.open(".", os.O_RDONLY)
+    folder = os.open(path.parent, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     threading.Timer(0.2, os.close, [folder]).start()
     with open_listeners(FrontendConfig(uds=str(path))):
@@ -139,10 +148,38 @@ def test_a_file_of_another_kind_is_not_replaced(path):
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("uds", ["no-folder/noria.sock", "long" * 27])
-def test_a_path_that_is_no_place_for_a_socket_is_an_error_with_what_to_do(path, uds):
-    with pytest.raises(ConfigError, match="Its folder must exist"), open_listeners(FrontendConfig(uds=uds)):
+@pytest.mark.parametrize(
+    ("uds", "words"),
+    [
+        ("/no-folder/noria.sock", "Its folder must exist"),
+        ("noria.sock", "allowed is an absolute path"),
+        ("@noria", "allowed is an absolute path"),
+        ("//host/noria.sock", "allowed is an absolute path"),
+        ("/" + "é" * 54, "of 109 bytes; allowed is an absolute path of at most 107 bytes"),
+        *((f"/tmp/a{odd}b", "without [?], # and control characters") for odd in "?#\0\n\x1b\ud800"),
+    ],
+)
+def test_a_path_that_is_no_place_for_a_socket_is_an_error_with_what_to_do(uds, words):
+    with pytest.raises(ConfigError, match=words), open_listeners(FrontendConfig(uds=uds)):
         pass
+
+
+def test_the_longest_path_and_characters_that_urls_escape_are_served(path):
+    longest = path.with_name(f"ü %20;@:{'x' * 107}")
+    name = os.fsencode(longest)[:107].decode()
+    with open_listeners(FrontendConfig(uds=name)) as (listener,):
+        url = server_url(listener, has_tls=False)
+        assert url == f"unix:{name}"
+
+        async def answer():
+            async def respond(_reader, writer):
+                writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                writer.close()
+
+            async with await asyncio.start_unix_server(respond, sock=listener.dup()):
+                await asyncio.wait_for(wait_until_answering(url), TIMEOUT_S)
+
+        asyncio.run(answer())
 
 
 def test_a_unix_socket_without_keys_is_not_open_to_other_machines(path, caplog):

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import struct
@@ -25,7 +24,6 @@ from noria.cli.top.events import EnginesEvent
 from noria.cli.top.stream import local_url, stream_events
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
-from noria.settings import load
 from noria.supervisor import supervisor
 from noria.supervisor.listener import listen
 from noria.supervisor.ready_banner import ready_banner
@@ -51,7 +49,8 @@ print(os.environ.get("FAKES_SAY", ""))
 record("after " + previous_exit)
 if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
-record("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
+has_metrics_folder = pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
+record("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(has_metrics_folder))
 channel = EngineChannel(task["address"])
 def stop(*_):
     record("stopped")
@@ -108,7 +107,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohu
 noria.supervisor.supervisor.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops on SIGTERM, but maybe slowly on a busy machine
 noria.supervisor.supervisor.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2]}
-flags |= {"engine.hang_timeout_s": os.environ.get("HANG_S", "60"), "engine.start_timeout_s": os.environ.get("START_S", "60")}
+flags["engine.hang_timeout_s"] = os.environ.get("HANG_S", "60")
+flags["engine.start_timeout_s"] = os.environ.get("START_S", "60")
 flags |= {"frontend.drain_s": sys.argv[3]} | json.loads(os.environ.get("FLAGS", "{}"))
 config = load(None, {}, flags)
 real = ["-m", "noria.frontend.process"]
@@ -493,15 +493,6 @@ def test_a_child_that_cannot_be_started_does_not_keep_others_from_being_stopped(
         if " started " in line:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid(line), 0)
-
-
-def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
-    shutil.copytree(bundled_folder, tmp_path / "copy")
-    config = load(None, {}, {"model": str(bundled_folder), "additional_models": (str(tmp_path / "copy"),)})
-    with pytest.raises(ConfigError, match="both called 'noria-shapes'"):
-        supervisor.open_models(config)
-    (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
-    assert [spec.name for spec in supervisor.open_models(config)] == ["noria-shapes", "other"]
 
 
 # ── The log ───────────────────────────────────────────────────────────────────────────────────────────────────────────

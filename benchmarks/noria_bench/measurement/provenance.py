@@ -24,6 +24,9 @@ _VERSIONS = (
     "pillow",
     "locust",
     "httpx",
+    "onnxruntime",
+    "openvino",
+    "tokenizers",
 )
 
 

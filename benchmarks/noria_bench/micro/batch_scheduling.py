@@ -1,4 +1,4 @@
-"""Batching policies for texts in virtual time: the share of the device's time spent on real tokens, and the p99 latency.
+"""Batching policies for texts in virtual time: the share of the device's time for real tokens, and p99 latency.
 
     python -m noria_bench.micro.batch_scheduling
 

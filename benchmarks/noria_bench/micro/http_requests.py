@@ -3,8 +3,9 @@
     python -m noria_bench.micro.http_requests [SECONDS]
 
 A real front-end process with its log and metrics files, in front of a fake engine that answers at once; 16 connections
-of one client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. Each
-number is that of the quietest of many batches, since other load on the machine slows down the caches.
+of one client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. A
+text is split into words instead of tokens. Each number is that of the quietest of many batches, since other load on the
+machine slows down the caches.
 """
 
 import contextlib
@@ -24,14 +25,17 @@ import msgspec
 from noria.config import Config
 from noria.frontend.process import FrontendTask
 from noria.observe.logs.setup import child_log_environment, new_mark
-from noria.testing.fake_engine import FakeEngine
+from noria.testing.fake_encoder import FAKE_ENCODER
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 
 NUM_CONNECTIONS, NUM_ROUNDS = 16, 20  # of a batch
-# Writes no image file.
+# Writes no image file, and splits texts at spaces.
 FRONTEND = """
-from noria.frontend import process
+from noria.frontend import app, process
 from noria.frontend.services import generation
+from noria.testing.fake_encoder import FakeTokenizer
 generation.write_images = lambda images, *_: [b""] * len(images)
+app._load_tokenizer = FakeTokenizer
 process.main()
 """
 
@@ -49,6 +53,7 @@ REQUESTS = {
     "GET /healthz": (b"200", request("GET", "/healthz")),
     "rejected POST /t2i": (b"400", request("POST", "/t2i", {"prompt": "a red circle", "inference_steps": 5000})),
     "served POST /t2i": (b"200", request("POST", "/t2i", {"prompt": "a red circle", "inference_steps": 5})),
+    "POST /v1/embeddings": (b"200", request("POST", "/v1/embeddings", {"input": "a red circle"})),
 }
 
 READY = request("GET", "/readyz")
@@ -100,7 +105,7 @@ def measure(seconds: float) -> dict[str, float]:
     """Milliseconds of CPU time of each kind of request, in the quietest batch."""
     least = dict.fromkeys(REQUESTS, float("inf"))
     with tempfile.TemporaryDirectory(prefix="noria") as name, contextlib.ExitStack() as stack:
-        engine = stack.enter_context(FakeEngine(f"ipc://{name}/engine"))
+        engine = stack.enter_context(FakeEngine(f"ipc://{name}/engine", models=(FAKE_MODEL, FAKE_ENCODER)))
         pid, port = stack.enter_context(running_frontend(pathlib.Path(name), engine.address))
         connections = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(NUM_CONNECTIONS)

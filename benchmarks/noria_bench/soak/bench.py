@@ -37,7 +37,7 @@ _FLAGS = ("--slots", "4", "--drain-s", "5", "--ttl-s", "60")
 
 
 def main(seconds: float, folder: pathlib.Path, seed: int = 1) -> int:
-    """Soak for `seconds`, print tables, write soak.json and soak.svg into `folder`; returns 1 if something grew or failed."""
+    """Soak for `seconds`, print tables, write soak.json and .svg into `folder`; return 1 on growth or failure."""
     folder.mkdir(parents=True, exist_ok=True)
     with sigterm_interrupts():
         result = measure(seconds, folder, seed)
@@ -100,7 +100,7 @@ class _Run:
         """All that was seen, JSON-ready."""
         found = [flatness(name, self._sampler.at_s, values) for name, values in sorted(self._sampler.series.items())]
         judged = [each for each in found if each is not None]
-        faults = [f"{each.quantity} grew by {each.growth:g}" for each in judged if not each.is_flat]
+        faults = [f"{each.quantity} grew by {each.growth_per_h:g} an hour" for each in judged if not each.is_flat]
         faults += [fault for visitor in self._visitors for fault in visitor.unexpected]
         faults += [f"{visitor.name} is still waiting" for visitor in self._visitors if visitor.is_alive()]
         if status:
@@ -134,8 +134,8 @@ class _Run:
 def tables(result: Mapping[str, Any]) -> str:
     """Growth and visits as Markdown."""
     growth = Table(
-        "Growth over the second half",
-        ("quantity", "median", "growth", "allowed", "flat"),
+        "Growth in the second half",
+        ("quantity", "median", "growth an hour", "allowed an hour", "flat"),
         tuple(
             _growth_row(Flatness(**{key: value for key, value in each.items() if key != "is_flat"}))
             for each in result["flatness"]
@@ -156,5 +156,5 @@ def tables(result: Mapping[str, Any]) -> str:
 
 def _growth_row(of: Flatness) -> tuple[str, ...]:
     unit = 2**20 if of.quantity.rpartition(" ")[2] in ("PSS", "RSS", "bytes") else 1
-    numbers = (format_number(value / unit, 1) for value in (of.median, of.growth, of.allowed_growth))
+    numbers = (format_number(value / unit, 1) for value in (of.median, of.growth_per_h, of.allowed_per_h))
     return (of.quantity + (", MiB" if unit > 1 else ""), *numbers, "yes" if of.is_flat else "no")

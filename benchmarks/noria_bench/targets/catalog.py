@@ -69,6 +69,8 @@ TARGETS = {
 }
 
 FRAMEWORKS = tuple(target.framework for target in TARGETS.values() if target.framework is not None)
+# What `noria bench install` installs: Triton serves text encoders only.
+INSTALLABLE = (*FRAMEWORKS, "triton")
 
 
 def read_targets(text: str) -> tuple[Target, ...]:

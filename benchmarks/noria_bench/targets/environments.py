@@ -3,7 +3,8 @@ framework's server in it.
 
 Each is layered (ADR 11): first what pip installed for the framework, then all of the environment that Noria runs in. So
 every target uses the same files of torch, diffusers, transformers and Noria, and a framework's requirements cannot
-change Noria's packages.
+change Noria's packages. Triton's is isolated, since its packages need an older numpy: it sees nothing of Noria's
+environment, and has what computes an encoder in Noria's versions.
 
 A marker file, written last, says that an environment is complete and what it was created for.
 """
@@ -24,7 +25,15 @@ from noria.errors import ConfigError
 from noria_bench.targets.catalog import Target
 
 # The newest versions in November 2026. All have wheels for Python 3.11 to 3.13.
-REQUIREMENTS = {"litserve": "litserve==0.2.19", "bentoml": "bentoml==1.4.39", "ray": "ray[serve]==2.60.0"}
+REQUIREMENTS = {
+    "litserve": "litserve==0.2.19",
+    "bentoml": "bentoml==1.4.39",
+    "ray": "ray[serve]==2.60.0",
+    "triton": "nvidia-pytriton==0.7.0",  # the wheel that has the server, of version 2.51
+}
+
+# The isolated environments, with the packages that they have in Noria's versions.
+_ISOLATED = {"triton": ("onnxruntime", "tokenizers")}
 
 # What generates images: pip must not install a second copy, so that every target uses the same.
 _SHARED_PACKAGES = (
@@ -47,7 +56,8 @@ class _EnvironmentMarker(msgspec.Struct, frozen=True):
 
     requirement: str
     python: str
-    fallback_paths: tuple[str, ...]
+    fallback_paths: tuple[str, ...]  # of a layered environment
+    shared: tuple[str, ...] = ()  # what an isolated one has in Noria's versions
 
 
 def folder_of(framework: str) -> pathlib.Path:
@@ -96,10 +106,13 @@ def install(framework: str, log_status: Callable[[str], None]) -> None:
     _run([sys.executable, "-m", "venv", str(folder)], f"no virtual environment could be created in {folder}")
     # Python 3.11 installs a setuptools older than torch needs, which would come before Noria's.
     _run([*_pip(folder), "uninstall", "--yes", "--quiet", "setuptools"], f"no pip in {folder}")
-    _add_fallback_paths(folder, expected.fallback_paths)
     log_status(f"installing {expected.requirement}")
-    _pip_install(folder, expected.requirement)
-    _check_shared(folder)
+    if framework in _ISOLATED:
+        _pip_install(folder, expected.requirement, *expected.shared)
+    else:
+        _add_fallback_paths(folder, expected.fallback_paths)
+        _pip_install(folder, expected.requirement, limits=constraints())
+        _check_shared(folder)
     (folder / _MARKER).write_bytes(msgspec.json.encode(expected))
     log_status(f"{expected.requirement} is installed in {folder}")
 
@@ -116,6 +129,9 @@ def versions_of(framework: str) -> dict[str, str]:
 
 
 def _expected_marker(framework: str) -> _EnvironmentMarker:
+    if framework in _ISOLATED:
+        shared = tuple(f"{name}=={importlib.metadata.version(name)}" for name in _ISOLATED[framework])
+        return _EnvironmentMarker(REQUIREMENTS[framework], sys.version, (), shared)
     directories = [*site.getsitepackages(), site.getusersitepackages()]
     return _EnvironmentMarker(
         REQUIREMENTS[framework], sys.version, tuple(directory for directory in directories if directory in sys.path)
@@ -145,13 +161,13 @@ def _add_fallback_paths(folder: pathlib.Path, paths: Sequence[str]) -> None:
     (packages / "noria.pth").write_text("".join(lines))
 
 
-def _pip_install(folder: pathlib.Path, requirement: str) -> None:
+def _pip_install(folder: pathlib.Path, *requirements: str, limits: Sequence[str] = ()) -> None:
     with tempfile.NamedTemporaryFile("w", prefix="noria-constraints-", suffix=".txt") as file:
-        file.write("\n".join(constraints()))
+        file.write("\n".join(limits))
         file.flush()
         _run(
-            [*_pip(folder), "install", "--constraint", file.name, requirement],
-            f"pip could not install {requirement}; it needs a network, or a mirror in PIP_INDEX_URL",
+            [*_pip(folder), "install", "--constraint", file.name, *requirements],
+            f"pip could not install {requirements[0]}; it needs a network, or a mirror in PIP_INDEX_URL",
         )
 
 

@@ -13,23 +13,25 @@ def test_growth_of_the_first_half_and_peaks_are_no_growth():
     for at in (120, 150, 151, 152, 190):
         values[at] *= 20
     found = flatness("engine PSS", AT_S, values)
-    assert found.is_flat and found.growth == 0 and found.median == 100 * MEGABYTE
+    assert found.is_flat and found.growth_per_h == 0 and found.median == 100 * MEGABYTE
 
 
+@pytest.mark.parametrize("minutes", [15, 60])
 @pytest.mark.parametrize(
-    ("quantity", "per_s", "is_flat"),
+    ("quantity", "per_h", "is_flat"),
     [
-        ("frontend threads", 0.005, True),
-        ("frontend threads", 0.05, False),
-        ("frontend PSS", 0.1 * MEGABYTE, True),
-        ("frontend PSS", 0.3 * MEGABYTE, False),
-        ("engine files", -1.0, True),
+        ("frontend threads", 3.0, True),
+        ("frontend threads", 5.0, False),
+        ("frontend PSS", 60 * MEGABYTE, True),
+        ("frontend PSS", 68 * MEGABYTE, False),
+        ("engine files", -10.0, True),
     ],
 )
-def test_growth_beyond_the_bound_is_not_flat(quantity, per_s, is_flat):
-    found = flatness(quantity, AT_S, [10.0 + per_s * at for at in AT_S])
+def test_growth_in_an_hour_beyond_the_bound_is_not_flat_in_a_run_of_any_length(quantity, per_h, is_flat, minutes):
+    at_s = [minutes * 0.3 * at for at in AT_S]
+    found = flatness(quantity, at_s, [10.0 + per_h * at / 3600 for at in at_s])
     assert found.is_flat is is_flat
-    assert found.growth == pytest.approx(99 * per_s, rel=0.01, abs=0.01)
+    assert found.growth_per_h == pytest.approx(per_h, rel=0.01)
 
 
 def test_moments_without_the_process_are_left_out():

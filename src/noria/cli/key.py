@@ -1,6 +1,7 @@
 """`noria key`: makes an API key, lists those of the server, prints the secret that signs one's webhooks."""
 
 import argparse
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from noria.settings import list_settings
 
 if TYPE_CHECKING:
     from noria.frontend.access.api_keys import ApiKey
+    from noria.observe.logs.log_record import Line
 
 _NAME_HELP = "of the key's owner: 1 to 64 of A-Z a-z 0-9 . _ -"
 
@@ -39,15 +41,33 @@ def add_to(commands: Any) -> list[Parser]:
 def run_create(arguments: argparse.Namespace) -> int:
     """Make an API key.
 
-    The key is printed to stderr, only this once; its table for the file of API keys, with a hash, to stdout.
+    The key is printed to stderr, only this once; its table for the file of API keys, with a hash, to stdout. The
+    machine's log has a line of who made it.
     """
-    from noria.frontend.access.api_keys import generate_key
+    from noria.frontend.access.api_keys import DEFAULT_SCOPES, format_scopes, generate_key
 
     scopes = None if arguments.scopes is None else arguments.scopes.split(",")
     key, table = generate_key(arguments.name, scopes)
+    _audit(arguments.name, format_scopes(scopes or DEFAULT_SCOPES))
     print(f"{key}\n", file=sys.stderr)
     print(table)
     return 0
+
+
+def _audit(name: str, scopes: str) -> None:
+    """Write a line as the server's into the machine's log, if it has one; stderr would have it beside the key."""
+    import syslog
+
+    from noria.observe.logs.log_record import as_json
+    from noria.observe.logs.setup import LineHandler, fields, logging_to
+
+    def put(line: "Line") -> None:
+        syslog.syslog(syslog.LOG_AUTHPRIV | syslog.LOG_NOTICE, as_json(line).decode())
+
+    syslog.openlog("noria", syslog.LOG_PID)
+    with logging_to(LineHandler("key", put), "info"):
+        log_fields = fields(event="api_key_created", key=name, scopes=scopes, uid=os.getuid())
+        logging.getLogger("noria.keys").info("the key %r is created", name, extra=log_fields)
 
 
 def run_list(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from noria import __version__
-from noria.cli import dashboards, doctor, embed, generate, key, plugins, serve, show
+from noria.cli import dashboards, embed, generate, key, plugins, serve, show
+from noria.cli.doctor import command as doctor
 from noria.cli.parser import Parser
 from noria.cli.top import command as top
 from noria.errors import NoriaError, RequestError, SetupError, did_you_mean, short_repr

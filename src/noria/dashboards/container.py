@@ -15,13 +15,15 @@ CONTAINER = Dashboard(
                 stat(
                     "CPU",
                     "Share of the cores that the server may use.",
-                    f"sum(rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / sum(noria_machine_cores{{{_INSTANCE_FILTER}}})",
+                    f"sum(rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / "
+                    f"sum(noria_machine_cores{{{_INSTANCE_FILTER}}})",
                     unit="percentunit",
                 ),
                 stat(
                     "Memory",
                     "Share of the memory that the server may use. Memory shared by processes counts once for each.",
-                    f"sum(noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}) / sum(noria_machine_memory_bytes{{{_INSTANCE_FILTER}}})",
+                    f"sum(noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}) / "
+                    f"sum(noria_machine_memory_bytes{{{_INSTANCE_FILTER}}})",
                     unit="percentunit",
                     threshold=0.9,
                 ),

@@ -50,15 +50,18 @@ _PER_ENGINE_ROW = Row(
             "Batch size",
             "Mean number of images per iteration. No value without iterations.",
             Query(
-                f"{_sum_by_engine('noria_batch_size_sum', '1m')} / ({_sum_by_engine('noria_batch_size_count', '1m')} > 0)",
+                f"{_sum_by_engine('noria_batch_size_sum', '1m')} / "
+                f"({_sum_by_engine('noria_batch_size_count', '1m')} > 0)",
                 _ENGINE_LEGEND,
             ),
         ),
         timeseries(
             "Iteration time",
-            "Mean time of an iteration. An engine far above the others, with equal batches, has a slow or faulty device.",
+            "Mean time of an iteration. An engine far above the others, with equal batches, "
+            "has a slow or faulty device.",
             Query(
-                f"{_sum_by_engine('noria_engine_busy_seconds_total', '1m')} / ({_sum_by_engine('noria_iterations_total', '1m')} > 0)",
+                f"{_sum_by_engine('noria_engine_busy_seconds_total', '1m')} / "
+                f"({_sum_by_engine('noria_iterations_total', '1m')} > 0)",
                 _ENGINE_LEGEND,
             ),
             unit="s",
@@ -88,7 +91,8 @@ _PER_ENGINE_ROW = Row(
             "Restarts",
             "In five minutes, by cause. `crashed`: by the engine or a request; `killed`: by a signal from outside.",
             Query(
-                f'sum by (instance, engine, previous_exit) (increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_exit!="none"}}[5m]))',
+                "sum by (instance, engine, previous_exit) "
+                f'(increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_exit!="none"}}[5m]))',
                 f"{_ENGINE_LEGEND} {{{{previous_exit}}}}",
             ),
             stacked=True,
@@ -112,7 +116,8 @@ GPU = Dashboard(
                 stat(
                     "Busy",
                     "Share of time in iterations, of the engines that are ready.",
-                    f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / (sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
+                    f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / "
+                    f"(sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
                     unit="percentunit",
                 ),
                 stat(
@@ -128,7 +133,8 @@ GPU = Dashboard(
                 stat(
                     "Mean batch size",
                     "Images per iteration.",
-                    f"sum(rate(noria_batch_size_sum{{{_INSTANCE_FILTER}}}[1m])) / (sum(rate(noria_batch_size_count{{{_INSTANCE_FILTER}}}[1m])) > 0)",
+                    f"sum(rate(noria_batch_size_sum{{{_INSTANCE_FILTER}}}[1m])) / "
+                    f"(sum(rate(noria_batch_size_count{{{_INSTANCE_FILTER}}}[1m])) > 0)",
                 ),
                 stat(
                     "Restarts, 1 h",
@@ -175,7 +181,8 @@ GPU = Dashboard(
                     "Energy per image",
                     "In joules: of all GPUs, divided by all images.",
                     Query(
-                        "sum(max by (UUID) (rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))) / 1000 / (sum(rate(noria_images_total[5m])) > 0)",
+                        "sum(max by (UUID) (rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))) / 1000 / "
+                        "(sum(rate(noria_images_total[5m])) > 0)",
                         "J/image",
                     ),
                 ),

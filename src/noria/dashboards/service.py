@@ -25,7 +25,8 @@ _OVERVIEW_ROW = Row(
         stat(
             "Failures",
             "Share of requests that failed because of the server. Rejected requests are not included.",
-            f'sum(rate(noria_requests_total{{{_INSTANCE_FILTER},outcome=~"engine_lost|engine_crashed|generation_failed|internal"}}[5m]) or vector(0))'
+            f"sum(rate(noria_requests_total{{{_INSTANCE_FILTER},"
+            'outcome=~"engine_lost|engine_crashed|generation_failed|internal"}[5m]) or vector(0))'
             f" / (sum(rate(noria_requests_total{{{_INSTANCE_FILTER}}}[5m])) > 0)",
             unit="percentunit",
             threshold=0.01,
@@ -33,7 +34,8 @@ _OVERVIEW_ROW = Row(
         stat(
             "Rejected",
             "Share of requests rejected because of overload, or because no engine was ready.",
-            f'(sum(rate(noria_rejected_total{{{_INSTANCE_FILTER},reason=~"queue_full|deadline_unmeetable|engine_unavailable"}}[5m])) or vector(0))'
+            f"(sum(rate(noria_rejected_total{{{_INSTANCE_FILTER},"
+            'reason=~"queue_full|deadline_unmeetable|engine_unavailable"}[5m])) or vector(0))'
             f" / (sum(rate(noria_requests_total{{{_INSTANCE_FILTER}}}[5m])) > 0)",
             unit="percentunit",
             threshold=0.05,
@@ -54,7 +56,8 @@ _OVERVIEW_ROW = Row(
         stat(
             "Engines busy",
             "Share of time in iterations. Near 1 the devices are saturated: more load only adds waiting time.",
-            f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / (sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
+            f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / "
+            f"(sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
             unit="percentunit",
         ),
     ),
@@ -73,7 +76,8 @@ _LATENCY_ROW = Row(
             "Time by stage",
             "Mean time of a request in each stage.",
             Query(
-                f"sum by (stage) (rate(noria_stage_seconds_sum{{{_INSTANCE_FILTER}}}[5m])) / (sum by (stage) (rate(noria_stage_seconds_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
+                f"sum by (stage) (rate(noria_stage_seconds_sum{{{_INSTANCE_FILTER}}}[5m])) / "
+                f"(sum by (stage) (rate(noria_stage_seconds_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
                 "{{stage}}",
             ),
             unit="s",

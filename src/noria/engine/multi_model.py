@@ -52,7 +52,7 @@ class MultiModelExecutor(Generic[RequestT]):
     """
 
     def __init__(self, executors: Mapping[ModelKey, IterationExecutor[RequestT]]) -> None:
-        """`executors` by model, in the order of the configuration, all on one device and with the same number of slots."""
+        """`executors` by model, in the configuration's order, all on one device and with the same number of slots."""
         self._executors = executors
         self._executor_by_attempt: dict[str, IterationExecutor[RequestT]] = {}
 

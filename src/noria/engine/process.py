@@ -22,11 +22,11 @@ import setproctitle
 from opentelemetry.trace import Tracer
 
 from noria.config import EngineConfig
-from noria.engine.batch_live_view import BatchLiveView
 from noria.engine.batch_loop import BatchLoop
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.engine_metrics import EngineMetrics
-from noria.engine.live_view import LiveViewPublisher
+from noria.engine.live.batch_publisher import BatchLiveView
+from noria.engine.live.publisher import LiveViewPublisher
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, RequestLoop
 from noria.engine.receiver import CancelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
 from noria.engine.request_spans import StageSpans
@@ -138,7 +138,7 @@ class BaseEngine(abc.ABC):
             self._receiver.publish_load(load)
 
     def _process_commands(self) -> bool:
-        """Process all queued commands, after waiting for one if there is nothing to do; False once `stop` was called."""
+        """Process all queued commands; wait for one if there is nothing to do. False once `stop` was called."""
         timeout_s = self._wait_s(time.monotonic())
         waits = timeout_s is None or timeout_s > 0.0
         while True:

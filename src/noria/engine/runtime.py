@@ -69,7 +69,7 @@ class Thumbnail(Preview, Protocol):
         ...
 
     def rgb(self) -> bytes | memoryview:
-        """Height × width × 3 bytes; blocks until the transfer is complete. May be called from any thread, repeatedly."""
+        """Height × width × 3 bytes; blocks until the transfer is complete. Any thread may call it, repeatedly."""
         ...
 
 

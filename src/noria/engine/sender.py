@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from noria.engine.live.pending_view import PendingView, resolve_view
 from noria.engine.loop import EngineEvent, PreviewReady, ProgressChanged, RequestEnded, ResultReady
-from noria.engine.pending_view import PendingView, resolve_view
 from noria.engine.receiver import CancelCommand, RequestReceiver
 from noria.engine.request_spans import StageSpans
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull

@@ -5,7 +5,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 from opentelemetry.trace import Tracer
@@ -30,6 +30,8 @@ from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.middleware import ObservabilityMiddleware
 from noria.frontend.http.paths import is_open, needed_scope
+from noria.frontend.open_inference.routes import OpenInferenceRoutes
+from noria.frontend.open_inference.service import OpenInferenceService
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
@@ -49,6 +51,9 @@ from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec
+
+if TYPE_CHECKING:
+    from noria.frontend.open_inference.grpc_server import GrpcServer
 
 PAGES = {
     "/": "playground.html",
@@ -79,7 +84,9 @@ def build_app(
     generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
     encoding_service = EncodingService(engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer)
+    open_inference = OpenInferenceService(encoding_service)
     rejection_log = RejectionLog(clients)
+    grpc_server = _grpc_server(open_inference, clients, rejection_log, config.frontend, tracer)
     jobs = JobRoutes(
         generation_service,
         body_reader,
@@ -101,6 +108,7 @@ def build_app(
         *live.routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config).routes,
+        *OpenInferenceRoutes(open_inference, body_reader).routes,
         Route("/healthz", server_routes.healthz),
         Route("/readyz", server_routes.readyz),
         Route("/metrics", server_routes.metrics),
@@ -125,19 +133,16 @@ def build_app(
     def drain() -> None:
         jobs.drain()
         live.drain()
+        grpc_server.drain()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with engine_pool:
             await jobs.start()
-            tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run())]
-            if keys_file := config.frontend.api_keys_file:
-                tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
             try:
-                yield
+                async with _background_work(rejection_log, clients, config.frontend.api_keys_file), grpc_server:
+                    yield
             finally:
-                for task in tasks:
-                    task.cancel()
                 await jobs.stop()
                 encoding_service.close()
 
@@ -152,6 +157,43 @@ def build_app(
     app.state.drain = drain
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
     return app
+
+
+@contextlib.asynccontextmanager
+async def _background_work(
+    rejection_log: RejectionLog, clients: ClientDirectory, keys_file: str
+) -> AsyncIterator[None]:
+    """Run what a front end does beside requests."""
+    tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run())]
+    if keys_file:
+        tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _NoGrpcServer(contextlib.nullcontext[None]):
+    """In place of a `GrpcServer`, if there is none."""
+
+    def drain(self) -> None:
+        """Do nothing."""
+
+
+def _grpc_server(
+    open_inference: OpenInferenceService,
+    clients: ClientDirectory,
+    rejection_log: RejectionLog,
+    config: FrontendConfig,
+    tracer: Tracer,
+) -> "GrpcServer | _NoGrpcServer":
+    """Return the gRPC server; front ends without one never import the library."""
+    if not config.grpc_port:
+        return _NoGrpcServer()
+    from noria.frontend.open_inference.grpc_server import GrpcServer
+
+    return GrpcServer(open_inference, clients, rejection_log, config, tracer)
 
 
 def _load_tokenizer(spec: EncoderModelSpec) -> Tokenizer:

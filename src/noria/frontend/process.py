@@ -6,6 +6,7 @@ requests in flight for up to `frontend.drain_s`, answers the rest with 503, and 
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import math
@@ -37,6 +38,8 @@ _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight;
 _CLOSE_GRACE_S = 1.0  # after that, for the work of closed connections to end by itself before uvicorn cancels it
 # Longer than clients keep an idle connection (httpx 5 s, nginx 60 s), so that none sends into a closing one.
 _KEEP_ALIVE_S = 75
+# New objects until a collection; the requests in flight alone have more than Python's 700.
+_GC_THRESHOLD = 5000
 
 log = logging.getLogger("noria.frontend")
 
@@ -72,6 +75,7 @@ def run(task: FrontendTask) -> None:
     app = build_app(config, engine_pool, lambda: jobs, tracer, metrics_port)
     server = http_server(app, engine_pool, config.frontend)
     gc.collect()
+    gc.set_threshold(_GC_THRESHOLD)
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
     server.run(sockets=listeners)
     close_tracer()
@@ -109,6 +113,9 @@ class _DrainingServer(uvicorn.Server):
     With a certificate its TCP sockets speak TLS. Unix sockets never do: both ends of them are on this machine.
     """
 
+    _should_exit = False
+    _loop: asyncio.AbstractEventLoop | None = None  # that of `main_loop`
+
     def __init__(
         self,
         engine_pool: EnginePool,
@@ -121,6 +128,7 @@ class _DrainingServer(uvicorn.Server):
         self._engine_pool, self._on_drain, self._drain_s = engine_pool, on_drain, drain_s
         self._certificate = certificate
         self._following: asyncio.Task[None] | None = None
+        self._told_to_exit = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening."""
@@ -136,6 +144,25 @@ class _DrainingServer(uvicorn.Server):
 
     def _make_protocol(self) -> TimeoutHttpProtocol:
         return TimeoutHttpProtocol(self.config, self.server_state, self.lifespan.state)
+
+    async def main_loop(self) -> None:
+        """Set the Date of responses each second, until told to exit; uvicorn's own loop looks ten times a second."""
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._told_to_exit.wait()
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server is told to exit. Any thread, and a signal handler, may set it."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value and not self._should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._told_to_exit.set)
+        self._should_exit = value
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain and stop."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 MAX_CHUNKS = 1000
-"""PNG files have a few chunks before their pixels, WebP and JPEG files a few dozen; animations have one for each frame."""
+"""PNG files have a few chunks before their pixels, WebP and JPEG files a few dozen; animations one for each frame."""
 MAX_BYTES = 8 * 2**20
 """Of a chunk, of all EXIF, and of an unpacked text: the longest text that is read, twice in UTF-32."""
 

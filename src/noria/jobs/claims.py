@@ -8,6 +8,7 @@ cost at worst a second execution, never a second end.
 Calls block: run them in threads. Any number of processes may call at once. `now` is Unix time in seconds.
 """
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -43,16 +44,9 @@ class ClaimStore:
         """
         if limit < 1 or not models:
             return []
-        is_claimable = sa.or_(
-            sa.and_(jobs.c.status == "starting", jobs.c.not_before <= now),
-            sa.and_(jobs.c.status == "processing", jobs.c.lease_until < now),
-        )
-        is_executable = sa.or_(
-            *(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in models)
-        )
         claimed = []
-        for candidate in self._next_jobs(sa.and_(is_claimable, is_executable), limit, now):
-            is_unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, is_claimable)
+        for candidate in self._next_jobs(models, limit, now):
+            is_unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, _is_claimable(now))
             num_losses = candidate.num_losses + (candidate.status == "processing")
             if num_losses >= MAX_LOSSES:
                 self._commit_transition(is_unchanged, "failed", now, **error_columns(_too_many_losses(num_losses)))
@@ -75,21 +69,14 @@ class ClaimStore:
                 claimed.append(record)
         return claimed
 
-    def _next_jobs(self, condition: ColumnElement[bool], limit: int, now: float) -> list[QueuedJob]:
-        """Up to `limit` jobs that fulfil `condition`, in the order in which they are to be claimed."""
-        place = sa.func.row_number().over(partition_by=jobs.c.made_by, order_by=(jobs.c.order_at, jobs.c.seq))
-        columns = [jobs.c[name] for name in QueuedJob._fields]
-        placed = sa.select(*columns, place.label("place")).where(condition).subquery()
-        first_of_each_key = sa.select(*(placed.c[name] for name in QueuedJob._fields)).where(placed.c.place <= limit)
-        running = (
-            sa.select(jobs.c.made_by, sa.func.count())
-            .where(jobs.c.status == "processing", jobs.c.lease_until >= now)
-            .group_by(jobs.c.made_by)
-        )
+    def _next_jobs(self, models: Collection[tuple[str, str]], limit: int, now: float) -> list[QueuedJob]:
+        """Up to `limit` claimable jobs of `models`, in the order in which they are to be claimed."""
         with self._engine.connect() as connection:
-            queued = [QueuedJob(*row) for row in connection.execute(first_of_each_key)]
-            num_running = {row[0]: row[1] for row in connection.execute(running)}
-        return self._turns.take(queued, num_running, limit)
+            rows = connection.execute(_first_of_each_key(frozenset(models)), {"now": now, "limit": limit}).all()
+            if not rows:  # most of the time
+                return []
+            num_running = {row[0]: row[1] for row in connection.execute(_NUM_RUNNING, {"now": now})}
+        return self._turns.take([QueuedJob(*row) for row in rows], num_running, limit)
 
     def renew(self, claims: Mapping[Claim, bytes | None], now: float) -> set[Claim]:
         """Renew the leases of `claims` and store the progress (JSON) of those that made any.
@@ -195,6 +182,35 @@ class ClaimStore:
     def _all(self, query: sa.Select[Any]) -> list[JobRecord]:
         with self._engine.connect() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(query)]
+
+
+def _is_claimable(now: float | ColumnElement[float]) -> ColumnElement[bool]:
+    """The condition that a job waits for a worker, or has lost its worker."""
+    return sa.or_(
+        sa.and_(jobs.c.status == "starting", jobs.c.not_before <= now),
+        sa.and_(jobs.c.status == "processing", jobs.c.lease_until < now),
+    )
+
+
+@functools.lru_cache(maxsize=8)  # an idle front end asks twice a second, and making the query takes most of the time
+def _first_of_each_key(models: frozenset[tuple[str, str]]) -> sa.Select[Any]:
+    """The query for the first `limit` jobs of each API key that are claimable at `now` and of one of `models`."""
+    is_executable = sa.or_(*(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in models))
+    place = sa.func.row_number().over(partition_by=jobs.c.made_by, order_by=(jobs.c.order_at, jobs.c.seq))
+    placed = (
+        sa.select(*(jobs.c[name] for name in QueuedJob._fields), place.label("place"))
+        .where(_is_claimable(_NOW), is_executable)
+        .subquery()
+    )
+    return sa.select(*(placed.c[name] for name in QueuedJob._fields)).where(placed.c.place <= sa.bindparam("limit"))
+
+
+_NOW: ColumnElement[float] = sa.bindparam("now", type_=sa.Float)
+_NUM_RUNNING = (
+    sa.select(jobs.c.made_by, sa.func.count())
+    .where(jobs.c.status == "processing", jobs.c.lease_until >= _NOW)
+    .group_by(jobs.c.made_by)
+)
 
 
 def _is_held(claim: Claim) -> ColumnElement[bool]:

@@ -52,7 +52,7 @@ class JobEventFeed:
     async def follow(
         self, job_id: str, state: JobState, after: int, idle_s: float
     ) -> AsyncGenerator[list[JobEvent], None]:
-        """Yield the events of a job after event number `after`, until it has ended; nothing at each silence of `idle_s`.
+        """Yield a job's events after event number `after`, until it has ended; nothing at each silence of `idle_s`.
 
         `state` is what the caller has just read. Raises NoriaError: JobNotFound if the job is deleted meanwhile.
         """

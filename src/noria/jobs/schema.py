@@ -86,7 +86,9 @@ deliveries = Table(
     # Since version 2; empty in rows that are older.
     Column("host", Text, nullable=False, server_default=""),
     Column("made_by", Text, nullable=False, server_default=""),
+    Column("created_at", Float(53), nullable=False, server_default="0"),  # since version 4
     Index("noria_deliveries_claims", "due_at", "made_by", "host"),  # since version 3
+    Index("noria_deliveries_ages", "created_at", "made_by"),  # since version 4
 )
 
 
@@ -106,7 +108,18 @@ def _migrate_to_3(connection: Connection) -> None:
     With the index of `due_at` alone, skipping 100,000 took 220 ms; with this one 12 ms.
     """
     connection.execute(text("DROP INDEX noria_deliveries_due"))
-    next(iter(deliveries.indexes)).create(connection)
+    _delivery_index("noria_deliveries_claims").create(connection)
+
+
+def _migrate_to_4(connection: Connection) -> None:
+    """Let deliveries be counted by key, and expire. The age of those that exist counts from when they are due."""
+    connection.execute(text("ALTER TABLE noria_deliveries ADD COLUMN created_at FLOAT NOT NULL DEFAULT 0"))
+    connection.execute(text("UPDATE noria_deliveries SET created_at = due_at"))
+    _delivery_index("noria_deliveries_ages").create(connection)
+
+
+def _delivery_index(name: str) -> Index:
+    return next(index for index in deliveries.indexes if index.name == name)
 
 
 SCHEMA = database.Schema(
@@ -114,7 +127,7 @@ SCHEMA = database.Schema(
     setting="jobs.database",
     version_key="schema",
     metadata=metadata,
-    migrations=(_migrate_to_2, _migrate_to_3),
+    migrations=(_migrate_to_2, _migrate_to_3, _migrate_to_4),
 )
 
 

@@ -132,6 +132,7 @@ class JobService:
             max_queued,
             self._clock(),
             max_queued_per_key=math.ceil(max_queued / 4) if per_key == "auto" else per_key,
+            max_pending_webhooks=self._config.max_pending_webhooks,
         )
         if is_new:
             declarations.JOBS_ACCEPTED.inc()
@@ -149,22 +150,31 @@ class JobService:
         """See `JobStore.page`."""
         return await self._offload(self._store.page, limit, before_seq, made_by)
 
-    async def cancel(self, job_id: str, made_by: str | None = None) -> JobRecord:
-        """Cancel a job unless it has ended. Returns its record. Raises JobNotFound."""
-        record = await self._offload(self._store.cancel, job_id, self._clock(), made_by)
+    async def cancel(self, job_id: str, made_by: str | None = None, by: str | None = None) -> JobRecord:
+        """Cancel a job unless it has ended. Returns its record. Raises JobNotFound.
+
+        `by` is the name of the caller's API key, for the log.
+        """
+        now = self._clock()
+        record = await self._offload(self._store.cancel, job_id, now, made_by)
         self._wake()
+        if (record.status, record.completed_at) == ("canceled", now):  # by this call
+            with _scope_of(record):
+                log_fields = fields(event="job_cancelled", key=by, owner=record.made_by or None)
+                log.info("%s is cancelled", job_id, extra=log_fields)
         return record
 
-    async def erase(self, job_id: str, made_by: str | None = None, erased_by: str | None = None) -> None:
+    async def erase(self, job_id: str, made_by: str | None = None, by: str | None = None) -> None:
         """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound.
 
-        `erased_by` is the name of the caller's API key, for the log.
+        `by` is as of `cancel`.
         """
-        record = await self.cancel(job_id, made_by)
+        record = await self.cancel(job_id, made_by, by)
         await self._offload(self._results.delete, job_id)  # before its record, as in `clean_up`
         await self._offload(self._store.delete, job_id, with_deliveries=True)
-        with RequestScope(job_id, get_current_span(stored_trace_context(record.request))):
-            log.info("%s is erased", job_id, extra=fields(event="job_erased", key=erased_by, job_status=record.status))
+        with _scope_of(record):
+            log_fields = fields(event="job_erased", key=by, owner=record.made_by or None, job_status=record.status)
+            log.info("%s is erased", job_id, extra=log_fields)
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """The events of a job after event number `after`."""
@@ -196,7 +206,13 @@ class JobService:
             self._worker.wake()
 
     async def _clean_up(self) -> None:
+        await self._offload(self._outbox.expire, self._clock())
         await self._offload(clean_up, self._store, self._results, self._config.ttl_s, self._clock())
+
+
+def _scope_of(record: JobRecord) -> RequestScope:
+    """Return the scope in which log lines have the ids of the job."""
+    return RequestScope(record.id, get_current_span(stored_trace_context(record.request)))
 
 
 def open_job_service(config: Config, worker_id: str, tracer: Tracer = GLOBAL_TRACER) -> JobService:

@@ -4,11 +4,12 @@ Calls block: run them in threads. Any number of processes may call at once. `now
 """
 
 import itertools
+import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Connection
 from sqlalchemy.exc import IntegrityError
 
 from noria.errors import (
@@ -58,7 +59,12 @@ class JobStore(ClaimStore):
     # ── For clients ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def accept(
-        self, new_job: NewJob, max_queued: int, now: float, max_queued_per_key: int | None = None
+        self,
+        new_job: NewJob,
+        max_queued: int,
+        now: float,
+        max_queued_per_key: int | None = None,
+        max_pending_webhooks: int | None = None,
     ) -> tuple[JobRecord, bool]:
         """Store `new_job`, or find the job that its idempotency key created before.
 
@@ -66,9 +72,10 @@ class JobStore(ClaimStore):
 
         Raises:
             IdempotencyConflict: the key was used with another body before.
-            RateLimited: the API key has `max_queued_per_key` queued jobs.
-            QueueFull: `max_queued` jobs are queued. Front ends that accept at the same moment may each exceed it by
-                one.
+            RateLimited: the API key has `max_queued_per_key` queued jobs, or the job has a webhook and the key a
+                quarter of `max_pending_webhooks`.
+            QueueFull: `max_queued` jobs are queued, or the job has a webhook and `max_pending_webhooks` are pending.
+                Front ends that accept at the same moment may each exceed it by one.
 
         """
         if (existing := self._find_by_idempotency_key(new_job)) is not None:
@@ -90,6 +97,8 @@ class JobStore(ClaimStore):
                         f"{num_waiting} jobs are queued; at most {max_queued} are allowed. Try again later.",
                         retry_after_s=60.0,
                     )
+                if new_job.webhook is not None and max_pending_webhooks is not None:
+                    _check_pending_webhooks(connection, new_job.made_by, max_pending_webhooks)
                 row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
                 record = JobRecord(**row._mapping)
                 publish_status(connection, record, now)
@@ -211,6 +220,26 @@ class JobStore(ClaimStore):
     def _first(self, condition: ColumnElement[bool]) -> JobRecord | None:
         found = self._all(sa.select(jobs).where(condition))
         return found[0] if found else None
+
+
+def _check_pending_webhooks(connection: Connection, made_by: str, maximum: int) -> None:
+    """Raises RateLimited if the API key has its quarter of pending webhooks, and QueueFull if all have the maximum."""
+    of_this_key = sa.func.count().filter(deliveries.c.made_by == made_by)
+    num_pending, num_of_key = connection.execute(sa.select(sa.func.count(), of_this_key).select_from(deliveries)).one()
+    explanation = (
+        "(jobs.max_pending_webhooks). Receivers have not accepted them yet. Try again when they do, post the job "
+        "without a webhook, or erase jobs with DELETE /v1/jobs/ID?erase=true."
+    )
+    max_of_key = math.ceil(maximum / 4)
+    if made_by and num_of_key >= max_of_key:
+        raise RateLimited(
+            f"the key {made_by!r} has {num_of_key} pending webhooks; at most {max_of_key} are allowed {explanation}",
+            retry_after_s=60.0,
+        )
+    if num_pending >= maximum:
+        raise QueueFull(
+            f"{num_pending} webhooks are pending; at most {maximum} are allowed {explanation}", retry_after_s=60.0
+        )
 
 
 def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def publish_status(connection: Connection, record: JobRecord, now: float) -> Non
                 due_at=now,
                 host=(urlsplit(record.webhook).hostname or "").rstrip("."),
                 made_by=record.made_by,
+                created_at=now,
             )
         )
 

@@ -65,7 +65,7 @@ class JobExecutor(Protocol):
         """The models that an engine serves now."""
 
     def capacity(self) -> int:
-        """The maximum number of jobs to execute at once, of all models together: the oldest jobs may be of one model."""
+        """The maximum number of jobs to execute at once, of all models: the oldest jobs may be of one model."""
 
     async def execute(self, record: JobRecord, report_progress: Callable[[bytes], None]) -> JobOutput:
         """Execute one job; `report_progress` takes its progress as JSON. Raises NoriaError."""
@@ -181,12 +181,13 @@ class JobWorker:
                 self._offload_database(self._store.claim, self._owner, models, num_free, self._clock())
             )
             try:
-                claimed = await asyncio.shield(claim_task)
+                await asyncio.wait([claim_task])
             except asyncio.CancelledError:  # `run` ends; `stop` requeues what was claimed meanwhile
-                claimed = await claim_task
-                self._start_all(claimed)
+                await asyncio.wait([claim_task])
+                if claim_task.exception() is None:
+                    self._start_all(claim_task.result())
                 raise
-            self._start_all(claimed)
+            self._start_all(claim_task.result())
 
     def _start_all(self, records: list[JobRecord]) -> None:
         now = asyncio.get_running_loop().time()
@@ -208,6 +209,8 @@ class JobWorker:
 
     async def _heartbeat(self) -> None:
         """Renew leases and store progress where due; cancel the execution of jobs whose claim is void."""
+        if not self._running_jobs:
+            return
         now = asyncio.get_running_loop().time()
         running_jobs = {running_job.claim: running_job for running_job in self._running_jobs}
         renewals: dict[Claim, bytes | None] = {}

@@ -1,4 +1,4 @@
-"""Finds the folder of a model: in a package, given as a path, or downloaded from the hub. Does not check what is in it."""
+"""Finds the folder of a model: in a package, a path, or downloaded from the hub. Does not check what is in it."""
 
 import importlib.util
 import pathlib
@@ -32,8 +32,8 @@ def locate(name: str) -> tuple[pathlib.Path, str]:
         return path.resolve(), name if name.strip("-") else "model"
     if path.exists():
         raise ModelError(
-            f"{path} is a file; a model is a folder in diffusers or transformers format. Convert a single-file checkpoint with "
-            "diffusers: StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
+            f"{path} is a file; a model is a folder in diffusers or transformers format. Convert a single-file "
+            "checkpoint with diffusers: StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
         )
     looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
     if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):

@@ -64,7 +64,7 @@ _Key = tuple[SchedulerSetup, int, float | None]
 
 
 class _Cache:
-    """Tables, and rejections, which take as long to compute; the least recently used ones beyond `max_bytes` are dropped."""
+    """Tables, and rejections, which take as long; drops the least recently used ones beyond `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0

@@ -35,7 +35,7 @@ def create_private_file(file: pathlib.Path) -> None:
 
 
 def warn_if_open_to_others(folder: pathlib.Path) -> None:
-    """Log a warning if an existing `folder` of data is open to others. It stays as it is: they may be meant to read it."""
+    """Log a warning if an existing `folder` of data is open to others; they may be meant to read it, so it stays so."""
     mode = folder.stat().st_mode & 0o7777
     if mode & _OTHERS:
         log.warning(

@@ -18,10 +18,12 @@ from urllib.parse import urlsplit
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, short_repr
+from noria.extras import check_installed
 from noria.frontend.http.tls import open_key_warning
 from noria.observe.logs.setup import fields
 
 _BACKLOG = 2048
+_MAX_UDS_BYTES = 107  # the kernel's, less a zero at the end
 _LOCK_TIMEOUT_S = 5.0  # a server that starts holds the lock for milliseconds
 _LOCK_RETRY_S = 0.05
 
@@ -32,22 +34,26 @@ log = logging.getLogger("noria.supervisor")
 def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
     """Open the server's socket and, if it has an address of its own, that of the metrics; close them at the end.
 
-    Raises ConfigError.
+    Raises ConfigError, and MissingExtra for gRPC.
     """
     with contextlib.ExitStack() as opened:
+        check_uds(config.uds)
         first = _unix_listener(pathlib.Path(config.uds)) if config.uds else listen(config.host, config.port)
         listeners = [opened.enter_context(first)]
         if config.metrics_address:
             listeners.append(opened.enter_context(_listen_for_metrics(config.metrics_address)))
             if not config.uds and listeners[0].getsockname()[1] == listeners[1].getsockname()[1]:
                 raise ConfigError(  # front ends know by the port what a request may ask for
-                    f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; choose another."
+                    f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; "
+                    "choose another."
                 )
+        if config.grpc_port:
+            opened.enter_context(_hold_grpc_port(config.host, config.grpc_port))
         yield listeners
 
 
 def warn_if_open(listener: socket.socket, config: FrontendConfig) -> None:
-    """Log a warning if everybody may read the key of the certificate, or if other machines reach a server without API keys."""
+    """Log a warning if all may read the certificate's key, or if other machines reach a server without API keys."""
     if warning := open_key_warning(config):
         log.warning(warning, extra=fields(event="key_open_to_others"))
     if listener.family == socket.AF_UNIX or config.api_keys_file:
@@ -89,6 +95,17 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host is {short_repr(host)}, which is no address or host name: {error}.") from error
 
 
+def check_uds(path: str) -> None:
+    """Raise ConfigError if `frontend.uds` is set to a path that is relative, too long, or ambiguous in `unix:PATH`."""
+    num_bytes = len(path.encode(errors="replace"))
+    is_allowed = re.match(r"/[^/][^?#]*\Z", path) and path.isprintable() and num_bytes <= _MAX_UDS_BYTES
+    if path and not is_allowed:
+        raise ConfigError(
+            f"setting frontend.uds is {short_repr(path)}, of {num_bytes} bytes; allowed is an absolute path of at most "
+            f"{_MAX_UDS_BYTES} bytes without ?, # and control characters, such as /run/noria/noria.sock."
+        )
+
+
 @contextlib.contextmanager
 def _unix_listener(path: pathlib.Path) -> Iterator[socket.socket]:
     """Listen on a Unix socket that its owner and group may use; remove its file at the end, if it is still this one.
@@ -109,7 +126,7 @@ def _unix_listener(path: pathlib.Path) -> Iterator[socket.socket]:
                 reason = "another server listens there, or it is a file of another kind"
             raise ConfigError(
                 f"cannot listen on the Unix socket {short_repr(str(path))} (frontend.uds): {reason}. Its folder must "
-                "exist and be writable for this user, and its path have 107 bytes at most."
+                "exist and be writable for this user."
             ) from error
         try:
             yield listener
@@ -166,12 +183,30 @@ def _remove_if_unused(path: pathlib.Path) -> None:
                     path.unlink()
 
 
+def _hold_grpc_port(host: str, port: int) -> socket.socket:
+    """Return a socket that never listens and keeps the port for front ends, which bind it with SO_REUSEPORT, too.
+
+    gRPC cannot take over a listening socket. Raises ConfigError if another process listens there: with SO_REUSEPORT two
+    servers could share a port without knowing; and MissingExtra without the library.
+    """
+    check_installed(("grpc",), "grpc", "gRPC (frontend.grpc_port)")
+    try:
+        listen(host, port).close()
+    except ConfigError as error:
+        raise ConfigError(f"gRPC (frontend.grpc_port): {error.message}") from error
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    holder = socket.socket(family)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(address)
+    return holder
+
+
 def _listen_for_metrics(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(
-            f"setting frontend.metrics_address is {short_repr(address)}; allowed is ADDRESS:PORT, such as 127.0.0.1:9464 "
-            "or [::1]:9464."
+            f"setting frontend.metrics_address is {short_repr(address)}; allowed is ADDRESS:PORT, such as "
+            "127.0.0.1:9464 or [::1]:9464."
         )
     return listen(host.removeprefix("[").removesuffix("]"), int(port))
 
@@ -186,7 +221,7 @@ def raise_file_limit() -> None:
 
 
 def server_url(listener: socket.socket, *, has_tls: bool) -> str:
-    """Return the URL of a server for clients on this machine, without a trailing slash; of a Unix socket `unix:PATH`."""
+    """Return a server's URL for clients on this machine, without a trailing slash; of a Unix socket `unix:PATH`."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"

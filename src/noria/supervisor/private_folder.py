@@ -38,7 +38,7 @@ def private_folder() -> Iterator[str]:
 
 
 def _take_lock(folder: pathlib.Path) -> "_Lock":
-    """Return the held lock of a new folder; its file gets its name when it is locked, so that none is taken for free."""
+    """Return the held lock of a new folder; its file is named once it is locked, so that none is taken for free."""
     draft = folder / f"{_LOCK_NAME}.draft"
     lock = _Lock(draft, os.O_CREAT | os.O_EXCL)
     draft.rename(folder / _LOCK_NAME)

@@ -32,7 +32,6 @@ from noria.frontend.access.trusted_proxies import check_proxies
 from noria.frontend.http.tls import check_certificate
 from noria.jobs.results import reject_password
 from noria.jobs.webhooks.signing import secret_file
-from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.logs.setup import child_log_environment, fields
 from noria.observe.metrics.dead_processes import merge_dead_processes
@@ -54,6 +53,7 @@ from noria.supervisor.log_collector import LogCollector, collecting_logs
 from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
+from noria.supervisor.served_models import engine_groups, open_models
 
 log = logging.getLogger("noria.supervisor")
 
@@ -111,35 +111,6 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
             config, models, listeners, directory, log_collector, started_s=started_s, build_command=build_command
         )
         return asyncio.run(supervisor.run())
-
-
-def open_models(config: Config) -> list[ModelSpec]:
-    """Return the specs of all models to serve, the default model first.
-
-    Raises:
-        ConfigError: two models have the same name.
-        ModelError: a model cannot be served.
-
-    """
-    models: dict[str, ModelSpec] = {}
-    for source in (config.model, *config.additional_models):
-        model_spec = open_model(source)
-        if model_spec.name in models:
-            raise ConfigError(
-                f"the models in {models[model_spec.name].folder} and {model_spec.folder} are both called "
-                f"{model_spec.name!r}. "
-                'Rename one: {"name": …} in its noria.json.'
-            )
-        models[model_spec.name] = model_spec
-    return list(models.values())
-
-
-def engine_groups(config: Config, models: Sequence[ModelSpec]) -> list[tuple[str, list[ModelSpec]]]:
-    """Return the device and the models of each engine: on every device, one for each kind of model."""
-    kinds = dict.fromkeys(spec.kind for spec in models)
-    return [
-        (device, [spec for spec in models if spec.kind == kind]) for kind in kinds for device in config.engine.devices
-    ]
 
 
 class Supervisor:

@@ -1,4 +1,4 @@
-"""A text encoder without a model: its vectors follow from the token ids, and its batches take as long as a test says."""
+"""A text encoder without a model: its vectors follow from the token ids; its batches take as long as a test says."""
 
 import re
 import threading

@@ -89,7 +89,7 @@ class FakeEngine:
         models: tuple[AnyModelSpec, ...] = (FAKE_MODEL,),
         load: EngineLoad = FAKE_LOAD,
     ) -> None:
-        """Listen at `address`, such as "ipc://engine.sock". `state` is its first; `set_state` changes it a moment later.
+        """Listen at `address`, such as "ipc://engine.sock", in `state`; `set_state` changes it a moment later.
 
         It reports `load` to each front end, once.
         """
@@ -132,7 +132,7 @@ class FakeEngine:
         return seed % 251, seed % 13, 200
 
     def set_state(self, state: FakeEngineState) -> None:
-        """Change the state. "dead" closes the channel; any other state after it is a restart, with a new incarnation."""
+        """Change the state. "dead" closes the channel; any other state after it is a restart: a new incarnation."""
         self._state_commands.put(state)
 
     def stop(self) -> None:

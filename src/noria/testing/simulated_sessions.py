@@ -128,7 +128,7 @@ def run_open_loop(
 
 
 class FifoBatches:
-    """Takes waiting texts as they come, up to `max_rows`, whatever their lengths. For comparison; one text a request."""
+    """For comparison: takes waiting texts as they come, up to `max_rows`, of any length; one text a request."""
 
     def __init__(self, max_rows: int, num_sessions: int = 2) -> None:
         self._max_rows, self._waiting = max_rows, deque[SchedulableRequest]()

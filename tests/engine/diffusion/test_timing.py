@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
+from noria.engine.live.pending_view import TimedIteration
 from noria.engine.multi_model import CombinedTimings
-from noria.engine.pending_view import TimedIteration
 from noria.protocol.live_views import IterationView
 from noria.scheduling.types import MeasuredTimings, RequestTimings
 from waiting import TIMEOUT_S

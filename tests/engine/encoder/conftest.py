@@ -4,14 +4,13 @@ import pathlib
 
 import pytest
 
-from encoders import make_encoder, sentence_transformer
-from noria.models.catalog import open_model_of
+from encoders import make_encoder, open_exported, sentence_transformer
 from noria.protocol.text import EncoderModelSpec
 
 
 @pytest.fixture(scope="session")
 def minilm() -> EncoderModelSpec:
-    return open_model_of(EncoderModelSpec, "minilm")
+    return open_exported("minilm")
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +21,4 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def small(small_folder: pathlib.Path) -> EncoderModelSpec:
-    return open_model_of(EncoderModelSpec, str(small_folder))
+    return open_exported(str(small_folder))

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from encoders import PAIRS, TEXTS, make_encoder, transformers_alone
+from encoders import PAIRS, TEXTS, make_encoder, open_exported, transformers_alone
 from noria.config import EngineConfig
 from noria.engine.encoder import sessions as module
 from noria.engine.encoder.fidelity import corpus_rows
@@ -16,7 +16,6 @@ from noria.engine.encoder.graph_sessions import import_openvino
 from noria.engine.encoder.sessions import find_device, load_sessions, resolve_sessions
 from noria.engine.encoder.torch_session import TorchSession, bucket
 from noria.errors import ConfigError, MissingExtra, ModelError
-from noria.models.catalog import open_model_of
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.token_rows import TokenRow, compute
 from noria.protocol.text import EncoderModelSpec
@@ -57,7 +56,7 @@ def test_results_equal_transformers_with_each_text_alone(
     tmp_path: pathlib.Path, architecture: str, num_labels: int, inputs: list[Any]
 ) -> None:
     folder = make_encoder(tmp_path / "model", architecture, {"num_labels": num_labels})
-    spec = open_model_of(EncoderModelSpec, str(folder))
+    spec = open_exported(str(folder), str(tmp_path / "cache"))
     config = msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path / "cache"))
     rows = tokenize(spec, inputs)
     expected = transformers_alone(folder, architecture, rows)
@@ -72,7 +71,7 @@ def test_results_equal_transformers_with_each_text_alone(
 def test_sessions_of_one_thread_share_the_weights_and_run_side_by_side(minilm: EncoderModelSpec) -> None:
     first, second = load_sessions(minilm, CONFIG, "cpu")
     assert first is second
-    rows = corpus_rows(minilm)[:32]
+    rows = corpus_rows(minilm)[:8]
     expected = compute(first, rows)
     results: list[list[Any]] = []
     threads = [threading.Thread(target=lambda: results.append(compute(first, rows))) for _ in range(4)]
@@ -101,6 +100,7 @@ class AnyCore:
         return self._core.compile_model(*arguments)
 
 
+@pytest.mark.slow  # 200 texts in two precisions; test_fidelity.py holds the floor
 def test_bfloat16_on_a_cpu_keeps_the_embeddings(minilm: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without bfloat16, OpenVINO computes in float32."""
     monkeypatch.setattr(import_openvino(), "Core", AnyCore)
@@ -121,6 +121,7 @@ def test_bfloat16_on_a_cpu_keeps_the_embeddings(minilm: EncoderModelSpec, monkey
     assert len(results) == 2
 
 
+@pytest.mark.slow  # quantizes, and computes 200 texts in two precisions
 def test_int8_is_refused_by_the_floor_unless_it_is_lowered(minilm: EncoderModelSpec) -> None:
     config = msgspec.structs.replace(CONFIG, encoder_precision="int8")
     with pytest.raises(ModelError, match=r"fidelity min 0\.9\d+, mean 0\.99\d+ on 200 texts; .* is 0.999"):

@@ -9,6 +9,7 @@ from noria.errors import ConfigError
 from noria.frontend.access.api_keys import ApiKey, generate_key, read_keys
 
 DIGEST = "0" * 64
+OTHER_DIGEST = "1" * 64
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def test_the_table_of_a_generated_key_is_valid_and_does_not_contain_the_key(file
 
 def test_a_key_may_have_limits(file):
     file.write_text(
-        f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = 4\nimages_per_minute = 60\npriority = "low"\n'
+        f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = 4\nimages_per_minute = 60\n'
+        'priority = "low"\n'
     )
     assert read_keys(str(file)) == (ApiKey("a", DIGEST, 4, 60, "low"),)
 
@@ -64,10 +66,11 @@ def test_a_key_may_have_scopes_and_has_those_of_before_without(file):
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nimages_per_minute = 1.5', "images_per_minute is 1.5; allowed is"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = true', "max_images_in_flight is True"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\npriority = "urgent"', "priority is 'urgent'; allowed is low"),
-        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = ["jobs", "root"]', "scopes is .*root.*; allowed is a list"),
-        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = []', r"scopes is \[\]; allowed is a list of some of generate"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = ["jobs", "root"]', "scopes is .*root.*; allowed is a"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = []', r"scopes is \[\]; allowed is a list of some of"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = "jobs"', "scopes is 'jobs'; allowed is a list"),
-        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "a"\nsha256 = "{"1" * 64}"', "1 and .* 2 have the same name"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "a"\nsha256 = "{OTHER_DIGEST}"',
+         "1 and .* 2 have the same name"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "b"\nsha256 = "{DIGEST}"', "have the same sha256"),
     ],
 )  # fmt: skip

@@ -111,7 +111,10 @@ def test_front_ends_share_a_keys_limits_and_each_allows_at_least_one():
 
 @pytest.mark.parametrize(
     ("highest", "asked", "given"),
-    [("high", None, None), ("high", "high", "high"), ("normal", None, None), ("normal", "low", "low"), ("low", None, "low")],
+    [
+        ("high", None, None), ("high", "high", "high"), ("normal", None, None), ("normal", "low", "low"),
+        ("low", None, "low"),
+    ],
 )  # fmt: skip
 def test_a_key_may_use_priorities_up_to_its_own(highest, asked, given):
     assert (

@@ -1,6 +1,7 @@
 """Which engine gets a request, and what happens to it when engines end and restart."""
 
 import asyncio
+import gc
 import logging
 import time
 
@@ -75,6 +76,28 @@ def test_a_request_goes_to_the_engine_with_the_fewest_images(request_of, new_eng
             await wait_until_async(lambda: sum(len(engine.cancelled) for engine in engines) == 6)
 
     asyncio.run(scenario())
+
+
+def test_a_request_that_is_cancelled_twice_leaves_no_exception_that_nobody_awaits(request_of, new_engine):
+    engine, unhandled = new_engine(), []
+    engine.never_answers = True
+
+    async def scenario():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context["message"]))
+        async with EnginePool([engine.address]) as engine_pool:
+            await wait_until_async(lambda: engine_pool.ready)
+            tasks = [asyncio.create_task(engine_pool.submit(request_of()))]
+            await wait_until_async(lambda: engine.submitted)
+            (attempt,) = engine_pool._engines[0]._attempts.values()
+            attempt.outcome.add_done_callback(lambda _: tasks[0].cancel())  # at the engine's reply to the first one
+            del attempt
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
+            tasks.clear()
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert unhandled == []
 
 
 def test_requests_of_a_lost_engine_are_retried_on_another(request_of, new_engine, monkeypatch):

@@ -29,7 +29,10 @@ def announce(served):
 
         def send(address, length="Content-Length: 100000", body=b"", path="/t2i"):
             connection = stack.enter_context(socket.create_connection((served.host, served.port), 60, (address, 0)))
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n{length}\r\n\r\n"
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                f"Expect: 100-continue\r\n{length}\r\n\r\n"
+            )
             connection.sendall(head.encode() + body)
             response = connection.recv(4096)
             while not (response == CONTINUE or response.endswith(b"}")):

@@ -17,7 +17,7 @@ SIZE = 8_000_000  # more than the kernel buffers for a client that does not read
 
 
 class Server:
-    """Responds with `SIZE` bytes in one piece, or at /stream in many; over TLS, or on a Unix socket, if it is given one."""
+    """Responds with `SIZE` bytes in one piece, or at /stream in many; over TLS, or on a Unix socket, if given one."""
 
     def __init__(self, certificate=None, unix_path=None):
         self.certificate = certificate

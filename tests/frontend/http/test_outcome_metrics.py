@@ -11,7 +11,7 @@ from waiting import wait_until
 
 
 def counts(client):
-    """The values other than 0 of `noria_requests_total` and `noria_rejected_total`, by name, model and outcome or reason."""
+    """The nonzero values of `noria_requests_total` and `noria_rejected_total`, by name, model and outcome or reason."""
     return {
         (sample.name.split("_")[1], *(sample.labels[label] for label in sample.labels)): sample.value
         for family in text_string_to_metric_families(client.get("/metrics").text)

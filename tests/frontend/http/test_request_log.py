@@ -1,4 +1,4 @@
-"""An image request has one line in the request log, whatever its outcome; any other request has one in the access log."""
+"""An image request has one line in the request log, whatever its outcome; any other has one in the access log."""
 
 import hashlib
 import json

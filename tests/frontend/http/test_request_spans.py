@@ -12,7 +12,7 @@ BODY = {"prompt": "p"}
 
 @pytest.fixture
 def traced(serve, new_engine, collector, monkeypatch):
-    """A traced front end's client, its engine, and a function that returns a trace's spans by name, once the server span has ended."""
+    """A traced front end's client, its engine, and a function: a trace's spans by name, once the server's has ended."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     provider, engine = open_otlp_provider(collector.endpoint, 1.0, "frontend-0"), new_engine()
 

@@ -14,7 +14,8 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.paths import ASSETS_PATH
 from noria.frontend.openapi.docs_page import docs_page
-from noria.frontend.openapi.document import DESCRIPTIONS, openapi
+from noria.frontend.openapi.document import openapi
+from noria.frontend.openapi.images import DESCRIPTIONS
 from noria.frontend.openapi.operations import served_errors
 from noria.frontend.routes.openai_images import GenerationsRequestBody
 from noria.observe.metrics.declarations import DECLARATIONS
@@ -60,7 +61,8 @@ def test_defaults_and_bounds_are_those_of_the_model(document, spec):
     for body in ("ImageRequestBody", "GenerationsRequestBody"):
         fields = document["components"]["schemas"][body]["properties"]
         assert fields["inference_steps"] == {
-            "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps, "description": DESCRIPTIONS["inference_steps"],
+            "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps,
+            "description": DESCRIPTIONS["inference_steps"],
         }  # fmt: skip
         assert fields["guidance_scale"]["default"] == spec.default_guidance
         assert fields["scheduler"]["default"] == spec.default_scheduler

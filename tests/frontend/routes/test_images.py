@@ -39,7 +39,8 @@ def test_one_image_is_the_file_itself(client, engine, spec):
     assert response.headers["x-noria-seed"] == "5"
     assert response.headers["x-noria-model"] == "tiny"
     stages = re.fullmatch(
-        r"queue;dur=1\.0, text_encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, postprocess;dur=[\d.]+, predicted;dur=500\.0",
+        r"queue;dur=1\.0, text_encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, postprocess;dur=[\d.]+, "
+        r"predicted;dur=500\.0",
         response.headers["server-timing"],
     )
     assert stages
@@ -222,7 +223,8 @@ def test_too_large_body_is_rejected_before_it_is_sent(client, url):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
-            b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
+            b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 99999999999\r\n\r\n"
         )
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 

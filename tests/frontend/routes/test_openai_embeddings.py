@@ -161,7 +161,10 @@ def test_a_client_that_disconnects_cancels_its_texts(texts, text_url):
 
     texts.engine.never_answers = True
     url, content = httpx.URL(text_url), json.dumps({"input": "a cat"}).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    head = (
+        "POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}"
+    )
     with socket.create_connection((url.host, url.port), 60) as connection:
         connection.sendall(f"{head}\r\n\r\n".encode() + content)
         wait_until(lambda: texts.engine.submitted)

@@ -31,9 +31,12 @@ def test_generate(client, engine):
 
 def test_all_fields_of_openai_and_of_noria(client, engine):
     answer = client.images.generate(
-        prompt="p", model="noria", n=2, size="auto", output_format="webp", output_compression=40, response_format="b64_json",
-        quality="hd", style="vivid", background="auto", moderation="low", user="me", stream=False,
-        extra_body={"seed": 7, "negative_prompt": "q", "inference_steps": 3, "guidance_scale": 1.5, "scheduler": "Euler"},
+        prompt="p", model="noria", n=2, size="auto", output_format="webp", output_compression=40,
+        response_format="b64_json", quality="hd", style="vivid", background="auto", moderation="low", user="me",
+        stream=False,
+        extra_body={
+            "seed": 7, "negative_prompt": "q", "inference_steps": 3, "guidance_scale": 1.5, "scheduler": "Euler",
+        },
     )  # fmt: skip
     assert [image.seed for image in answer.data] == [7, 8]
     (request,) = engine.submitted

@@ -1,4 +1,4 @@
-"""The secrets of webhooks: one file for all servers, a derived secret for each key, and signatures by the specification."""
+"""The secrets of webhooks: one file for all servers, a derived secret for each key, standard signatures."""
 
 import base64
 import hashlib
@@ -46,6 +46,16 @@ def test_a_secret_is_created_once_and_readable_by_its_owner_only(tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert open_secrets(JobsConfig(), tmp_path / "new") == read_secrets(file) == (secret,)
     assert [path.name for path in file.parent.iterdir()] == ["webhook-secret"]
+
+
+def test_servers_that_share_a_sqlite_file_share_the_secret_beside_it(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (tmp_path / "link.sqlite").symlink_to(shared / "jobs.sqlite")
+    files = (shared / "jobs.sqlite", tmp_path / "link.sqlite", f"file:{shared}/jobs.sqlite?mode=rwc")
+    configs = [JobsConfig(database=f"sqlite:///{file}") for file in files]
+    secrets = {open_secrets(config, tmp_path / f"data-{number}") for number, config in enumerate(configs)}
+    assert secrets == {read_secrets(shared / "webhook-secret")}
 
 
 def test_servers_that_share_a_database_must_share_a_secret(tmp_path):

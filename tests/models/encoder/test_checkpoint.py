@@ -7,7 +7,6 @@ from typing import Any, get_args
 import pytest
 import torch
 import transformers
-from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 
 from encoders import change_json, make_encoder
 from noria.config import EngineConfig
@@ -19,6 +18,8 @@ from noria.protocol.text import EncoderModelSpec, Pooling
 
 @pytest.mark.parametrize("mode", get_args(Pooling))
 def test_pooling_equals_that_of_sentence_transformers(mode: Pooling) -> None:
+    from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling  # three seconds
+
     torch.manual_seed(0)
     hidden = torch.randn(3, 7, 5)
     mask = (torch.arange(7) < torch.tensor([[7], [3], [1]])).long()

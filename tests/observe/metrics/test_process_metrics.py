@@ -14,11 +14,17 @@ from noria.observe.metrics.process_metrics import ProcessCollector, child_proces
 SUPERVISOR = """
 import setproctitle, subprocess, sys
 setproctitle.setproctitle("noria supervisor")
-engine = "import setproctitle, time; setproctitle.setproctitle('noria engine engine-0'); print('up', flush=True); time.sleep(60)"
+engine = (
+    "import setproctitle, time; setproctitle.setproctitle('noria engine engine-0'); "
+    "print('up', flush=True); time.sleep(60)"
+)
 child = subprocess.Popen([sys.executable, "-c", engine], stdout=subprocess.PIPE)
 child.stdout.readline()
 stranger = subprocess.Popen(["sleep", "60"])
-frontend = "import setproctitle; setproctitle.setproctitle('noria frontend frontend-1'); from noria.observe.metrics.exposition import exposition; print(exposition()[0].decode())"
+frontend = (
+    "import setproctitle; setproctitle.setproctitle('noria frontend frontend-1'); "
+    "from noria.observe.metrics.exposition import exposition; print(exposition()[0].decode())"
+)
 print(subprocess.run([sys.executable, "-c", frontend], capture_output=True, text=True, check=True).stdout)
 child.kill()
 stranger.kill()

@@ -16,6 +16,16 @@ STYLES: dict[str, dict[str, str]] = {
     "litserve": {"color": "#009E73", "linestyle": "-", "marker": "s"},
     "bentoml": {"color": "#56B4E9", "linestyle": "-", "marker": "P"},
     "ray": {"color": "#000000", "linestyle": ":", "marker": "X"},
+    # Of text encoders.
+    "noria-bfloat16": {"color": "#0072B2", "linestyle": "--", "marker": "o"},
+    "raw": {"color": "#000000", "linestyle": "-", "marker": ""},
+    "raw-bfloat16": {"color": "#000000", "linestyle": "--", "marker": ""},
+    "fastapi": {"color": "#E69F00", "linestyle": "-", "marker": "v"},
+    "triton-1": {"color": "#D55E00", "linestyle": ":", "marker": "^"},
+    "triton-1-batching": {"color": "#D55E00", "linestyle": "--", "marker": "D"},
+    "triton-n": {"color": "#CC79A7", "linestyle": ":", "marker": "^"},
+    "triton-n-batching": {"color": "#CC79A7", "linestyle": "--", "marker": "D"},
+    "triton-best": {"color": "#D55E00", "linestyle": "-", "marker": "X"},
     # Policies of Noria, in the deadlines bench.
     "least-slack": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
     "shortest-first": {"color": "#009E73", "linestyle": "--", "marker": "s"},

@@ -192,7 +192,7 @@ def _use_private_compile_cache(config: EngineConfig) -> None:
 def load_executors(
     models: Sequence[DiffusionModelSpec], config: EngineConfig, device: str
 ) -> "tuple[dict[ModelKey, DiffusionExecutor], EngineConfig]":
-    """Load every model, by name and version; also return `config` resolved for all: with the fewest slots that any of them gets.
+    """Return every model's executor, and `config` resolved for all: with the fewest slots that any of them gets.
 
     Raises:
         ConfigError: the device does not exist.

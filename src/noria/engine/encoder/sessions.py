@@ -22,10 +22,14 @@ from noria.observe.cpuinfo import cpu_model
 from noria.protocol.text import EncoderModelSpec
 
 _SMALL_PARAMETERS = 60_000_000
-"""Up to this, a core computes a text in some milliseconds (MiniLM has 23 M), and threads of one text would wait for each
-other more than they compute. Larger models get more cores for each text."""
+"""Up to this, a core computes a text in some milliseconds (MiniLM has 23 M), and threads of one text would wait for
+each other more than they compute. Larger models get more cores for each text."""
 
-_CPU_FORMS = {"float32": (load_onnx, "onnxruntime"), "int8": (load_int8, "onnxruntime"), "bfloat16": (load_openvino, "openvino")}  # fmt: skip
+_CPU_FORMS = {
+    "float32": (load_onnx, "onnxruntime"),
+    "int8": (load_int8, "onnxruntime"),
+    "bfloat16": (load_openvino, "openvino"),
+}
 
 
 def load_sessions(spec: EncoderModelSpec, config: EngineConfig, device: str) -> list[Session]:
@@ -66,7 +70,9 @@ def fidelity_file(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
 
 
 def find_device(name: str) -> str:
-    """Return "cpu" or "cuda:N". "auto" is a GPU if there is one and torch is installed; without a driver, torch stays out.
+    """Return "cpu" or "cuda:N". "auto" is a GPU if there is one and torch is installed.
+
+    Without a driver, torch is not imported.
 
     Raises:
         ConfigError: there is no such device.

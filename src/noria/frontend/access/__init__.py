@@ -1,1 +1,1 @@
-"""Who may do how much: API keys, quotas, concurrency limits, and which proxies to believe. Knows neither routes nor services."""
+"""Who may do how much: API keys, quotas, concurrency limits, trusted proxies. Knows neither routes nor services."""

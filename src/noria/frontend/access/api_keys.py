@@ -112,8 +112,8 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
     tables = tree.get("key", [])
     if not isinstance(tables, list) or not tables:
         raise ConfigError(
-            f"{file} has no [[key]] table, so no client could use the server. Add one with `noria key create NAME >> {file}`, or "
-            "leave frontend.api_keys_file empty."
+            f"{file} has no [[key]] table, so no client could use the server. Add one with `noria key create NAME >> "
+            f"{file}`, or leave frontend.api_keys_file empty."
         )
     keys = tuple(_parse_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
     for field in ("name", "sha256"):
@@ -127,7 +127,8 @@ def _parse_key(table: Any, where: str) -> ApiKey:
     for name in table:
         if name not in _ALLOWED_VALUES:
             raise ConfigError(
-                f"{where}: unknown key {name!r}.{did_you_mean(name, _ALLOWED_VALUES)} Known are {', '.join(_ALLOWED_VALUES)}."
+                f"{where}: unknown key {name!r}.{did_you_mean(name, _ALLOWED_VALUES)} Known are "
+                f"{', '.join(_ALLOWED_VALUES)}."
             )
     for name in ("name", "sha256"):
         if name not in table:

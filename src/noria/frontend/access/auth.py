@@ -98,7 +98,7 @@ def _log_fields(event: str, key: ApiKey) -> dict[str, dict[str, object]]:
 
 
 class _Headers(Headers):
-    """Starlette's headers with a dictionary for look-ups; each of Starlette's own encodes the name and searches a list."""
+    """Starlette's headers with a dictionary for look-ups; Starlette's own encode the name and search a list."""
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)

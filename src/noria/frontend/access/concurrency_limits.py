@@ -1,6 +1,7 @@
-"""Limits how many uses of a resource run at once, in total and per client. For what holds memory as long as its client wants.
+"""Limits how many uses of a resource run at once, in total and per client.
 
-A client is an API key; without keys, an IPv4 address or an IPv6 /64 network.
+For what holds memory as long as its client wants. A client is an API key; without keys, an IPv4 address or an IPv6 /64
+network.
 """
 
 import contextlib
@@ -29,8 +30,8 @@ class ConcurrencyLimiter:
         """Count one use by `client` until `release`. Raises RateLimited."""
         if self._num_in_use[client] >= self._max_per_client:
             raise self._rate_limited(
-                f"{client} has {self._num_in_use[client]} {self._resource_name} already, the limit of one client of the "
-                f"{self._max_total} of a front end; try again when one has ended."
+                f"{client} has {self._num_in_use[client]} {self._resource_name} already, the limit of one client of "
+                f"the {self._max_total} of a front end; try again when one has ended."
             )
         if self._num_in_use.total() >= self._max_total:
             raise self._rate_limited(

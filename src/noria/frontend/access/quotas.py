@@ -33,7 +33,7 @@ class TokenBucket:
         self._emission_interval_s = 60.0 / per_minute
 
     def take(self, count: int, now: float) -> float:
-        """Take `count` ≤ `capacity` tokens and return 0; or take none and return the seconds until they are available."""
+        """Take `count` ≤ `capacity` tokens and return 0; or take none and return the seconds until there are enough."""
         full_at = max(self._full_at, now) + count * self._emission_interval_s
         wait_s = full_at - now - 60.0
         if wait_s > _TOLERANCE_S:
@@ -82,8 +82,8 @@ class Quota:
             self._check_size(count, self._max_in_flight, "in flight")
             if self._num_in_flight + count > self._max_in_flight:
                 raise RateLimited(
-                    f"the key {self._key_name!r} has {self._num_in_flight} {self._unit} in flight; {count} more would exceed "
-                    f"its limit of {self._max_in_flight}. Try again when some are done.",
+                    f"the key {self._key_name!r} has {self._num_in_flight} {self._unit} in flight; {count} more would "
+                    f"exceed its limit of {self._max_in_flight}. Try again when some are done.",
                     retry_after_s=backlog_s,
                 )
         self.charge(count, now)
@@ -99,8 +99,8 @@ class Quota:
             return
         if wait_s := self._token_bucket.take(count, now):
             raise RateLimited(
-                f"the key {self._key_name!r} allows {self._token_bucket.capacity:g} {self._unit} a minute; {count} more are "
-                f"allowed in {wait_s:.1f} s.",
+                f"the key {self._key_name!r} allows {self._token_bucket.capacity:g} {self._unit} a minute; {count} "
+                f"more are allowed in {wait_s:.1f} s.",
                 retry_after_s=wait_s,
             )
 
@@ -121,7 +121,7 @@ class Quota:
 
 
 class ApiClient:
-    """The holder of one API key and the state of its limits. With `key` None: all clients of a server without keys, unlimited."""
+    """The holder of one API key, and the state of its limits. `key` None: all clients of a server without keys."""
 
     def __init__(self, key: ApiKey | None, num_processes: int) -> None:
         self.name: str | None = None

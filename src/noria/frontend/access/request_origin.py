@@ -57,7 +57,8 @@ class RequestOriginCheck:
             if not self._allows(hosts[0]):
                 raise HostNotAllowed(
                     f"Host is {short_repr(hosts[0].decode('latin-1'))}; allowed are IP addresses, localhost and the "
-                    "names in frontend.allowed_hosts (--allowed-hosts), to which the server's operator can add this one."
+                    "names in frontend.allowed_hosts (--allowed-hosts), to which the server's operator "
+                    "can add this one."
                 )
             if scope["method"] not in _SAFE_METHODS:
                 self._check_origin(scope, hosts[0])
@@ -68,7 +69,7 @@ class RequestOriginCheck:
         return name is not None and (_is_address(name) or name in self._allowed_names)
 
     def _check_origin(self, scope: Scope, host: bytes) -> None:
-        """Raise CrossOriginRequest as Go's http.CrossOriginProtection does; browsers send no Sec-Fetch-Site without TLS."""
+        """Raise CrossOriginRequest as Go's http.CrossOriginProtection; browsers send no Sec-Fetch-Site without TLS."""
         headers = dict(scope["headers"])
         site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
         if site in (b"same-origin", b"none") or (site is None and (origin is None or self._is_own(origin, host))):
@@ -82,7 +83,7 @@ class RequestOriginCheck:
         )
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
-        """Return whether a page of `origin` is this server's: proxies may replace the Host, so its own names count too."""
+        """Whether a page of `origin` is this server's. Proxies may replace the Host, so its own names count too."""
         authority = origin.partition(b"://")[2].lower()
         return authority == host.lower() or _name_of(authority) in self._own_names
 

@@ -8,7 +8,7 @@ from noria.frontend.http.connection import UNIX_CLIENT
 
 
 def check_proxies(trusted_proxies: Sequence[str]) -> None:
-    """Raise ConfigError if one is neither an address nor a network; uvicorn, which uses them, would ignore it silently."""
+    """Raise ConfigError if one is neither an address nor a network; uvicorn would silently ignore it."""
     for proxy in trusted_proxies:
         if proxy == UNIX_CLIENT:
             continue

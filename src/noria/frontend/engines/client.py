@@ -196,7 +196,8 @@ class EngineClient:
         self.num_results_in_flight += request.payload.num_results
         try:
             await self.connection.send(Submit(request), data)
-            return await asyncio.shield(attempt.outcome)  # which is not cancelled when this call is
+            await asyncio.wait([attempt.outcome])  # which is not cancelled when this call is
+            return attempt.outcome.result()
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
@@ -212,11 +213,13 @@ class EngineClient:
     async def _cancel(self, attempt: _Attempt) -> None:
         """Cancel the request at the engine and wait a moment for the reply, which has its timings."""
         attempt.on_update = None
-        with contextlib.suppress(zmq.ZMQError):
-            await self.connection.send(Cancel(attempt.request.attempt_id))
-            await asyncio.wait([attempt.outcome], timeout=_CANCEL_REPLY_TIMEOUT_S)
-        if not attempt.outcome.cancel():
-            attempt.outcome.exception()  # retrieved here, or asyncio warns that it never was
+        try:
+            with contextlib.suppress(zmq.ZMQError):
+                await self.connection.send(Cancel(attempt.request.attempt_id))
+                await asyncio.wait([attempt.outcome], timeout=_CANCEL_REPLY_TIMEOUT_S)
+        finally:  # also if this is cancelled again
+            if not attempt.outcome.cancel():
+                attempt.outcome.exception()  # retrieved here, or asyncio warns that it never was
 
     async def send_hello(self) -> None:
         """Introduce this front end on a new connection."""

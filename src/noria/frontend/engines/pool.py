@@ -67,9 +67,10 @@ class EnginePool:
         name: str | None = None,
         default_models: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` identifies this front end; None: a random one. When it reconnects, engines cancel its previous requests.
+        """`name` identifies this front end; None: a random one.
 
-        `default_models` has the name of each kind's default model; None: the first one of the first engine.
+        When a front end of this name reconnects, engines cancel its previous requests. `default_models` has the name of
+        each kind's default model; None: the first one of the first engine.
         """
         self._name = name or uuid.uuid4().hex
         self._addresses = tuple(addresses)
@@ -190,7 +191,7 @@ class EnginePool:
         await self._engines[number].request_view(message)
 
     def unavailable_error(self, needed: str) -> EngineUnavailable:
-        """Return the error for a request while no engine that holds `needed` is ready; `needed` is part of its message."""
+        """Return a request's error while no engine that holds `needed` is ready; `needed` is part of its message."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
         which = f"no engine that holds {needed}" if any(engine.ready for engine in self._engines) else "no engine"
         return EngineUnavailable(
@@ -301,10 +302,10 @@ class EnginePool:
         return engine
 
     async def _classify_loss(self, lost: AttemptLostError, request: AnyRequest, was_exclusive: bool) -> LossCause:
-        """Wait for the report of how the engine ended. Return how the loss counts: "suspected" if no report comes in time.
+        """Wait for the report of how the engine ended. Return how the loss counts.
 
-        If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits
-        as long as for a restart, so that it does not crash a second engine.
+        It is "suspected" if no report comes in time. If another engine is ready, the wait ends after a few seconds; but
+        a request whose attempt was exclusive waits as long as for a restart, so that it does not crash a second engine.
         """
         if lost.exit_report is None:
             return "not_started"
@@ -386,8 +387,8 @@ def _raise_if_exhausted(history: AttemptHistory) -> None:
     """Raise if a request with these losses is not retried."""
     if history.crashes_engines:
         raise EngineCrashed(
-            f"the engine crashed {history.num_crashes} times while it generated this request, the last time with nothing else "
-            "in flight."
+            f"the engine crashed {history.num_crashes} times while it generated this request, the last time with "
+            "nothing else in flight."
         )
     if history.retries_exhausted:
         num_kills = history.num_not_at_fault + history.num_not_at_fault_exclusive

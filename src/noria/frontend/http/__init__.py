@@ -1,1 +1,1 @@
-"""What every route needs: bodies, responses, errors, server-sent events, middleware. Knows neither routes nor services."""
+"""What every route needs: bodies, responses, errors, event streams, middleware. Knows neither routes nor services."""

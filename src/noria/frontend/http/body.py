@@ -77,8 +77,8 @@ class JsonBodyReader:
         """Return the body as a `struct_type`. Raises what `read` and `decode` raise."""
         return decode(await self.read(http), struct_type)
 
-    async def read(self, http: Request) -> bytes:
-        """Return the raw body of a request whose Content-Type is JSON.
+    async def read(self, http: Request, *, any_type: bool = False) -> bytes:
+        """Return the raw body of a request whose Content-Type is JSON, or with `any_type` any.
 
         Raises:
             UnsupportedMediaType: the Content-Type is not application/json.
@@ -88,7 +88,7 @@ class JsonBodyReader:
 
         """
         media_type = http.headers.get("content-type", "")
-        if media_type.partition(";")[0].strip().lower() != "application/json":
+        if not any_type and media_type.partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send application/json.")
         if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
             return await read_bytes(http, self._max_bytes)
@@ -197,7 +197,10 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
     """Translate msgspec's message, such as "Expected `int | null`, got `str` - at `$.seed`"."""
     fields = struct_type.__struct_fields__
     problem, _, path = text.partition(" - at `$")
-    field = re.split(r"[.\[]", path.strip("`").lstrip("."))[0]
+    path = path.strip("`").lstrip(".")
+    field = re.split(r"[.\[]", path)[0]
+    if "." in path or ("[" in path and problem.startswith(("Object", "Expected `object`"))):  # an object in a list
+        return InvalidField(f"{path}: {problem}.", field=field)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
         name = unknown[1]
         if field:

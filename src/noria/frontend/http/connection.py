@@ -25,13 +25,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from noria.observe.logs.log_record import fields
 
 MAX_HEAD_BYTES = 65_536
-"""Of one request: its URL and its fields, also those after a chunked body. h11 has the same limit, Node.js a quarter."""
+"""Of one request: its URL and its fields, also those after a chunked body. h11's is as large, Node.js's a quarter."""
 MAX_FIELDS = 100
 """Of one request, as in Apache. Browsers send about 15, and proxies add some."""
 MAX_PIPELINED_REQUESTS = 64
 """Requests of one connection that wait for the response to an earlier one; each takes 3 kB, and arrives in 20 bytes."""
 RESERVED_DESCRIPTORS = 16
-"""The last file descriptors of the process are for files and databases: a connection that gets one of them is closed."""
+"""The process's last file descriptors are for files and databases: a connection that gets one of them is closed."""
 HEAD_TIMEOUT_S = 30.0  # as for a body
 STALL_TIMEOUT_S = 30.0
 _TLS_CLOSE_S = 1.0  # within which a client should answer the end of an idle connection; without TLS the kernel does
@@ -41,7 +41,7 @@ MIN_READ_BYTES = 32_768
 TCP_USER_TIMEOUT_S = 60.0
 """How long sent data may stay unacknowledged. Linux's own limit is 15 minutes (tcp(7), tcp_retries2)."""
 UNIX_CLIENT = "unix"
-"""Stands for the address of a client on a Unix socket, which has none, in logs, limits and `frontend.trusted_proxies`."""
+"""Stands for a client on a Unix socket, which has no address, in logs, limits and `frontend.trusted_proxies`."""
 _TCP_INFO_BYTES, _BYTES_ACKED_AT = 128, 120  # struct tcp_info of linux/tcp.h; tcpi_bytes_acked is an __u64
 
 
@@ -132,8 +132,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         if now >= cls._next_log_at:
             cls._next_log_at = now + _LOG_INTERVAL_S
             log.warning(
-                "connections are closed unanswered: %d of the %d files that this process may have open are in use; raise "
-                "the limit (ulimit -Hn, LimitNOFILE)",
+                "connections are closed unanswered: %d of the %d files that this process may have open are in use; "
+                "raise the limit (ulimit -Hn, LimitNOFILE)",
                 num_allowed - RESERVED_DESCRIPTORS,
                 num_allowed,
                 extra=fields(event="connections_rejected", max_files=num_allowed),
@@ -165,7 +165,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a field, if there are not too many. Trailers, the fields after a chunked body, are counted and dropped."""
+        """Add a field, if there are not too many. Trailers (fields after a chunked body) are counted and dropped."""
         if len(self.headers) >= MAX_FIELDS:
             self._reject_head()
             raise _RejectedError
@@ -287,7 +287,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
-        """Check the client's reading later. Nothing is written until then: the application waits, or has written all."""
+        """Check the client's reading later. Until then nothing is written: the application waits or is done."""
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._on_stall_timeout, self._progress_bytes())
 
@@ -323,9 +323,9 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         return int(acknowledged)
 
     def _unread_bytes(self) -> int:
-        """Return how many written bytes the client has not acknowledged, in our buffer and in the kernel's (about 1 MB).
+        """Return how many written bytes the client has not acknowledged.
 
-        With TLS it is less, but only 0 if there are none.
+        They are in our buffer and in the kernel's (about 1 MB). With TLS it is less, but only 0 if there are none.
         """
         sock = self.transport.get_extra_info("socket")
         # TIOCOUTQ is the same number as SIOCOUTQ of tcp(7) and unix(7).

@@ -5,7 +5,8 @@ OpenAI's clients read it too:
 {"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}
 
 A1111's routes repeat the message as `detail`, the field that A1111's clients read. Those of text-embeddings-inference
-have its form, {"error": …, "error_type": …}, and its statuses.
+have its form, {"error": …, "error_type": …}, and its statuses. Those of the Open Inference Protocol have the message
+alone: {"error": …}.
 """
 
 import math
@@ -40,7 +41,7 @@ from noria.errors import (
     short_repr,
 )
 from noria.frontend.http.json_response import json_response
-from noria.frontend.http.paths import A1111_ROOT, TEI_PATHS
+from noria.frontend.http.paths import A1111_ROOT, OPEN_INFERENCE_ROOT, TEI_PATHS
 
 # The `type` that OpenAI's API gives to a status.
 _TYPE_BY_STATUS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
@@ -62,6 +63,12 @@ class ErrorBody(Struct, frozen=True):
 
     error: ErrorDetail
     detail: str | UnsetType = UNSET
+
+
+class OpenInferenceErrorBody(Struct, frozen=True):
+    """The body of an error of the Open Inference Protocol."""
+
+    error: str
 
 
 TeiErrorType = Literal["Validation", "Empty", "Tokenizer", "Overloaded", "Backend", "Unhealthy"]
@@ -142,11 +149,14 @@ def routing_error_response(http: Request, error: HTTPException, known_paths: lis
     return error_response(noria_error, http)
 
 
+def internal_error(request_id: str) -> InternalError:
+    """Return the error for an unexpected exception. Reveals only the id under which the log has the details."""
+    return InternalError(f"the server failed on this request; its log has the details under {request_id}.")
+
+
 def internal_error_response(http: Request) -> Response:
-    """Return the response to an unexpected exception. Reveals only the id under which the log has the details."""
-    request_id = http.scope["state"]["request_id"]
-    message = f"the server failed on this request; its log has the details under {request_id}."
-    return _response(InternalError(message), http, {})
+    """Return the response to an unexpected exception."""
+    return _response(internal_error(http.scope["state"]["request_id"]), http, {})
 
 
 def _response(error: NoriaError, http: Request, headers: dict[str, str]) -> Response:
@@ -154,6 +164,8 @@ def _response(error: NoriaError, http: Request, headers: dict[str, str]) -> Resp
     if path in TEI_PATHS:
         tei_type, status = tei_error(type(error))
         return json_response(TeiErrorBody(error.message, tei_type), status, headers)
+    if path == OPEN_INFERENCE_ROOT or path.startswith(f"{OPEN_INFERENCE_ROOT}/"):
+        return json_response(OpenInferenceErrorBody(error.message), error.http_status, headers)
     for_a1111 = path.startswith(f"{A1111_ROOT}/")
     body = error_body(error, http.scope["state"]["request_id"], for_a1111=for_a1111)
     return json_response(body, error.http_status, headers)

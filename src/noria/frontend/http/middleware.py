@@ -1,4 +1,4 @@
-"""Middleware around every HTTP request: request id, metrics, span, log line, and the response to an unexpected exception.
+"""Middleware around every HTTP request: request id, metrics, span, log line, response to unexpected exceptions.
 
 An image request has one line in the log of `observe/logs/request_log.py`, with status and duration; any other request
 has one in the access log.
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.errors import InternalError, NoriaError
 from noria.frontend.http import request_spans
-from noria.frontend.http.paths import ASSETS_PATH
+from noria.frontend.http.paths import ASSETS_PATH, HEALTH_PATHS
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
@@ -34,7 +34,7 @@ log = logging.getLogger("noria.access")
 
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Requested every few seconds, or by the dozen when a page opens: logged at debug level.
-_DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/health", "/readyz", "/metrics", f"{ASSETS_PATH}/{{name}}"})
+_DEBUG_LEVEL_PATHS = HEALTH_PATHS | {"/metrics", f"{ASSETS_PATH}/{{name}}"}
 
 _MAX_CLIENT_CHARS = 64  # longer than an address; a trusted proxy may pass on whatever its client sent
 _NOSNIFF = (b"x-content-type-options", b"nosniff")  # else a browser may take JSON with a client's text in it for a page
@@ -60,7 +60,7 @@ _new_ids = _random_ids()
 
 
 class ObservabilityMiddleware:
-    """Puts `request_id` on the request's state, and X-Request-Id and nosniff on its response; counts, times, traces and logs the request.
+    """Counts, times, traces and logs each request; adds its id to its state and response, and nosniff to the latter.
 
     `error_response` makes the response to an error of ours or of the routing; `internal_error_response` that to an
     unexpected exception. The traceback goes to the log.
@@ -115,7 +115,7 @@ class ObservabilityMiddleware:
                     await response(scope, receive, send_with_request_id)
             finally:
                 status = status or 499  # none: cancelled by a disconnect or by the end of the server
-                _record_http_request(scope, status, time.perf_counter() - started, log_record)
+                record_http_request(scope, status, time.perf_counter() - started, log_record)
                 request_spans.finish(span, scope, status)
 
 
@@ -125,7 +125,8 @@ def _series(method: str, path: str, status: int) -> tuple[Counter, Histogram]:
     return declarations.HTTP_REQUESTS.labels(*labels, str(status)), declarations.HTTP_REQUEST_SECONDS.labels(*labels)
 
 
-def _record_http_request(scope: Scope, status: int, duration_s: float, log_record: RequestLogRecord) -> None:
+def record_http_request(scope: Scope, status: int, duration_s: float, log_record: RequestLogRecord) -> None:
+    """Count and log a request that has ended; `scope` is as of ASGI."""
     route = scope.get("route")
     path = "other" if route is None else route.path
     method = scope["method"] if scope["method"] in request_spans.METHODS else "other"

@@ -2,7 +2,15 @@
 
 from noria.frontend.access.api_keys import KeyScope
 
-OPEN_PATHS = frozenset({"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/text", "/"})
+OPEN_INFERENCE_ROOT = "/v2"
+"""The path of the Open Inference Protocol; its other paths begin with it and a slash. Its errors are texts."""
+
+HEALTH_PATHS = frozenset(
+    {"/healthz", "/health", "/readyz"} | {f"{OPEN_INFERENCE_ROOT}/health/{name}" for name in ("live", "ready")}
+)
+"""The routes of probes."""
+
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", "/openapi.json", "/docs", "/live", "/text", "/"}
 """Paths whose GET needs no API key: none creates, lists or returns images or results."""
 
 ASSETS_PATH = "/pages"
@@ -25,6 +33,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/tokenize": "generate",
     "/info": None,
     f"{A1111_ROOT}/": "generate",
+    OPEN_INFERENCE_ROOT: "generate",
     "/v1/jobs": "jobs",
     "/v1/models": None,
     "/v1/live": None,

@@ -44,7 +44,7 @@ def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Sp
 
 
 def add_server_timing(span: Span, response: Message) -> None:
-    """Add the span's context to the response's Server-Timing header, which browsers' tools show. Only for a recorded, sampled span."""
+    """Add a recorded, sampled span's context to the header Server-Timing, which browsers' tools show."""
     if span.is_recording() and span.get_span_context().trace_flags.sampled:
         headers = MutableHeaders(scope=response)
         existing = headers.get("server-timing")
@@ -53,7 +53,7 @@ def add_server_timing(span: Span, response: Message) -> None:
 
 
 def finish(span: Span, scope: Scope, status: int) -> None:
-    """End the span with the response's status; 499 if no response was sent because of a disconnect or the end of the server."""
+    """End the span with the response's status; 499 if a disconnect or the server's end prevented a response."""
     if not span.is_recording():
         return
     attributes: dict[str, AttributeValue] = {"http.response.status_code": status}
@@ -73,6 +73,6 @@ def finish(span: Span, scope: Scope, status: int) -> None:
 
 
 def _name(scope: Scope) -> str:
-    """Return the span's name while its route is unknown. Unknown methods become "HTTP", to keep the number of names small."""
+    """Return the span's name while its route is unknown. Unknown methods become "HTTP", so that names stay few."""
     method: str = scope["method"]
     return method if method in METHODS else "HTTP"

@@ -56,8 +56,8 @@ def tls_context(certfile: str, keyfile: str) -> ssl.SSLContext:
     except OSError as error:
         key = f" and its key {keyfile}" if keyfile else ""
         raise ConfigError(
-            f"the certificate {certfile}{key} cannot be used: {error}. frontend.ssl_certfile must be a PEM file with the "
-            "server's certificate and the chain to its authority, frontend.ssl_keyfile one with its private key."
+            f"the certificate {certfile}{key} cannot be used: {error}. frontend.ssl_certfile must be a PEM file with "
+            "the server's certificate and the chain to its authority, frontend.ssl_keyfile one with its private key."
         ) from error
     return context
 
@@ -79,7 +79,7 @@ class Certificate:
         self.context = tls_context(certfile, keyfile)
 
     async def follow(self) -> None:
-        """Use the files' certificate whenever they have changed, until cancelled; log and ignore it if it is invalid."""
+        """Use the files' certificate whenever they change, until cancelled; log and ignore it if it is invalid."""
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
             version = await asyncio.to_thread(self._read_version)
@@ -107,7 +107,7 @@ class Certificate:
 
 
 class TlsServer:
-    """Accepts the connections of one listening socket and makes their handshakes; to uvicorn it is an asyncio.Server."""
+    """Accepts one listening socket's connections and makes their handshakes; to uvicorn it is an asyncio.Server."""
 
     def __init__(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], certificate: Certificate

@@ -1,15 +1,33 @@
-"""The paths of A1111's API in the OpenAPI document."""
+"""A1111's API in the OpenAPI document: its bodies and its paths."""
 
 from typing import Any
 
+from noria.config import FrontendConfig
 from noria.errors import EngineUnavailable
 from noria.frontend.http.paths import A1111_ROOT
-from noria.frontend.openapi.operations import get_only, json_content, operation
-from noria.frontend.routes.a1111.bodies import Txt2Img
+from noria.frontend.openapi.operations import add_bounds, get_only, json_content, operation
+from noria.frontend.routes.a1111 import bodies
+from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Txt2Img
 from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
+from noria.frontend.services.request_validation import Limits, limits
+from noria.images.a1111_names import samplers_and_types
+from noria.protocol.diffusion import DiffusionModelSpec
+
+DESCRIPTIONS = bodies.DESCRIPTIONS | {
+    "sd_model_checkpoint": "the model of later requests of this API: a title of `sd-models`, a name or a fingerprint",
+    "samples_format": "the file format of later requests of this API: `png`, `webp` or `jpg`",
+}
 
 
-def a1111_paths() -> dict[str, Any]:
+def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None, config: FrontendConfig) -> None:
+    """Add bounds, names, and what the bodies' types do not say."""
+    schemas["Options"]["properties"]["samples_format"] = {"enum": [*FILE_FORMATS, "", None]} | {
+        "description": DESCRIPTIONS["samples_format"]
+    }
+    schemas["Txt2Img"] |= _describe_txt2img(schemas["Txt2Img"]["properties"], spec, config)
+
+
+def paths() -> dict[str, Any]:
     """Return the operations by path."""
     lists = {
         "sd-models": "the models served",
@@ -70,4 +88,34 @@ def a1111_paths() -> dict[str, Any]:
             "List for A1111's API", description[0].upper() + description[1:] + ".", "application/json"
         )
         for name, description in lists.items()
+    }
+
+
+def _describe_txt2img(
+    properties: dict[str, Any], spec: DiffusionModelSpec | None, config: FrontendConfig
+) -> dict[str, Any]:
+    """Add bounds and names to the fields of A1111's body; returns its condition for the number of images."""
+    for name in ("send_images", "metadata"):
+        properties[name]["anyOf"].insert(1, {"enum": [0, 1, "0", "1", "true", "false"]})
+    if spec is None:
+        return {}
+    allowed = limits(spec, config)
+    for name, noria_name in (("steps", "inference_steps"), ("cfg_scale", "guidance_scale"), ("seed", "seed")):
+        add_bounds(properties[name], allowed[noria_name])
+    properties["seed"]["minimum"] = -1
+    samplers, types = samplers_and_types(spec.schedulers)
+    for name, values in (("sampler_name", samplers), ("sampler_index", samplers), ("scheduler", types)):
+        properties[name]["anyOf"] = [{"enum": [*values, ""]}, {"type": "null"}]
+    max_images = config.max_images
+    for name in ("batch_size", "n_iter"):
+        add_bounds(properties[name], Limits(1, max_images, None))
+    # The product is bounded: the largest n_iter for each batch_size.
+    pairs = {
+        max_images // num_batches: max_images // (max_images // num_batches) for num_batches in range(1, max_images + 1)
+    }
+    return {
+        "anyOf": [
+            {"properties": {"batch_size": {"maximum": batch_size}, "n_iter": {"maximum": num_batches}}}
+            for batch_size, num_batches in pairs.items()
+        ]
     }

@@ -215,8 +215,8 @@ def _metrics() -> str:
         parts.append(f"<h3>{escape(section)}</h3>" + _table(section, ("Metric", "Kind", "Labels", "Meaning"), rows))
     queries = ((escape(question), f"<code>{escape(query)}</code>") for question, query in QUERIES.items())
     return (
-        '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has the current values in Prometheus\' '
-        'text format. The <a href="/live">live view</a> shows the last minute without Prometheus.</p>'
+        '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has the current values in '
+        'Prometheus\' text format. The <a href="/live">live view</a> shows the last minute without Prometheus.</p>'
         f"{''.join(parts)}<h3>Questions and their queries</h3>"
         f"{_table('Queries', ('Question', 'PromQL'), queries)}</section>"
     )

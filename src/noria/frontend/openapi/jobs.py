@@ -1,4 +1,4 @@
-"""The paths of jobs in the OpenAPI document."""
+"""Jobs in the OpenAPI document: their body and their paths."""
 
 from typing import Any
 
@@ -7,15 +7,33 @@ from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTEN
 from noria.frontend.routes.jobs import (
     CURSOR_PATTERN,
     DEFAULT_LIMIT,
+    ENDPOINTS,
     IDEMPOTENCY_KEY_PATTERN,
     MAX_LIMIT,
     JobList,
     JobRequestBody,
 )
 from noria.jobs.records import Job
+from noria.jobs.webhooks.url_check import MAX_URL_CHARS
+
+DESCRIPTIONS = {
+    "input": 'a body of `POST /t2i`, or, with `"endpoint": "/v1/images/generations"` in it, of that route; '
+    "without a seed, a random one is added",
+    "webhook": "URL to POST the job to when it starts and when it has ended, signed as in Standard Webhooks",
+    "webhook_events_filter": "which of the events `start` and `completed` to send; default: both",
+}
 
 
-def job_paths() -> dict[str, Any]:
+def add_to_schemas(schemas: dict[str, Any]) -> None:
+    """Add what the body's types do not say; the schemas of the images' bodies must be complete."""
+    schemas["JobRequestBody"]["properties"]["webhook"] |= {"format": "uri", "maxLength": MAX_URL_CHARS}
+    schemas["JobRequestBody"]["properties"]["input"]["anyOf"] = [
+        _job_input(schemas["ImageRequestBody"], ENDPOINTS[0], required=[]),
+        _job_input(schemas["GenerationsRequestBody"], ENDPOINTS[1], required=["endpoint"]),
+    ]
+
+
+def paths() -> dict[str, Any]:
     """Return the operations by path."""
     job_errors = [JobNotFound, JobsUnavailable]
     id_parameters = [parameter("id", "path")]
@@ -40,8 +58,8 @@ def job_paths() -> dict[str, Any]:
     events_operation["responses"]["204"] = {"description": "the job has ended, and has no later events"}
     delete_operation = operation(
         "Cancel or erase a job",
-        "Its images leave the running batch. A job that has ended is not changed. With `erase=true` the job, its images "
-        "and its pending webhooks are deleted at once, whether it has ended or not.",
+        "Its images leave the running batch. A job that has ended is not changed. With `erase=true` the job, its "
+        "images and its pending webhooks are deleted at once, whether it has ended or not.",
         content=json_content(Job),
         errors=[InvalidField, *job_errors],
     )
@@ -84,4 +102,17 @@ def job_paths() -> dict[str, Any]:
             )
             | {"parameters": [*id_parameters, parameter("index", "path", type="integer", minimum=0)]}
         },
+    }
+
+
+def _job_input(schema: dict[str, Any], endpoint: str, required: list[str]) -> dict[str, Any]:
+    """Return the schema of a job's input, which is the body of `endpoint` without streaming."""
+    properties = {
+        name: field for name, field in schema["properties"].items() if name not in ("stream", "partial_images")
+    }
+    return {
+        "type": "object",
+        "properties": properties | {"endpoint": {"const": endpoint}},
+        "required": [*schema["required"], *required],
+        "additionalProperties": False,
     }

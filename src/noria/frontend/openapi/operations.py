@@ -1,4 +1,4 @@
-"""Builds the objects of an OpenAPI document: operations, parameters and error responses."""
+"""Builds the objects of an OpenAPI document: operations, parameters, bounds and error responses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from noria.errors import MethodNotAllowed, NoriaError, RouteNotFound, SetupError, all_codes
 from noria.frontend.http.errors import ErrorBody
+from noria.frontend.services.request_validation import Limits
 
 
 def operation(
@@ -78,3 +79,13 @@ EVENT_STREAM_CONTENT: dict[str, Any] = {"text/event-stream": {}}
 def parameter(name: str, location: str, **schema: Any) -> dict[str, Any]:
     """Return a parameter, by default a string; `location` is "path", "query" or "header"."""
     return {"name": name, "in": location, "required": location == "path", "schema": {"type": "string"} | schema}
+
+
+def add_bounds(field: dict[str, Any], allowed: Limits) -> None:
+    """Add the model's bounds and default to a number."""
+    types = [each["type"] for each in field.pop("anyOf", [field])]
+    field |= {"type": types if len(types) > 1 else types[0], "minimum": allowed.min, "maximum": allowed.max}
+    if allowed.multiple > 1:
+        field["multipleOf"] = allowed.multiple
+    if allowed.default is not None:
+        field["default"] = allowed.default

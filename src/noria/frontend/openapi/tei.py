@@ -6,7 +6,16 @@ from typing import Any
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.errors import EngineUnavailable, MethodNotAllowed, ModelNotFound, NoriaError, RouteNotFound
+from noria.errors import (
+    EmptyInput,
+    EngineUnavailable,
+    MethodNotAllowed,
+    ModelNotFound,
+    NoriaError,
+    RouteNotFound,
+    UntokenizableText,
+    WrongTask,
+)
 from noria.frontend.http.errors import TeiErrorBody, tei_error
 from noria.frontend.openapi.operations import first_line, json_content, operation, served_errors
 from noria.frontend.routes.tei.bodies import (
@@ -30,7 +39,7 @@ _BODIES: dict[type[Struct], dict[str, Any]] = {  # with an example
     TokenClassificationRequestBody: {"inputs": "My name is Sarah and I live in London"},
 }
 
-TEI_STRUCTS = (*_BODIES, Info, Token, Entity, Prediction, Rank, TeiErrorBody)
+STRUCTS = (*_BODIES, Info, Token, Entity, Prediction, Rank, TeiErrorBody)
 """What the document has schemas of."""
 
 _DESCRIPTIONS = {
@@ -46,14 +55,14 @@ _DESCRIPTIONS = {
     "raw_scores": "return logits, not scores from 0 to 1",
     "return_text": "return each text with its rank",
     "add_special_tokens": "whether the tokens include special ones; default: true",
-    "parameters": "further options, as huggingface_hub's client sends them; at `/predict` the response to them is a batch",
+    "parameters": "further options, as huggingface_hub sends them; at `/predict` the response to them is a batch",
     "model": "the name of a served text encoder; default: the first of the task",
     "priority": "`low`, `normal` or `high`: the order in which waiting texts are encoded",
     "deadline_ms": "milliseconds from now in which the response is needed; rejected at once if that is not possible",
 }
 
 
-def describe_tei_schemas(schemas: dict[str, Any], config: FrontendConfig) -> None:
+def add_to_schemas(schemas: dict[str, Any], config: FrontendConfig) -> None:
     """Add descriptions, examples and bounds, and the forms of `inputs`, to the bodies among `schemas`."""
     text = {"type": "string", "minLength": 1, "maxLength": config.max_text_chars}
     pair = {"type": "array", "minItems": 1, "maxItems": 2, "items": text}
@@ -80,7 +89,7 @@ def describe_tei_schemas(schemas: dict[str, Any], config: FrontendConfig) -> Non
     ranked["texts"] |= texts
 
 
-def tei_paths() -> dict[str, Any]:
+def paths() -> dict[str, Any]:
     """Return the operations by path, but for `POST /`."""
     numbers = {"type": "array", "items": {"type": "number"}}
     lists = {"type": "array", "items": _list_of(Prediction)}
@@ -88,8 +97,8 @@ def tei_paths() -> dict[str, Any]:
         "/embed": {
             "post": _post(
                 "Embed texts with text-embeddings-inference's API",
-                "One embedding for each text, also if there is only one. X-Noria-Truncated has the number of texts that "
-                "were cut.",
+                "One embedding for each text, also if there is only one. X-Noria-Truncated has the number of texts "
+                "that were cut.",
                 EmbedRequestBody,
                 {"type": "array", "items": numbers},
             )
@@ -97,8 +106,8 @@ def tei_paths() -> dict[str, Any]:
         "/predict": {
             "post": _post(
                 "Classify texts or pairs",
-                "`inputs` is a text, a pair, or a batch of lists with a text or a pair each. The labels of each, the best "
-                "first.",
+                "`inputs` is a text, a pair, or a batch of lists with a text or a pair each. The labels of each, the "
+                "best first.",
                 PredictRequestBody,
                 {"anyOf": [_list_of(Prediction), lists]},
             )
@@ -144,7 +153,7 @@ def tei_paths() -> dict[str, Any]:
     }
 
 
-def tei_root() -> dict[str, Any]:
+def root() -> dict[str, Any]:
     """Return the operation of `POST /`."""
     routes = (EmbedRequestBody, PredictRequestBody, RerankRequestBody, SimilarityRequestBody)
     bodies = [_reference(body) for body in (*routes, TokenClassificationRequestBody)]
@@ -164,6 +173,7 @@ def _post(summary: str, description: str, body: type[Struct], response: dict[str
     content = {"application/json": {"schema": response}}
     routing = (RouteNotFound, MethodNotAllowed)
     errors = [error_type for error_type in served_errors() if error_type not in routing]
+    errors += [EmptyInput, UntokenizableText, WrongTask]
     described = _with_tei_errors(operation(summary, description, content=content), errors)
     return described | {"requestBody": {"required": True, "content": json_content(body)}}
 

@@ -176,12 +176,13 @@ class JobRoutes:
 
     async def job(self, http: Request) -> Response:
         """GET returns a job; DELETE cancels it, unless it has ended, and with `erase=true` erases it."""
-        if http.method == "DELETE" and _parse_erase(http):
-            await self._service.erase(_job_id(http), _owner(http), erased_by=http.state.api_client.name)
+        job_id, owner, caller = _job_id(http), _owner(http), http.state.api_client.name
+        if http.method != "DELETE":
+            return json_response(as_job(await self._service.get(job_id, owner)))
+        if _parse_erase(http):
+            await self._service.erase(job_id, owner, by=caller)
             return Response(status_code=204)
-        action = self._service.cancel if http.method == "DELETE" else self._service.get
-        record = await action(_job_id(http), _owner(http))
-        return json_response(as_job(record))
+        return json_response(as_job(await self._service.cancel(job_id, owner, by=caller)))
 
     async def image(self, http: Request) -> Response:
         """Return one image of a succeeded job as a file."""

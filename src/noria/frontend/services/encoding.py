@@ -56,6 +56,7 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
 
     inputs: Sequence[TextInput] = ()
     token_ids: Sequence[Sequence[int]] = ()  # instead of `inputs`: texts that the client has tokenized
+    type_ids: Sequence[bytes] = ()  # of those, a byte for each token; empty: all 0
     model: str | None = None
     dimensions: int | None = None
     normalize: bool | None = None  # None: as the model's own configuration says
@@ -140,6 +141,17 @@ class EncodingService:
         """The text encoders, by name, the default one first; empty until an engine was ready."""
         return self.engine_pool.models_of(EncoderModelSpec)
 
+    def find_model(self, name: str | None, tasks: Sequence[EncoderTask] = ()) -> EncoderModelSpec:
+        """Return what `resolve_model` does. Records the request if it has none."""
+        try:
+            return self.resolve_model(name, tasks)
+        except NoriaError as error:
+            outcomes.count_request(None, error.code)
+            current_log_record().add(
+                model=name and short_repr(name), task=next(iter(tasks), None), outcome=error.code, error=error.message
+            )
+            raise
+
     def resolve_model(self, name: str | None, tasks: Sequence[EncoderTask] = ()) -> EncoderModelSpec:
         """Return the model named `name`, or the default one: the first of the first of `tasks` that has one.
 
@@ -176,24 +188,14 @@ class EncodingService:
     async def encode(
         self, settings: TextRequestSettings, tasks: Sequence[EncoderTask], api_client: ApiClient, request_id: str
     ) -> EncodingResult:
-        """Tokenize the texts and encode them by a model of one of `tasks`. Cancelling this call removes them from the engine.
+        """Tokenize the texts and encode them by a model of one of `tasks`. Cancelling it removes them from the engine.
 
         Raises:
             NoriaError: the request was rejected or failed.
 
         """
         started = time.perf_counter()
-        try:
-            spec = self.resolve_model(settings.model, tasks)
-        except NoriaError as error:
-            outcomes.count_request(None, error.code)
-            current_log_record().add(
-                model=settings.model and short_repr(settings.model),
-                task=tasks[0],
-                outcome=error.code,
-                error=error.message,
-            )
-            raise
+        spec = self.find_model(settings.model, tasks)
         deadline_ms, num_texts = settings.deadline_ms, settings.num_texts
         with record_outcome(spec.name, has_deadline=deadline_ms is not None):
             log_record = current_log_record()
@@ -327,7 +329,10 @@ class EncodingService:
     async def _tokenize(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TokenizedText]:
         """Return the texts as the model sees them. Raises InvalidField."""
         texts: list[TokenizedText] = [
-            pack_token_ids(ids, index, spec, settings.truncation_side) for index, ids in enumerate(settings.token_ids)
+            pack_token_ids(
+                ids, index, spec, settings.truncation_side, settings.type_ids[index] if settings.type_ids else b""
+            )
+            for index, ids in enumerate(settings.token_ids)
         ]
         if settings.inputs:
             inputs = _with_prompt(settings, spec)
@@ -335,7 +340,7 @@ class EncodingService:
         if not all(text.num_tokens for text in texts):
             index = next(index for index, text in enumerate(texts) if not text.num_tokens)
             raise UntokenizableText(
-                f"text {index} has no tokens: the tokenizer of {spec.name} leaves nothing of it. Send a text with words.",
+                f"text {index} has no tokens: the tokenizer of {spec.name} leaves nothing of it. Send words.",
                 field="input",
             )
         truncates = self.config.truncate_texts if settings.truncate is None else settings.truncate
@@ -358,7 +363,9 @@ def _with_prompt(settings: TextRequestSettings, spec: EncoderModelSpec) -> Seque
     return [prompt + text if isinstance(text, str) else text for text in settings.inputs]
 
 
-def pack_token_ids(ids: Sequence[int], index: int, spec: EncoderModelSpec, side: TruncationSide) -> TokenizedText:
+def pack_token_ids(
+    ids: Sequence[int], index: int, spec: EncoderModelSpec, side: TruncationSide, type_ids: bytes = b""
+) -> TokenizedText:
     """Return a text that the client has tokenized, with whatever special tokens it has.
 
     Raises:
@@ -375,11 +382,12 @@ def pack_token_ids(ids: Sequence[int], index: int, spec: EncoderModelSpec, side:
             "check_embedding_ctx_length=False).",
             field="input",
         )
-    kept = ids[: spec.max_length] if side == "right" else ids[-spec.max_length :]
+    part = slice(spec.max_length) if side == "right" else slice(-spec.max_length, None)
+    kept = ids[part]
     packed = array.array("H" if spec.vocab_size <= 65_536 else "I", kept)
     if sys.byteorder == "big":
         packed.byteswap()
-    return TokenizedText(len(kept), packed.tobytes(), num_cut=len(ids) - len(kept))
+    return TokenizedText(len(kept), packed.tobytes(), type_ids[part], len(ids) - len(kept))
 
 
 def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, settings: TextRequestSettings) -> TextPayload:

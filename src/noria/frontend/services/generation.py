@@ -144,7 +144,7 @@ class GenerationService:
     def admit(
         self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
     ) -> AdmittedRequest:
-        """Validate `body`, fill in its defaults; count and log a rejection. Raises RequestError or EngineUnavailable."""
+        """Validate `body`, fill in defaults; count and log a rejection. Raises RequestError or EngineUnavailable."""
         try:
             spec = self.resolve_model(body.model)
         except NoriaError as error:

@@ -78,7 +78,7 @@ class GenerationJobExecutor:
         return JobOutput(result.files, stored.file_format, timings)
 
     def _with_remaining_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
-        """Return `request` with what is left of its deadline since the job's acceptance; without one, with no timeout."""
+        """Return `request` with what is left of its deadline since the job's acceptance; without one, no timeout."""
         if request.deadline_s is None:  # `request_timeout_s` is for requests with a waiting client
             return msgspec.structs.replace(request, timeout_s=math.inf)
         remaining_s = record.created_at + request.deadline_s - self._clock()

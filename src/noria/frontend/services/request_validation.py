@@ -178,8 +178,8 @@ def _resolve_scheduler(got: str | None, spec: DiffusionModelSpec) -> str:
     name = scheduler_names.find(got).name
     if name not in spec.schedulers:
         raise InvalidField(
-            f"scheduler is {short_repr(got)}, which {spec.name} cannot be sampled with.{did_you_mean(name, spec.schedulers)} "
-            f"Allowed are: {', '.join(spec.schedulers)}.",
+            f"scheduler is {short_repr(got)}, which {spec.name} cannot be sampled with."
+            f"{did_you_mean(name, spec.schedulers)} Allowed are: {', '.join(spec.schedulers)}.",
             field="scheduler",
         )
     return name

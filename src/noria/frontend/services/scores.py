@@ -36,7 +36,7 @@ class Rank(Struct, frozen=True, omit_defaults=True):
 
 
 class Entity(Struct, frozen=True):
-    """A token with a label, or several that belong together. `word` is the text from `start` to `end`, in characters."""
+    """A token with a label, or several that belong together. `word` is the text from character `start` to `end`."""
 
     score: float
     word: str
@@ -86,7 +86,7 @@ def predictions(
 
 
 def ranks(logits: Logits, activation: Activation, texts: Sequence[str] | None = None) -> list[Rank]:
-    """Return the index of each text, the best first; `logits` has one for each. With `texts`, the texts themselves too."""
+    """Return the index of each text, the best first; `logits` has one for each. With `texts`, also the texts."""
     each = [logit if activation == "identity" else sigmoid(logit) for logit in logits]
     order = sorted(range(len(each)), key=logits.__getitem__, reverse=True)  # the sigmoids of large logits are equal
     return [Rank(index, each[index], None if texts is None else texts[index]) for index in order]
@@ -94,7 +94,7 @@ def ranks(logits: Logits, activation: Activation, texts: Sequence[str] | None = 
 
 def cosine(a: Logits, b: Logits) -> float:
     """Return the scalar product of two embeddings of length 1."""
-    return sum(map(operator.mul, a, b))
+    return sum(one * other for one, other in zip(a, b, strict=True))
 
 
 def entities(

@@ -3,6 +3,7 @@
 A claimed delivery becomes due again a minute later, even if the process that claimed it dies.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from sqlalchemy import Engine
 
 from noria.jobs.schema import deliveries, jobs
 from noria.jobs.tracing import stored_trace_context
+from noria.observe.logs.log_record import fields
 from noria.storage.database import write_transaction
 
 CLAIM_S = 60.0  # three times the maximum duration of a try
@@ -24,6 +26,11 @@ MAX_IN_FLIGHT = 32  # of one front end; a receiver that does not answer occupies
 # Of those: receivers that do not answer, and all receivers of one API key, delay only their own.
 MAX_PER_HOST = 4
 MAX_PER_KEY = 8
+# The tries of a webhook take four days at most; this bounds those that a receiver puts off with Retry-After, and those
+# that wait for a share.
+MAX_AGE_S = 5 * 86_400.0
+
+log = logging.getLogger("noria.webhooks")
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,20 @@ class _DeliveryBody(Struct, frozen=True):
     """The part of a delivery's body that the outbox reads."""
 
     id: str
+
+
+# Made once: an idle front end asks every second, and making the query takes most of the time.
+_DUE = (
+    sa.select(deliveries)
+    .where(
+        deliveries.c.due_at <= sa.bindparam("now"),
+        deliveries.c.host.not_in(sa.bindparam("full_hosts", expanding=True)),
+        deliveries.c.made_by.not_in(sa.bindparam("full_keys", expanding=True)),
+        deliveries.c.id.not_in(sa.bindparam("taken", expanding=True)),
+    )
+    .order_by(deliveries.c.due_at)
+    .limit(sa.bindparam("limit"))
+)
 
 
 class Outbox:
@@ -94,22 +115,17 @@ class Outbox:
         """
         of_host = Counter(delivery.host for delivery in in_flight)
         of_key = Counter(delivery.made_by for delivery in in_flight if delivery.made_by)
-        columns = deliveries.c
         taken: dict[str, Any] = {}
         with self._engine.connect() as connection:
             while len(taken) < limit:
-                query = (
-                    sa.select(deliveries)
-                    .where(
-                        columns.due_at <= now,
-                        columns.host.not_in([host for host, number in of_host.items() if number >= MAX_PER_HOST]),
-                        columns.made_by.not_in([key for key, number in of_key.items() if number >= MAX_PER_KEY]),
-                        columns.id.not_in(list(taken)),
-                    )
-                    .order_by(columns.due_at)
-                    .limit(limit - len(taken))
-                )
-                rows = connection.execute(query).all()
+                parameters = {
+                    "now": now,
+                    "full_hosts": [host for host, number in of_host.items() if number >= MAX_PER_HOST],
+                    "full_keys": [key for key, number in of_key.items() if number >= MAX_PER_KEY],
+                    "taken": list(taken),
+                    "limit": limit - len(taken),
+                }
+                rows = connection.execute(_DUE, parameters).all()
                 if not rows:
                     break
                 for row in rows:
@@ -144,3 +160,16 @@ class Outbox:
         is_same = sa.and_(deliveries.c.url == delivery.url, deliveries.c.made_by == delivery.made_by)
         with write_transaction(self._engine) as connection:
             return connection.execute(deliveries.delete().where(is_same)).rowcount
+
+    def expire(self, now: float) -> int:
+        """Delete the deliveries that are older than `MAX_AGE_S`. Returns their number."""
+        is_too_old = deliveries.c.created_at < now - MAX_AGE_S
+        with write_transaction(self._engine) as connection:
+            num_dropped = connection.execute(deliveries.delete().where(is_too_old)).rowcount
+        if num_dropped:
+            log.error(
+                "%d webhooks are abandoned: in five days their receivers did not accept them",
+                num_dropped,
+                extra=fields(event="webhooks_expired", num_dropped=num_dropped),
+            )
+        return num_dropped

@@ -28,7 +28,7 @@ class Resolver:
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="resolve")
 
     async def __call__(self, host: str, port: int, client: str = "") -> list[str]:
-        """The addresses of `host`, in the system's order, looked up for `client`, an API key; the empty one has no limit.
+        """Look `host` up for `client`, an API key (the empty one has no limit); return its addresses in system order.
 
         Raises:
             TimeoutError: the lookup, or waiting for a thread, took too long, or `client` has too many that do.

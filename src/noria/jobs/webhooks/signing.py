@@ -1,4 +1,4 @@
-"""Signs webhooks by the Standard Webhooks specification (https://www.standardwebhooks.com), which Replicate uses as well.
+"""Signs webhooks by the Standard Webhooks specification (https://www.standardwebhooks.com), as Replicate does.
 
     webhook-id: msg_…                  the same for each try: receivers use it to drop duplicates
     webhook-timestamp: 1795230000      of this try, Unix time
@@ -23,6 +23,8 @@ from standardwebhooks import Webhook
 
 from noria.config import JobsConfig
 from noria.errors import ConfigError
+from noria.jobs.schema import SCHEMA
+from noria.storage.database import database_url
 from noria.storage.private_files import make_private_folder
 
 _PREFIX = "whsec_"
@@ -53,22 +55,25 @@ def format_secret(secret: bytes) -> str:
 
 
 def secret_file(config: JobsConfig, data_folder: pathlib.Path) -> pathlib.Path:
-    """The file with the server's secret.
+    """The file with the server's secret; `auto` is beside the SQLite file, so that all that share it sign alike.
 
     Raises:
-        ConfigError: it is `auto`, a file of this server, while other servers may share the database.
+        ConfigError: it is `auto` and the database is none in a file, or its URL is invalid.
 
     """
     setting = config.webhook_secret_file
     if setting != "auto":
         return pathlib.Path(setting)
-    if config.database.startswith("postgres"):
+    url = database_url(SCHEMA, config.database, data_folder / "jobs.sqlite")
+    if url.get_backend_name() != "sqlite":
         raise ConfigError(
-            "setting jobs.webhook_secret_file is 'auto', a file that each server makes for itself, and jobs.database is "
-            "PostgreSQL, whose servers deliver each other's webhooks: they must sign alike. Make one file (echo "
+            "setting jobs.webhook_secret_file is 'auto', a file beside the database, and jobs.database is PostgreSQL, "
+            "whose servers deliver each other's webhooks: they must sign alike. Make one file (echo "
             f'"{_PREFIX}$(openssl rand -base64 32)" > FILE) and name it in the settings of all of them.'
         )
-    return data_folder / "webhook-secret"
+    assert url.database is not None
+    file = pathlib.Path(url.database.removeprefix("file:").partition("?")[0])  # SQLite's own URLs
+    return file.resolve().with_name("webhook-secret")
 
 
 def open_secrets(config: JobsConfig, data_folder: pathlib.Path) -> tuple[bytes, ...]:

@@ -211,8 +211,9 @@ def _check_chooses_no_code(file: pathlib.Path) -> None:
             for key in tree.keys() & _CODE_KEYS.keys():
                 if tree[key] and tree[key] not in _CODE_KEYS[key]:
                     raise ModelError(
-                        f"{file}: {key} is {short_repr(tree[key])}, by which a model chooses code to import or download. "
-                        "Remove the key; attention is chosen by engine.attention, and quantized models are not supported."
+                        f"{file}: {key} is {short_repr(tree[key])}, by which a model chooses code to import or "
+                        "download. Remove the key; attention is chosen by engine.attention, and quantized models are "
+                        "not supported."
                     )
         pending += tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
 

@@ -8,31 +8,37 @@ weights, `hf_tokenizer.py` the tokenizer.
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
-from msgspec import Meta, Struct
 
 from noria.errors import ModelError, short_repr
-from noria.models.encoder.architectures import CLASS_PREFIXES, HEADS, OFFSET_POSITIONS, PRETRAINING_HEADS
+from noria.models.encoder.architectures import CLASS_PREFIXES, HEADS, PRETRAINING_HEADS
+from noria.models.encoder.config_files import (
+    Config,
+    Module,
+    Overrides,
+    SentenceTransformers,
+    Tokenizer,
+    Transformer,
+    read_if_there,
+    read_modules,
+    read_transformer,
+)
 from noria.models.weights import (
     REDOWNLOAD_HINT,
     Shapes,
-    convert,
     num_tensor_parameters,
     read_object,
     read_struct,
-    read_text,
     read_weights,
     weight_files,
 )
-from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask, Pooling, ProblemType
+from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask, Pooling
 
 if TYPE_CHECKING:
     from noria.models.families import Family
 
-_MODULES = ("Transformer", "Pooling", "Normalize")
-_TRANSFORMER_TASKS = ("feature-extraction", "sequence-classification")
 _POOLING_FLAGS: Mapping[str, Pooling] = {  # in the order in which sentence-transformers concatenates
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -42,78 +48,6 @@ _POOLING_FLAGS: Mapping[str, Pooling] = {  # in the order in which sentence-tran
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ACTIVATIONS: Mapping[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
-
-T = TypeVar("T")
-Count = Annotated[int, Meta(ge=1)]
-
-
-class _CrossEncoder(Struct, frozen=True):
-    activation_fn: str | None = None
-
-
-class _Config(Struct, frozen=True):
-    """config.json: what is checked of it; defaults are transformers'."""
-
-    model_type: str
-    vocab_size: Count
-    architectures: tuple[str, ...] | None = None
-    hidden_size: Count | None = None
-    dim: Count | None = None  # DistilBERT's hidden size
-    max_position_embeddings: Count = 512
-    type_vocab_size: int = 0
-    pad_token_id: int | None = None
-    is_decoder: bool = False
-    id2label: dict[str, str] | None = None
-    problem_type: ProblemType | None = None
-    sentence_transformers: _CrossEncoder | None = None
-    sbert_ce_default_activation_function: str | None = None
-    matryoshka_dimensions: tuple[Count, ...] | None = None
-
-    @property
-    def num_positions(self) -> int:
-        """The number of tokens that the model has positions for."""
-        padding = 1 if self.pad_token_id is None else self.pad_token_id
-        return self.max_position_embeddings - (padding + 1 if self.model_type in OFFSET_POSITIONS else 0)
-
-
-class _Module(Struct, frozen=True):
-    """An entry of modules.json. Only the last part of `type` counts: classes move between versions."""
-
-    type: str
-    path: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.type.rpartition(".")[2]
-
-
-class _Transformer(Struct, frozen=True):
-    """sentence_bert_config.json."""
-
-    max_seq_length: Count | None = None
-    do_lower_case: bool = False
-    transformer_task: str = "feature-extraction"
-
-
-class _SentenceTransformers(Struct, frozen=True):
-    """config_sentence_transformers.json."""
-
-    model_type: str = "SentenceTransformer"
-    prompts: dict[str, str | None] = {}
-    default_prompt_name: str | None = None
-    activation_fn: str | None = None
-
-
-class _Tokenizer(Struct, frozen=True):
-    """tokenizer_config.json; transformers writes 1e30 for a tokenizer without a maximum."""
-
-    model_max_length: Annotated[float, Meta(ge=1)] | None = None
-
-
-class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
-    """noria.json."""
-
-    name: str | None = None  # `models/catalog.py` reads it
 
 
 def inspect(folder: pathlib.Path, family: "Family") -> EncoderModelSpec:
@@ -125,14 +59,14 @@ def inspect(folder: pathlib.Path, family: "Family") -> EncoderModelSpec:
     """
     file = folder / "config.json"
     _check_supported(folder)
-    config, modules = read_struct(file, _Config), _read_modules(folder)
+    config, modules = read_struct(file, Config), read_modules(folder)
     architecture, task = _architecture(file, config, modules, family)
     shapes = read_weights(folder, "", family.weight_stems[""])
     _check_word_embeddings(weight_files(folder, "", family.weight_stems[""])[0], config, shapes)
     if (folder / "noria.json").exists():
-        read_struct(folder / "noria.json", _Overrides)
-    transformer = _read_transformer(folder)
-    sentence_transformers = _read_if_there(folder / "config_sentence_transformers.json", _SentenceTransformers)
+        read_struct(folder / "noria.json", Overrides)
+    transformer = read_transformer(folder)
+    sentence_transformers = read_if_there(folder / "config_sentence_transformers.json", SentenceTransformers)
     _check_tokenizer(folder, config, transformer)
     spec = EncoderModelSpec(
         name="",  # the catalog sets name and fingerprint
@@ -168,38 +102,8 @@ def _check_supported(folder: pathlib.Path) -> None:
         raise ModelError(f"{file}: is_decoder is true: each token sees only those before it; supported are encoders.")
 
 
-def _read_modules(folder: pathlib.Path) -> list[_Module]:
-    """Return the entries of modules.json, empty if there is no such file."""
-    file = folder / "modules.json"
-    if not file.exists():
-        return []
-    try:
-        modules = msgspec.json.decode(read_text(file), type=list[_Module])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file}: not a list of sentence-transformers' modules: {error}. {REDOWNLOAD_HINT}") from error
-    for module in modules:
-        if module.name not in _MODULES:
-            raise ModelError(
-                f"{file}: has a module of the type {short_repr(module.type)}; supported are {', '.join(_MODULES)}."
-            )
-        if (module.path and not re.fullmatch(r"[\w.-]+", module.path)) or module.path.startswith("."):
-            raise ModelError(f"{file}: the path {short_repr(module.path)} is not the name of a subfolder.")
-    names = [module.name for module in modules]
-    if names not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ModelError(
-            f"{file}: the modules are {', '.join(names) or 'none'}; supported are Transformer, Pooling and, optionally, "
-            "Normalize, in this order, or Transformer alone for a cross-encoder."
-        )
-    if modules[0].path:
-        raise ModelError(
-            f"{file}: the Transformer is in the subfolder {modules[0].path!r}, as sentence-transformers before 1.0 wrote "
-            "it. Save the model again with a newer version."
-        )
-    return modules
-
-
 def _architecture(
-    file: pathlib.Path, config: _Config, modules: list[_Module], family: "Family"
+    file: pathlib.Path, config: Config, modules: list[Module], family: "Family"
 ) -> tuple[str, EncoderTask]:
     """Return the class that computes the model, and its task."""
     prefix = CLASS_PREFIXES.get(config.model_type)
@@ -221,19 +125,7 @@ def _architecture(
     return architecture, "reranking" if task == "classification" and len(_labels(file, config)) == 1 else task
 
 
-def _read_transformer(folder: pathlib.Path) -> _Transformer:
-    """Read sentence_bert_config.json, or that of another architecture (sentence_roberta_config.json)."""
-    file = next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "sentence_bert_config.json")
-    transformer = _read_if_there(file, _Transformer)
-    if transformer.transformer_task not in _TRANSFORMER_TASKS:
-        raise ModelError(
-            f"{file}: transformer_task is {short_repr(transformer.transformer_task)}; supported are "
-            f"{', '.join(_TRANSFORMER_TASKS)}."
-        )
-    return transformer
-
-
-def _check_word_embeddings(file: pathlib.Path, config: _Config, shapes: Shapes) -> None:
+def _check_word_embeddings(file: pathlib.Path, config: Config, shapes: Shapes) -> None:
     """Check the first tensor: weights of another model would fail only when loaded, with a stack trace."""
     found = [shape for name, shape in shapes.items() if re.search(r"(word_embeddings|tok_embeddings)\.weight$", name)]
     if found and found[0][0] != config.vocab_size:
@@ -243,7 +135,7 @@ def _check_word_embeddings(file: pathlib.Path, config: _Config, shapes: Shapes) 
         )
 
 
-def _check_tokenizer(folder: pathlib.Path, config: _Config, transformer: _Transformer) -> None:
+def _check_tokenizer(folder: pathlib.Path, config: Config, transformer: Transformer) -> None:
     """Check that there is a tokenizer.json whose token ids the model has, and that lower case is its own matter."""
     file = folder / "tokenizer.json"
     if not file.exists():
@@ -289,9 +181,9 @@ def _lowercases(normalizer: object) -> bool:
     )
 
 
-def _max_length(folder: pathlib.Path, config: _Config, transformer: _Transformer) -> int:
+def _max_length(folder: pathlib.Path, config: Config, transformer: Transformer) -> int:
     """Return the maximum length of a text in tokens: sentence-transformers', else the tokenizer's, else the model's."""
-    tokenizer = _read_if_there(folder / "tokenizer_config.json", _Tokenizer)
+    tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
     lengths = [transformer.max_seq_length or tokenizer.model_max_length or config.num_positions, config.num_positions]
     shortest = int(min(lengths))
     if shortest < 3:  # two special tokens and one of a text
@@ -302,9 +194,9 @@ def _max_length(folder: pathlib.Path, config: _Config, transformer: _Transformer
 def _with_pooling(
     folder: pathlib.Path,
     spec: EncoderModelSpec,
-    config: _Config,
-    modules: list[_Module],
-    sentence_transformers: _SentenceTransformers,
+    config: Config,
+    modules: list[Module],
+    sentence_transformers: SentenceTransformers,
 ) -> EncoderModelSpec:
     """Add what only embeddings have. A folder without modules.json has mean pooling, as in sentence-transformers."""
     if sentence_transformers.model_type != "SentenceTransformer":
@@ -343,8 +235,8 @@ def _read_pooling(file: pathlib.Path, spec: EncoderModelSpec, *, has_prompts: bo
         )
     if tree.get("include_prompt") is False and has_prompts:
         raise ModelError(
-            f"{file}: include_prompt is false: the tokens of prompts would have to be left out of the pooling, which is "
-            "not supported."
+            f"{file}: include_prompt is false: the tokens of prompts would have to be left out of the pooling, which "
+            "is not supported."
         )
     if "pooling_mode" in tree:
         mode = tree["pooling_mode"]
@@ -367,7 +259,7 @@ def _pooling_rank(mode: str) -> int:
 
 
 def _with_labels(
-    file: pathlib.Path, spec: EncoderModelSpec, config: _Config, sentence_transformers: _SentenceTransformers
+    file: pathlib.Path, spec: EncoderModelSpec, config: Config, sentence_transformers: SentenceTransformers
 ) -> EncoderModelSpec:
     """Add what only classifications have."""
     labels = _labels(file, config)
@@ -380,7 +272,7 @@ def _with_labels(
     )
 
 
-def _labels(file: pathlib.Path, config: _Config) -> tuple[str, ...]:
+def _labels(file: pathlib.Path, config: Config) -> tuple[str, ...]:
     """Return the labels in the order of the logits; transformers does not write those of its default, two labels."""
     by_id = {"0": "LABEL_0", "1": "LABEL_1"} if config.id2label is None else config.id2label
     if not by_id or by_id.keys() != {str(index) for index in range(len(by_id))}:
@@ -391,8 +283,8 @@ def _labels(file: pathlib.Path, config: _Config) -> tuple[str, ...]:
 def _activation(
     file: pathlib.Path,
     task: EncoderTask,
-    config: _Config,
-    sentence_transformers: _SentenceTransformers,
+    config: Config,
+    sentence_transformers: SentenceTransformers,
 ) -> Activation:
     """Return what turns logits into scores: sentence-transformers' choice for cross-encoders, else transformers'."""
     is_cross_encoder = config.sentence_transformers is not None or sentence_transformers.model_type == "CrossEncoder"
@@ -412,8 +304,3 @@ def _activation(
     if task == "reranking" or (task == "classification" and config.problem_type == "multi_label_classification"):
         return "sigmoid"
     return "identity" if is_cross_encoder or config.problem_type == "regression" else "softmax"
-
-
-def _read_if_there(file: pathlib.Path, kind: type[T]) -> T:
-    """Read a file of which every field has a default, or return the defaults."""
-    return convert(file, read_object(file) if file.exists() else {}, kind)

@@ -253,9 +253,9 @@ def _compute_alone(module: "EncoderModule", spec: EncoderModelSpec, rows: list[T
 
 
 def _difference(file: pathlib.Path, spec: EncoderModelSpec, rows: list[TokenRow], expected: list[FloatArray]) -> float:
-    """Return the largest difference from `expected` in batches of all rows and of the first two, relative to its maximum.
+    """Return the largest difference from `expected`, relative to its maximum; NaN counts as infinite.
 
-    NaN counts as infinite.
+    Batches have all rows, and the first two.
     """
     session, names = _open(file), _input_names(file)
     worst = 0.0

@@ -34,20 +34,27 @@ image size are for all engines together (`noria_iteration_seconds`).
 
 QUERIES = {
     "Images per second": "sum(rate(noria_images_total[1m]))",
-    "95th percentile of a request's time": "histogram_quantile(0.95, sum by (le) (rate(noria_request_seconds_bucket[5m])))",
+    "95th percentile of a request's time": "histogram_quantile(0.95, "
+    "sum by (le) (rate(noria_request_seconds_bucket[5m])))",
     "Mean batch size": "sum(rate(noria_batch_size_sum[1m])) / (sum(rate(noria_batch_size_count[1m])) > 0)",
     "Mean batch size of each engine": "rate(noria_batch_size_sum[1m]) / (rate(noria_batch_size_count[1m]) > 0)",
     "Utilisation of all engines": "sum(rate(noria_engine_busy_seconds_total[1m])) / (sum(noria_engine_up) > 0)",
     "Utilisation of each engine": "rate(noria_engine_busy_seconds_total[1m])",
-    "Mean iteration time of each engine": "rate(noria_engine_busy_seconds_total[5m]) / (rate(noria_iterations_total[5m]) > 0)",
-    "Requests rejected because the queue is full, per second": 'sum(rate(noria_rejected_total{reason="queue_full"}[1m]))',
-    "Share of all requests that were accepted and missed their deadline": "sum(rate(noria_deadline_missed_total[5m])) / (sum(rate(noria_requests_total[5m])) > 0)",
+    "Mean iteration time of each engine": "rate(noria_engine_busy_seconds_total[5m]) / "
+    "(rate(noria_iterations_total[5m]) > 0)",
+    "Requests rejected because the queue is full, per second": "sum("
+    'rate(noria_rejected_total{reason="queue_full"}[1m]))',
+    "Share of all requests that were accepted and missed their deadline": "sum(rate(noria_deadline_missed_total[5m]))"
+    " / (sum(rate(noria_requests_total[5m])) > 0)",
     "Predicted wait of a new request": "max(noria_backlog_seconds)",
     "Number of engines that are not ready": "sum(noria_engines_configured) - sum(noria_engine_up)",
     "Which engines are not ready": "noria_engine_up == 0",
-    "Which engines crashed or were killed": 'sum by (instance, engine) (increase(noria_engine_starts_total{previous_exit!="none"}[15m])) > 0',
-    "Which front ends restart repeatedly": "sum by (instance, process) (increase(noria_frontend_starts_total[15m])) > 2.5",
-    "Which engines ran out of device memory": "sum by (instance, engine) (increase(noria_out_of_memory_total[15m])) > 0",
+    "Which engines crashed or were killed": "sum by (instance, engine) "
+    '(increase(noria_engine_starts_total{previous_exit!="none"}[15m])) > 0',
+    "Which front ends restart repeatedly": "sum by (instance, process) "
+    "(increase(noria_frontend_starts_total[15m])) > 2.5",
+    "Which engines ran out of device memory": "sum by (instance, engine) "
+    "(increase(noria_out_of_memory_total[15m])) > 0",
 }
 """Questions, and the PromQL queries that answer them."""
 

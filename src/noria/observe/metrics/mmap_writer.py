@@ -6,10 +6,13 @@ from `/metrics` until there is space; then it is complete.
 """
 
 import contextlib
+import inspect
 import logging
 import mmap
 import os
 import struct
+from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
@@ -19,6 +22,7 @@ from noria.observe.metrics.mmap_format import HEADER_BYTES, entry_bytes
 
 _log = logging.getLogger("noria.metrics")
 _INITIAL_BYTES = 64 * 1024  # as prometheus_client
+_pack_two_doubles = struct.Struct("dd").pack
 BYTES_PER_PROCESS = 2**20
 """Four files of 64 KiB, of which two may double twice: routes, models, outcomes and shapes are bounded."""
 
@@ -45,7 +49,10 @@ class AllocatedMmapDict(MmapedDict):
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
         """Write the value if there is space for it."""
-        if self._has_space(key):
+        position = self._positions.get(key)
+        if position is not None:
+            self._m[position : position + 16] = _pack_two_doubles(value, timestamp)
+        elif self._has_space(key):
             super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
 
     def _has_space(self, key: str) -> bool:
@@ -93,3 +100,17 @@ def has_space(folder: str, num_processes: int) -> bool:
 def write_allocated_files() -> None:
     """Make prometheus_client write its files with `AllocatedMmapDict`; call it before the first metric is made."""
     values.MmapedDict = AllocatedMmapDict  # type: ignore[attr-defined,assignment]
+    if values.ValueClass._multiprocess:
+        lock = inspect.getclosurevars(values.ValueClass.inc).nonlocals.get("lock")
+        if lock is not None:  # a later prometheus_client may have none
+            values.ValueClass.inc = _inc_without_looking_for_forks(lock)
+
+
+def _inc_without_looking_for_forks(lock: Any) -> Callable[[Any, float], None]:
+    def inc(value: Any, amount: float) -> None:
+        """Add `amount`. prometheus_client's own asks for the process id each time; no process of ours forks."""
+        with lock:
+            value._value += amount
+            value._file.write_value(value._key, value._value, 0.0)
+
+    return inc

@@ -81,9 +81,9 @@ def test_samplers_are_accepted_by_a1111s_names(client, engine, fields, scheduler
 
 # What SillyTavern, Open WebUI and webuiapi send, with nothing switched on.
 SILLYTAVERN = {
-    "prompt": "p", "negative_prompt": "q", "sampler_name": "Euler", "scheduler": "Automatic", "steps": 20, "cfg_scale": 7,
-    "width": 64, "height": 64, "restore_faces": False, "enable_hr": False, "hr_upscaler": "Latent", "hr_scale": 2,
-    "hr_additional_modules": [], "denoising_strength": 0.7, "hr_second_pass_steps": 0, "seed": -1,
+    "prompt": "p", "negative_prompt": "q", "sampler_name": "Euler", "scheduler": "Automatic", "steps": 20,
+    "cfg_scale": 7, "width": 64, "height": 64, "restore_faces": False, "enable_hr": False, "hr_upscaler": "Latent",
+    "hr_scale": 2, "hr_additional_modules": [], "denoising_strength": 0.7, "hr_second_pass_steps": 0, "seed": -1,
     "override_settings": {"CLIP_stop_at_last_layers": 1, "sd_vae": "Automatic", "forge_additional_modules": []},
     "override_settings_restore_afterwards": True, "clip_skip": 1, "save_images": True, "send_images": True,
     "do_not_save_grid": False, "do_not_save_samples": False,
@@ -141,7 +141,8 @@ def test_unsupported_features_are_rejected(client, engine, fields, says):
 
 
 def test_other_errors_have_a_detail_too(client, engine):
-    assert "not JSON" in client.post("/sdapi/v1/txt2img", content=b"{", headers={"content-type": "application/json"}).json()["detail"]  # fmt: skip
+    not_json = client.post("/sdapi/v1/txt2img", content=b"{", headers={"content-type": "application/json"})
+    assert "not JSON" in not_json.json()["detail"]
     assert client.post("/sdapi/v1/img2img", json={}).json()["detail"].startswith("there is no '/sdapi/v1/img2img'")
     assert client.get("/sdapi/v1/txt2img").json()["detail"].startswith("GET is not allowed")
     engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 3.0}

@@ -1,4 +1,4 @@
-"""The bodies of text-embeddings-inference's routes: its fields, those that huggingface_hub's client adds, then Noria's."""
+"""The bodies of text-embeddings-inference's routes: its fields, those that huggingface_hub adds, then Noria's."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The checks of `noria doctor` that only text encoders have. `gather` finds facts, `judge` is a pure function of them."""
+"""The checks of `noria doctor` that only text encoders have: `gather` finds facts, `judge` judges them, purely."""
 
 import importlib.util
 import os
@@ -59,7 +59,8 @@ def judge(facts: EncoderFacts, spec: EncoderModelSpec, config: EngineConfig) -> 
     yield (
         "ok",
         "model",
-        f"{spec.name}: {spec.num_parameters / 1e6:.1f} M parameters, {what}, up to {spec.max_length} tokens, in {spec.folder}",
+        f"{spec.name}: {spec.num_parameters / 1e6:.1f} M parameters, {what}, up to {spec.max_length} tokens, "
+        f"in {spec.folder}",
     )
     if facts.error:
         yield "fail", "device", facts.error
@@ -99,6 +100,7 @@ def _judge_precision(facts: EncoderFacts, config: EngineConfig) -> Verdicts:
         return (
             "fail",
             "dtype",
-            f"{text}: less than engine.encoder_min_fidelity, {config.encoder_min_fidelity:g}; use float32, or allow less",
+            f"{text}: less than engine.encoder_min_fidelity, {config.encoder_min_fidelity:g}; use float32, "
+            "or allow less",
         )
     return "ok", "dtype", text

@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from noria.engine.live.pending_view import PendingView, TimedIteration
+from noria.engine.live.sliding_stats import SlidingStats
 from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
-from noria.engine.pending_view import PendingView, TimedIteration
 from noria.engine.runtime import PreparedRequest, RequestT, Thumbnail
 from noria.engine.sender import ERROR_CODE_BY_REASON
-from noria.engine.sliding_stats import SlidingStats
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView, ViewRequest
 from noria.scheduling.types import (

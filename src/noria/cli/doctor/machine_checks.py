@@ -7,9 +7,9 @@ Speeds are estimates from the project's own measurements, good to a factor of tw
 from collections.abc import Iterator
 
 from noria import __version__
-from noria.cli import encoder_checks
-from noria.cli.finding import Finding
-from noria.cli.machine_facts import Facts, OpenListeners, gather
+from noria.cli.doctor import encoder_checks
+from noria.cli.doctor.finding import Finding
+from noria.cli.doctor.machine_facts import Facts, OpenListeners, gather
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.auto_settings import (
     FULL_SIZE_PARAMETERS,

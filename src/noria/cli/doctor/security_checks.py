@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from noria.cli.finding import Finding
+from noria.cli.doctor.finding import Finding
 from noria.config import Config, FrontendConfig, data_folder
 from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
@@ -24,6 +24,7 @@ from noria.frontend.http.paths import OPEN_PATHS
 from noria.frontend.http.tls import check_certificate, open_key_warning
 from noria.jobs.webhooks.signing import secret_file
 from noria.settings import list_settings
+from noria.supervisor.listener import check_uds
 
 Reach = Literal["this machine", "private networks", "all networks of this machine", "the internet"]
 
@@ -58,6 +59,7 @@ def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[F
     yield _check_live(frontend, reach)
     yield from _check_stored(config, environment)
     yield _check_webhooks(config)
+    yield _check_webhook_secret(config, environment)
     yield _check_limits(config)
     yield _check_log(config)
     if os.geteuid() == 0:
@@ -81,15 +83,20 @@ def _reach(host: str) -> Reach:
 
 def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
     if frontend.uds:
+        try:
+            check_uds(frontend.uds)
+        except ConfigError as error:
+            return Finding("fail", "listener", error.message)
         return Finding("ok", "listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
-    text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {'with' if frontend.ssl_certfile else 'without'} TLS"
+    tls = "with TLS" if frontend.ssl_certfile else "without TLS"
+    text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {tls}"
     if reach == "this machine" or frontend.ssl_certfile:
         return Finding("ok", "listener", text)
     return Finding(
         "warn",
         "listener",
-        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 or "
-        "a Unix socket (frontend.uds) behind a proxy with TLS",
+        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 "
+        "or a Unix socket (frontend.uds) behind a proxy with TLS",
     )
 
 
@@ -113,7 +120,10 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
         yield Finding("fail", "keys", error.message)
         return
     if not keys:
-        text = f"none: every client that reaches the server, from {reach}, may send requests, and see and cancel those of others"
+        text = (
+            f"none: every client that reaches the server, from {reach}, may send requests, "
+            "and see and cancel those of others"
+        )
         if reach == "this machine":
             yield Finding("ok", "keys", text)
         else:
@@ -184,8 +194,8 @@ def _check_proxies(frontend: FrontendConfig) -> Finding:
         return Finding(
             "warn",
             "proxies",
-            f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the proxies' "
-            "own addresses in frontend.trusted_proxies",
+            f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the "
+            "proxies' own addresses in frontend.trusted_proxies",
         )
     return Finding(
         "ok", "proxies", f"X-Forwarded-For is believed from {', '.join(frontend.trusted_proxies) or 'no proxy'}"
@@ -249,7 +259,6 @@ def _check_postgresql(host: str | None, query: str, environment: Mapping[str, st
 
 
 def _check_webhooks(config: Config) -> Finding:
-    setting = config.jobs.webhook_secret_file
     if config.jobs.webhook_allow_private:
         return Finding(
             "warn",
@@ -257,21 +266,24 @@ def _check_webhooks(config: Config) -> Finding:
             "to private addresses too: callers can make the server send requests to services of its own network; unset "
             "jobs.webhook_allow_private",
         )
+    return Finding("ok", "webhooks", "to public addresses only")
+
+
+def _check_webhook_secret(config: Config, environment: Mapping[str, str]) -> Finding:
+    topic, setting = "secret", config.jobs.webhook_secret_file
     try:
-        file = secret_file(config.jobs, data_folder(config, os.environ))
+        file = secret_file(config.jobs, data_folder(config, environment))
+        mode = _mode(file)
     except ConfigError as error:
-        return Finding("fail", "webhooks", error.message)
-    if setting == "auto":
-        return Finding("ok", "webhooks", f"to public addresses, signed with secrets derived from {file}")
-    try:
-        mode = _mode(setting)
+        return Finding("fail", topic, error.message)
     except OSError as error:
-        return Finding("fail", "webhooks", f"the secret {setting} cannot be looked at: {error}")
+        if setting == "auto" and isinstance(error, FileNotFoundError):
+            return Finding("ok", topic, f"{file} does not exist yet; the server makes it for its own user only")
+        return Finding("fail", topic, f"{file} cannot be looked at: {error}")
     if mode & _GROUP_AND_OTHERS:
-        return Finding(
-            "warn", "webhooks", f"others may read the secret {setting}, whose mode is {mode:o}; chmod go= {setting}"
-        )
-    return Finding("ok", "webhooks", f"to public addresses, signed with secrets derived from {setting}")
+        text = f"others may read {file}, whose mode is {mode:o}, and forge webhooks; chmod go= {file}"
+        return Finding("warn", topic, text)
+    return Finding("ok", topic, f"those of the keys are derived from {file}, which only its owner reads")
 
 
 def _check_limits(config: Config) -> Finding:

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 import torch
 
-from noria.cli.doctor_checks import Finding, estimate_image_s, examine, format_report, judge
-from noria.cli.encoder_checks import EncoderFacts
-from noria.cli.machine_facts import Facts, Gpu
+from noria.cli.doctor.encoder_checks import EncoderFacts
+from noria.cli.doctor.machine_checks import Finding, estimate_image_s, examine, format_report, judge
+from noria.cli.doctor.machine_facts import Facts, Gpu
 from noria.engine.encoder.fidelity import Fidelity
 from noria.models.catalog import open_model
 from noria.models.encoder.onnx_export import ExportRecord
@@ -45,8 +45,9 @@ FACTS = Facts(
     port_error=None,
 )
 FAKE_ENCODER = EncoderModelSpec(
-    name="fake", folder="/models/fake", fingerprint="", family="text-encoder", num_parameters=1_000_000, task="embedding",
-    architecture="BertModel", dimensions=8, max_length=64, vocab_size=100, inputs=("input_ids",), pooling=("mean",),
+    name="fake", folder="/models/fake", fingerprint="", family="text-encoder", num_parameters=1_000_000,
+    task="embedding", architecture="BertModel", dimensions=8, max_length=64, vocab_size=100, inputs=("input_ids",),
+    pooling=("mean",),
 )  # fmt: skip
 GPU = Gpu("A GPU", 80 * 2**30)
 

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from certificates import make_certificate
+from noria.cli.doctor.security_checks import check_security
 from noria.cli.main import main
-from noria.cli.security_checks import check_security
 from noria.frontend.access.api_keys import generate_key
 from noria.settings import load
 
@@ -60,12 +60,13 @@ def test_a_server_for_all_networks_may_be_without_warnings(findings_for, keys_fi
     )
     assert {verdict for verdict, _ in found.values()} == {"ok"}
     assert "with TLS" in found["listener"][1]
-    assert "without one: /, /docs, /healthz" in found["keys"][1]
+    assert "without one: /, /docs, /health, /healthz" in found["keys"][1]
 
 
 CASES = [
     ("listener", "fail", {"frontend__host": "no-such-host.invalid"}, "is no address of this machine"),
     ("listener", "ok", {"frontend__uds": "/run/noria.sock"}, "its owner and group"),
+    ("listener", "fail", {"frontend__uds": "noria.sock"}, "allowed is an absolute path"),
     ("TLS", "fail", {"frontend__ssl_certfile": "/nowhere.pem"}, "No such file"),
     ("keys", "fail", {"frontend__api_keys_file": "/nowhere.toml"}, "cannot be read"),
     ("metrics", "warn", {"frontend__metrics_address": "0.0.0.0:9464"}, "the monitoring's network"),
@@ -79,9 +80,10 @@ CASES = [
     ("jobs", "warn", {"jobs__database": "postgresql://noria@db.example/noria"}, "sslmode=verify-full"),
     ("jobs", "ok", {"jobs__database": "postgresql://noria@db.example/noria?sslmode=verify-full"}, "verify-full"),
     ("jobs", "ok", {"jobs__database": "postgresql:///noria?host=/var/run/postgresql"}, "on this machine"),
-    ("webhooks", "fail", {"jobs__database": "postgresql:///noria"}, "must sign alike"),
+    ("secret", "fail", {"jobs__database": "postgresql:///noria"}, "must sign alike"),
     ("webhooks", "warn", {"jobs__webhook_allow_private": "true"}, "its own network"),
-    ("webhooks", "fail", {"jobs__webhook_secret_file": "/nowhere"}, "cannot be looked at"),
+    ("secret", "fail", {"jobs__webhook_secret_file": "/nowhere"}, "cannot be looked at"),
+    ("secret", "ok", {}, "does not exist yet"),
     ("results", "ok", {"jobs__results": "s3://bucket/folder"}, "s3://bucket"),
     ("limits", "warn", {"frontend__max_body_bytes": "1000000000"}, "frontend.max_body_bytes is 1e+09"),
     ("log", "warn", {"log_prompts": "full"}, "has all prompts"),
@@ -101,8 +103,8 @@ def test_each_opening_is_found(topic, verdict, flags, words, findings_for):
         ("data", "data_dir", "", 0o700, "ok"),
         ("results", "jobs__results", "results", 0o750, "warn"),
         ("jobs", "jobs__database", "jobs.sqlite", 0o644, "warn"),
-        ("webhooks", "jobs__webhook_secret_file", "secret", 0o640, "warn"),
-        ("webhooks", "jobs__webhook_secret_file", "secret", 0o600, "ok"),
+        ("secret", "jobs__webhook_secret_file", "secret", 0o640, "warn"),
+        ("secret", "jobs__webhook_secret_file", "secret", 0o600, "ok"),
     ],
 )
 def test_modes_of_files_and_folders_are_looked_at(topic, setting, name, mode, verdict, findings_for, tmp_path):
@@ -116,6 +118,14 @@ def test_modes_of_files_and_folders_are_looked_at(topic, setting, name, mode, ve
     found, text = findings_for(**{setting: value})[topic]
     assert found == verdict
     assert verdict == "ok" or f"mode {mode:o}" in text or f"mode is {mode:o}" in text
+
+
+def test_the_automatic_webhook_secret_is_that_of_the_servers_environment(findings_for, tmp_path):
+    secret = tmp_path / "noria" / "webhook-secret"
+    secret.parent.mkdir()
+    secret.touch(0o644)
+    found = findings_for({"XDG_DATA_HOME": str(tmp_path)}, data_dir="auto")
+    assert found["secret"][0] == "warn" and f"others may read {secret}" in found["secret"][1]
 
 
 def test_keys_that_others_may_add_and_keys_without_quotas_are_said(findings_for, keys_file):
@@ -140,7 +150,7 @@ def test_the_exit_status_is_1_while_a_warning_stands(tmp_path, capsys, monkeypat
     assert "Nothing is open without need." in capsys.readouterr().out
     assert main([*arguments, "--allowed-hosts", "*"]) == 1
     output = capsys.readouterr().out
-    assert "warn  hosts" in output and "1 of 11 need a decision." in output
+    assert "warn  hosts" in output and "1 of 12 need a decision." in output
 
 
 def test_root_is_said(findings_for, monkeypatch):

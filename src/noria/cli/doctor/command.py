@@ -25,16 +25,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.security:
         return _check_security(config)
 
-    from noria.cli import doctor_checks
+    from noria.cli.doctor import machine_checks
     from noria.supervisor.listener import open_listeners
 
-    findings = doctor_checks.examine(config, open_listeners)
-    print(doctor_checks.format_report(findings))
+    findings = machine_checks.examine(config, open_listeners)
+    print(machine_checks.format_report(findings))
     return 1 if any(finding.verdict == "fail" for finding in findings) else 0
 
 
 def _check_security(config: Config) -> int:
-    from noria.cli.security_checks import check_security
+    from noria.cli.doctor.security_checks import check_security
 
     findings = list(check_security(config, os.environ))
     num_open = sum(finding.verdict != "ok" for finding in findings)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from noria.engine.sliding_stats import WINDOW_S, SlidingStats
+from noria.engine.live.sliding_stats import WINDOW_S, SlidingStats
 
 
 def test_rates_are_those_of_the_last_minute():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from noria.cli import encoder_checks
+from noria.cli.doctor import encoder_checks
 from noria.config import Config, FrontendConfig
 from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
@@ -40,7 +40,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found; `doctor_checks.py` judges it."""
+    """What was found; `machine_checks.py` judges it."""
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]  # of `_PACKAGES`; None is not installed

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from noria.engine.live_view import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
+from noria.engine.live.pending_view import resolve_view
+from noria.engine.live.publisher import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
 from noria.engine.loop import EngineLoop
-from noria.engine.pending_view import resolve_view
 from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.messages import ViewRequest
 from noria.protocol.model_spec import ModelKey

@@ -1,0 +1,85 @@
+"""Options of `noria bench encoders`. Imports little: the command line reads it before it knows which command runs."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Corpus = Literal["fixed", "mixed"]
+"""The texts: one sentence, as the reference article sent it, or texts of many lengths."""
+
+CORPORA: tuple[Corpus, ...] = get_args(Corpus)
+
+# In the order of the tables.
+TARGETS = (
+    "raw",
+    "raw-bfloat16",
+    "noria",
+    "noria-bfloat16",
+    "fastapi",
+    "triton-1",
+    "triton-1-batching",
+    "triton-n",
+    "triton-n-batching",
+    "triton-best",
+    "litserve",
+    "bentoml",
+)
+_DEFAULT_TARGETS = tuple(name for name in TARGETS if name not in ("triton-n", "triton-n-batching"))
+
+
+@dataclass(frozen=True)
+class EncodersOptions:
+    """What is measured; `seconds` are of each load."""
+
+    targets: tuple[str, ...] = _DEFAULT_TARGETS
+    connections: tuple[int, ...] = (1, 16, 128)
+    seconds: float = 4.0
+    corpora: tuple[Corpus, ...] = CORPORA
+    load_percents: tuple[int, ...] = (30, 60, 85)  # of an open loop, of the raw loop's texts per second
+    num_rounds: int = 2
+    sweeps: bool = True  # whether the best settings are looked for; otherwise the first candidates are used
+    seed: int = 1
+
+
+QUICK = EncodersOptions(connections=(1, 16), seconds=2.0, load_percents=(60,), num_rounds=1, sweeps=False)
+"""A run of some three minutes, which shows that all works."""
+
+
+def read_targets(text: str) -> tuple[str, ...]:
+    """Parse `noria,triton-1` or `all`, in the order of the tables. Raises ValueError, with all names."""
+    names = list(TARGETS) if text == "all" else text.split(",")
+    if unknown := [name for name in names if name not in TARGETS]:
+        raise ValueError(f"{unknown[0]!r}; targets are all, {', '.join(TARGETS)}")
+    return tuple(name for name in TARGETS if name in names)
+
+
+def read_connections(text: str) -> tuple[int, ...]:
+    """Parse `1,16,128`. Raises ValueError unless all are 1 to 128."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() and 1 <= int(word) <= 128 for word in words):
+        raise ValueError(f"{text!r}; connections are whole numbers from 1 to 128, such as 1,16,128")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def read_corpora(text: str) -> tuple[Corpus, ...]:
+    """Parse `fixed`, `mixed` or `all`. Raises ValueError for another word."""
+    if text not in ("all", *CORPORA):
+        raise ValueError(f"{text!r}; a corpus is {', '.join(CORPORA)} or all")
+    return tuple(corpus for corpus in CORPORA if text in ("all", corpus))
+
+
+def read_seconds(text: str) -> float:
+    """Parse the seconds of a load. Raises ValueError unless it is 1 to 600."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 600:
+        raise ValueError(f"{text!r}; a load takes 1 to 600 seconds")
+    return value
+
+
+def read_rounds(text: str) -> int:
+    """Parse the number of rounds. Raises ValueError unless it is 1 to 20."""
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 20:
+        raise ValueError(f"{text!r}; it is a whole number of rounds from 1 to 20")
+    return int(text)

@@ -1,0 +1,121 @@
+"""The bound: Noria's sessions in one process, without a server; and the vectors that all answers are compared with.
+
+`python -m noria_bench.encoders.servers.raw_loop < job.json` tokenizes and computes texts for some seconds, in batches
+of similar length, one thread for each session, and prints a `RawResult`. With `vectors` it instead writes what the
+checkpoint gives in torch, each text alone.
+"""
+
+import itertools
+import pathlib
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from noria.config import EngineConfig
+from noria.engine.encoder.sessions import load_sessions
+from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.token_rows import Session, TokenRow, pad
+from noria.protocol.process_signals import die_with_parent
+from noria.protocol.text import EncoderModelSpec
+
+_BATCH = 8
+_WARM_UP_BATCHES = 8
+
+
+class RawJob(Struct, frozen=True):
+    """What to compute."""
+
+    spec: EncoderModelSpec
+    config: EngineConfig
+    texts: tuple[str, ...]
+    seconds: float = 0.0
+    seed: int = 1
+    vectors: str | None = None  # a file to write, of numpy's
+
+
+class RawResult(Struct, frozen=True):
+    """What the loop did in its time."""
+
+    seconds: float
+    num_texts: int
+    num_batches: int
+    cpu_s: float
+    num_tokens: int
+    num_padded_tokens: int
+
+
+def run_loop(job: RawJob) -> RawResult:
+    """Load the sessions and compute batches in random order until the time is over."""
+    sessions, tokenizer = load_sessions(job.spec, job.config, "cpu"), HuggingFaceTokenizer(job.spec)
+    by_length = sorted(job.texts, key=lambda text: tokenizer.encode([text])[0].num_tokens)
+    batches = [by_length[start : start + _BATCH] for start in range(0, len(by_length), _BATCH)]
+    random.Random(job.seed).shuffle(batches)
+    lock, remaining, counts = threading.Lock(), itertools.cycle(batches), [0, 0, 0, 0]
+
+    def compute(session: Session, end_s: float, max_batches: int | None = None) -> None:
+        for _ in itertools.count() if max_batches is None else range(max_batches):
+            if time.perf_counter() >= end_s:
+                return
+            with lock:
+                texts = next(remaining)
+            rows = [TokenRow.of(each) for each in tokenizer.encode(texts)]
+            session.run(rows)
+            lengths = [len(row.ids) for row in rows]
+            with lock:
+                for index, number in enumerate((1, len(rows), sum(lengths), len(rows) * max(lengths))):
+                    counts[index] += number
+
+    def run_threads(seconds: float, max_batches: int | None = None) -> float:
+        started_s = time.perf_counter()
+        arguments = (started_s + seconds, max_batches)
+        threads = [threading.Thread(target=compute, args=(session, *arguments)) for session in sessions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - started_s
+
+    run_threads(job.seconds, _WARM_UP_BATCHES)
+    counts[:] = [0, 0, 0, 0]
+    cpu_s = time.process_time()
+    seconds = run_threads(job.seconds)
+    return RawResult(seconds, counts[1], counts[0], time.process_time() - cpu_s, counts[2], counts[3])
+
+
+def checkpoint_vectors(spec: EncoderModelSpec, texts: Sequence[str]) -> NDArray[np.float32]:
+    """What the checkpoint gives for each text alone, in torch and float32 [texts, dimensions]."""
+    import torch
+
+    from noria.models.encoder import checkpoint
+
+    torch.set_num_threads(1)  # more would wait for each other with texts this short
+    module = checkpoint.load(spec, EngineConfig(dtype="float32"), "cpu")
+    vectors = list[Any]()
+    with torch.inference_mode():
+        for text in HuggingFaceTokenizer(spec).encode(texts):
+            inputs = pad([TokenRow.of(text)])
+            vectors.append(module(*(torch.from_numpy(inputs[name]) for name in spec.inputs))[0].numpy())
+    found: NDArray[np.float32] = np.stack(vectors)
+    return found / np.linalg.norm(found, axis=1, keepdims=True) if spec.normalize else found
+
+
+def main() -> None:
+    """Read the job from stdin, compute, print the result. The process ends with its parent."""
+    die_with_parent()
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=RawJob)
+    if job.vectors is not None:
+        np.save(pathlib.Path(job.vectors), checkpoint_vectors(job.spec, job.texts))
+    else:
+        sys.stdout.buffer.write(msgspec.json.encode(run_loop(job)))
+
+
+if __name__ == "__main__":
+    main()

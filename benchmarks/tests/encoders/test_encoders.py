@@ -1,0 +1,227 @@
+"""`noria bench encoders`: its texts, its client, what ab prints, its report, and one real run."""
+
+import http.server
+import json
+import math
+import statistics
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+
+from noria.config import Config
+from noria.models.catalog import open_model_of
+from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+from noria.protocol.text import EncoderModelSpec
+from noria_bench.encoders import bench, client, load_tools, summary
+from noria_bench.encoders.corpus import NUM_TEXTS, mixed_texts
+from noria_bench.encoders.options import EncodersOptions
+from noria_bench.encoders.report import write_report
+from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun, read_result, write_result
+from noria_bench.encoders.servers.job import EncoderFiles, EncoderJob, ServerSettings
+from noria_bench.encoders.servers.onnx_encoder import BatchCounters, read_counters
+from noria_bench.encoders.servers.triton_server import model_repository
+from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.targets import environments
+
+MIXED_16 = Load("mixed", "closed", "own", 16)
+MIXED_1 = Load("mixed", "closed", "own", 1)
+FIXED_16 = Load("fixed", "closed", "ab", 16)
+OPEN = Load("mixed", "open", "own", percent=60, rate=120.0)
+
+
+def test_mixed_texts_have_the_lengths_of_the_distribution_and_are_reproducible():
+    texts = mixed_texts(1)
+    assert texts == mixed_texts(1) != mixed_texts(2)
+    assert len(set(texts)) > 0.95 * NUM_TEXTS > 1900
+    encoded = HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm")).encode(texts)
+    lengths = [each.num_tokens for each in encoded]
+    assert min(lengths) == 4 and max(lengths) == 256 and not any(each.num_cut for each in encoded)
+    assert 30 <= statistics.median(lengths) <= 34
+    # cut to 4–256, it is a little less than the 0.9 that is drawn
+    assert 0.8 < statistics.stdev(map(math.log, lengths)) < 0.9
+
+
+class VectorServer(http.server.ThreadingHTTPServer):
+    """Answers as Noria: the vector [length, 1] of each text; a wrong one for "wrong", an error for "error"."""
+
+    daemon_threads = True
+
+    class RequestHandlerClass(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            text = json.loads(self.rfile.read(int(self.headers["content-length"])))["input"]
+            vector = [float(len(text)) + (text == "wrong"), 1.0]
+            body = json.dumps({"data": [{"embedding": vector}]}).encode()
+            self.send_response(500 if text == "error" else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+
+@pytest.fixture
+def vector_server():
+    server = VectorServer(("127.0.0.1", 0), VectorServer.RequestHandlerClass)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("arrivals", [(), tuple((0.005 * k, k % 4) for k in range(40))], ids=["closed", "open"])
+def test_the_client_counts_failures_and_compares_what_it_knows(vector_server, tmp_path, arrivals):
+    texts = ("a", "wrong", "error", "unknown")
+    np.save(tmp_path / "vectors.npy", np.array([[len(text), 1] for text in texts[:3]], np.float32))
+    config = client.ClientConfig(
+        vector_server.server_port, "noria", texts, str(tmp_path / "vectors.npy"), arrivals=arrivals,
+        **({} if arrivals else {"connections": 4, "seconds": 30.0, "num_requests": 40})
+    )  # fmt: skip
+    found = uvloop.run(client.run(config))
+    assert (len(found.latencies_s), found.num_failed, found.failures) == (30, 10, {"500": 10})
+    assert sorted(found.differences) == [0.0] * 10 + [1.0] * 10
+    assert min(found.cosines) < 1.0 and found.requests_per_s > 0
+
+
+AB_OUTPUT = """
+Time taken for tests:   4.000 seconds
+Complete requests:      100
+Failed requests:        1
+Non-2xx responses:      9
+Requests per second:    25.00 [#/sec] (mean)
+"""
+
+
+def test_ab_s_answers_with_an_error_status_count_as_failed():
+    percentiles = "Percentage served,Time in ms\n0,1.0\n50,4.5\n95,9.25\n99,20.125\n"
+    found = load_tools.parse_ab(AB_OUTPUT, percentiles, FIXED_16)
+    assert (found.num_ok, found.num_failed, found.requests_per_s) == (90, 10, 22.5)
+    assert (found.p50_ms, found.p95_ms, found.p99_ms) == (4.5, 9.25, 20.125)
+    with pytest.raises(RuntimeError, match="Connection refused"):
+        load_tools.parse_ab("apr_socket_connect(): Connection refused (111)", "", FIXED_16)
+
+
+def test_counters_of_all_encoders_are_summed(tmp_path):
+    for _ in range(2):
+        counters = BatchCounters(tmp_path)
+        counters.add(3, 20, 30)
+        counters.add(1, 5, 5)
+    assert read_counters(tmp_path) == (4, 8, 50, 70)
+
+
+def test_a_metric_is_summed_over_its_series_only():
+    text = 'a_total{engine="0"} 2\na_total{engine="1"} 3.5\na_total_created 9\n# HELP a_total x\n'
+    assert bench.sum_series(text, "a_total") == 5.5
+
+
+def test_triton_s_repository_has_the_settings_and_divides_the_threads():
+    files = EncoderFiles("/m.onnx", '/a "quoted"/tokenizer.json', 256, ("input_ids",), "out", True, "/c")
+    plain = model_repository(EncoderJob(files, 1, 2, 384, ServerSettings(max_batch=64)))
+    assert "dynamic_batching" not in plain["encoder/config.pbtxt"] and "ragged" not in plain["encoder/config.pbtxt"]
+    settings = ServerSettings(max_batch=8, delay_us=2000, instances=2, tokenizers=3, batching=True, ragged=True)
+    tuned = model_repository(EncoderJob(files, 1, 2, 384, settings))
+    config = tuned["encoder/config.pbtxt"]
+    assert "max_queue_delay_microseconds: 2000" in config and config.count("allow_ragged_batch: true") == 2
+    assert "count: 2" in config and "count: 3" in tuned["tokenizer/config.pbtxt"]
+    (line,) = (line for line in config.splitlines() if line.startswith("parameters"))
+    job = json.loads(json.loads(line.partition("string_value: ")[2].removesuffix(" } }")))
+    assert (job["tokenizer"], job["session_threads"]) == (files.tokenizer, 1)
+
+
+def measurement(load, rate, p99_ms=100.0, **changes):
+    fields = {"num_ok": 100, "num_failed": 0, "p50_ms": 10.0, "p95_ms": 50.0, "p99_ms": p99_ms, "cpu_s": 0.5}
+    return Measurement(load, rate, **(fields | changes))
+
+
+def make_result():
+    """Two rounds of Noria, Triton with dynamic batching and the raw loop."""
+    runs = []
+    for number, (noria, triton) in enumerate(((250.0, 100.0), (270.0, 90.0))):
+        runs += [
+            TargetRun("raw", number, {}, [measurement(Load("mixed", "closed", "none"), 280.0, None)]),
+            TargetRun("noria", number, {}, [
+                measurement(FIXED_16, 400.0),
+                measurement(MIXED_1, 80.0, mean_batch=1.0, padding=0.0),
+                measurement(MIXED_16, noria, num_compared=50, mean_batch=6.0, padding=0.1),
+                measurement(OPEN, 119.0),
+            ], check=measurement(MIXED_16, noria, num_compared=256, max_difference=3e-7, min_cosine=1.0)),
+            TargetRun("triton-1-batching", number, {"max_batch": 64}, [
+                measurement(FIXED_16, 200.0),
+                measurement(MIXED_1, 60.0, p50_ms=9.0),
+                measurement(MIXED_16, triton, p99_ms=None, num_failed=4),
+                measurement(OPEN, 90.0, p99_ms=90.0),
+            ]),
+        ]  # fmt: skip
+    return EncodersResult(
+        collect_provenance(), {"name": "minilm", "max_tokens": 256}, {}, {"fixed": "One | text.", "num_texts": 2048},
+        threads=2, raw_texts_per_s=280.0, runs=runs, complete=True,
+    )  # fmt: skip
+
+
+def test_ratios_are_paired_by_round_and_goals_say_what_was_missed():
+    result = make_result()
+    assert summary.paired_ratios(result, "noria", "triton-1-batching", "mixed") == [2.5, 3.0]
+    goals = {goal.text.split(";")[0]: goal for goal in summary.goals_of(result)}
+    ratio = goals["noria over triton-1-batching, mixed texts, requests per second: at least 2.4"]
+    assert ratio.met is True and "2.75" in ratio.text
+    assert goals["noria over triton-best, mixed texts, requests per second: at least 1.3"].met is None
+    p99 = goals["noria's p99 is lower than each Triton's under every load of mixed texts"]
+    assert p99.met is False and "in 1 of 3" in p99.text and "100 ms, triton-1-batching 90 ms" in p99.text
+    assert goals["a lone request of mixed texts takes noria no longer than Triton, median"].met is False
+    assert "0 of 612 compared are wrong" in goals["no request to noria fails, and no answer is wrong"].text
+
+
+def test_the_report_is_made_from_the_json_file(tmp_path):
+    file = write_result(make_result(), tmp_path)
+    report, *plots = write_report(read_result(file), tmp_path)
+    text = report.read_text(encoding="utf-8")
+    assert "| over triton-1-batching | 2.93 × | 2.00 × | 2.75 × |" in text
+    assert "| triton-1-batching | 95.00 | 10.0 | 50.0 | – | not reported | not reported | 4.81 | 8 |" in text
+    assert "| noria | 260.00 | 10.0 | 50.0 | 100.0 | 6.0 | 10.0 % | 5.00 | 0 |" in text
+    assert [plot.name for plot in plots] == ["latency.svg", "throughput.svg"]
+    assert all(b"<svg" in plot.read_bytes() for plot in plots)
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="is not a result of noria bench encoders"):
+        read_result(file)
+
+
+# Exports MiniLM, and starts a loop and two servers: half a minute of CPU time.
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_noria_and_fastapi_give_right_vectors_under_load(tmp_path):
+    options = EncodersOptions(
+        targets=("raw", "noria", "fastapi"), connections=(1, 4), seconds=1.0, load_percents=(30,), num_rounds=1
+    )
+    assert bench.main(Config(model="minilm"), options, tmp_path) == 0
+    result = read_result(tmp_path / "encoders.json")
+    assert result.complete and [run.target for run in result.runs] == ["raw", "noria", "fastapi"]
+    for run in result.runs[1:]:
+        assert run.check.num_compared == 256 and run.check.max_difference < 1e-5
+        for each in run.measurements:
+            assert each.num_ok and not each.num_failed and not each.num_wrong and each.cpu_s > 0, each
+            assert each.mean_batch >= 1.0 and 0.0 <= each.padding < 1.0
+    assert "Undecided" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+# Installs the frameworks from the package registry, and starts their servers: minutes.
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", ["triton-1-batching", "litserve", "bentoml"])
+def test_a_framework_gives_right_vectors_in_batches(target, tmp_path, monkeypatch):
+    environments.install(target.partition("-")[0], print)
+    options = EncodersOptions(targets=(target,), connections=(16,), seconds=2.0, load_percents=(), num_rounds=1)
+    settings = ServerSettings(max_batch=8, batching=True)
+    monkeypatch.setattr(bench.EncodersBench, "_best_settings", lambda self, target: settings)
+    assert bench.main(Config(model="minilm"), options, tmp_path) == 0
+    (run,) = read_result(tmp_path / "encoders.json").runs
+    assert run.settings == msgspec.to_builtins(settings) and run.framework_versions
+    assert run.check.num_compared == 256 and run.check.max_difference < 1e-5
+    # Equal lengths can share a batch everywhere.
+    assert run.measurements[0].mean_batch > 1.5 and not any(each.num_failed for each in run.measurements)

@@ -1,0 +1,1 @@
+"""`noria doctor`: checks a machine, its settings and its model."""

@@ -1,0 +1,119 @@
+"""What the protocol tells of a model: metadata, Triton's configuration and statistics, the index. Pure.
+
+Each is a dictionary in the form of the protocol's JSON, which is also that of gRPC's messages.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from prometheus_client.metrics_core import Metric
+
+from noria import __version__
+from noria.frontend.open_inference.inference import TEXT, input_names, output_names, text_columns
+from noria.observe.metrics import outcomes
+from noria.protocol.text import EncoderModelSpec
+
+VERSION = "1"
+"""The one version of each model; the model's fingerprint is a parameter of its configuration."""
+
+SERVER_METADATA: dict[str, Any] = {
+    "name": "noria",
+    "version": __version__,
+    "extensions": ["binary_tensor_data", "model_configuration", "model_repository", "statistics"],
+}
+
+
+def metadata(spec: EncoderModelSpec) -> dict[str, Any]:
+    """Return the metadata of a model; -1 is any size."""
+    inputs = {
+        name: ("BYTES", [-1, text_columns(spec)[0]]) if name == TEXT else ("INT64", [-1, -1])
+        for name in input_names(spec)
+    }
+    return {
+        "name": spec.name,
+        "versions": [VERSION],
+        "platform": "noria",
+        "inputs": _tensors(inputs),
+        "outputs": _tensors(_outputs(spec)),
+    }
+
+
+def _outputs(spec: EncoderModelSpec) -> dict[str, tuple[str, list[int]]]:
+    main, *others = output_names(spec)
+    of_tokens = [-1] if spec.task == "token_classification" else []
+    return {main: ("FP32", [-1, *of_tokens, spec.dimensions])} | {name: ("INT32", [-1]) for name in others}
+
+
+def _tensors(tensors: Mapping[str, tuple[str, list[int]]]) -> list[dict[str, Any]]:
+    return [{"name": name, "datatype": datatype, "shape": shape} for name, (datatype, shape) in tensors.items()]
+
+
+def model_config(spec: EncoderModelSpec, max_texts: int) -> dict[str, Any]:
+    """Return the model's configuration as Triton has it; its shapes are without the number of texts."""
+    types = {"BYTES": "TYPE_STRING", "INT32": "TYPE_INT32", "INT64": "TYPE_INT64", "FP32": "TYPE_FP32"}
+    described = metadata(spec)
+    tensors = {
+        kind: [
+            {"name": each["name"], "data_type": types[each["datatype"]], "dims": each["shape"][1:]}
+            for each in described[kind]
+        ]
+        for kind in ("inputs", "outputs")
+    }
+    parameters = {"fingerprint": spec.fingerprint, "task": spec.task, "max_length": str(spec.max_length)}
+    if spec.labels:
+        parameters["labels"] = msgspec.json.encode(spec.labels).decode()
+    return {
+        "name": spec.name,
+        "platform": "noria",
+        "backend": "noria",
+        "max_batch_size": max_texts,
+        "input": [tensor | {"optional": True} for tensor in tensors["inputs"]],  # texts or tokens
+        "output": tensors["outputs"],
+        "parameters": {name: {"string_value": value} for name, value in parameters.items()},
+    }
+
+
+def statistics(spec: EncoderModelSpec, metrics: Iterable[Metric]) -> dict[str, Any]:
+    """Return the model's statistics since the start of the server, by its `metrics`.
+
+    What is not counted by model is 0: batches, and the times of the stages but the queue.
+    """
+    samples: dict[tuple[str, str], float] = {}
+    failed = 0.0
+    for metric in metrics:
+        for sample in metric.samples:
+            if sample.labels.get("model") != spec.name:
+                continue
+            if sample.name == "noria_requests_total":
+                failed += sample.value if sample.labels["outcome"] != outcomes.OK else 0
+            else:
+                samples[sample.name, sample.labels.get("le", "")] = sample.value
+    durations = {
+        "success": _duration(samples, "noria_request_seconds"),
+        "fail": {"count": int(failed), "ns": 0},
+        "queue": _duration(samples, "noria_queue_seconds"),
+    }
+    unknown = ("compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    return {
+        "name": spec.name,
+        "version": VERSION,
+        "last_inference": 0,
+        "inference_count": int(samples.get(("noria_texts_total", ""), 0)),
+        "execution_count": 0,
+        "inference_stats": durations | {name: {"count": 0, "ns": 0} for name in unknown},
+        "batch_stats": [],
+    }
+
+
+def _duration(samples: Mapping[tuple[str, str], float], name: str) -> dict[str, int]:
+    return {
+        "count": int(samples.get((f"{name}_count", ""), 0)),
+        "ns": int(samples.get((f"{name}_sum", ""), 0) * 1e9),
+    }
+
+
+def index_entry(spec: EncoderModelSpec, *, is_ready: bool) -> dict[str, Any]:
+    """Return the entry of a model in the repository's index."""
+    state = ("READY", "") if is_ready else ("UNAVAILABLE", "no engine that holds it is ready")
+    return {"name": spec.name, "version": VERSION, "state": state[0], "reason": state[1]}

@@ -1,0 +1,132 @@
+"""The Open Inference Protocol over REST, below /v2. The unmodified tritonclient works."""
+
+import asyncio
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from noria.errors import UnsupportedMediaType, short_repr
+from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.disconnects import cancel_on_disconnect
+from noria.frontend.http.json_response import json_response
+from noria.frontend.http.paths import OPEN_INFERENCE_ROOT as ROOT
+from noria.frontend.open_inference.model_metadata import SERVER_METADATA, VERSION
+from noria.frontend.open_inference.rest_body import HEADER, parse, serialize
+from noria.frontend.open_inference.service import OpenInferenceService
+from noria.protocol.text import EncoderModelSpec
+
+_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop serializes itself, in at most a millisecond
+
+
+class RepositoryIndexBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v2/repository/index`, which may be empty."""
+
+    ready: bool = False  # only models that are ready
+
+
+class OpenInferenceRoutes:
+    """The routes below /v2."""
+
+    def __init__(self, service: OpenInferenceService, body_reader: JsonBodyReader) -> None:
+        self._service, self._body_reader = service, body_reader
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes; those with a version first, because names of models may have slashes."""
+        models = f"{ROOT}/models/{{model:path}}"
+        of_model = [
+            Route(f"{path}{suffix}", endpoint, methods=[method])
+            for path in (f"{models}/versions/{{version}}", models)
+            for suffix, method, endpoint in (
+                ("/infer", "POST", self.infer),
+                ("/ready", "GET", self.model_ready),
+                ("/config", "GET", self.config),
+                ("/stats", "GET", self.statistics),
+                ("", "GET", self.metadata),
+            )
+        ]
+        repository = f"{ROOT}/repository"
+        return [
+            Route(ROOT, self.server_metadata),
+            Route(f"{ROOT}/health/live", self.live),
+            Route(f"{ROOT}/health/ready", self.ready),
+            Route(f"{ROOT}/models/stats", self.all_statistics),
+            *of_model,
+            Route(f"{repository}/index", self.index, methods=["POST"]),
+            Route(f"{repository}/models/{{model:path}}/load", self.load, methods=["POST"]),
+            Route(f"{repository}/models/{{model:path}}/unload", self.load, methods=["POST"]),
+        ]
+
+    async def live(self, _: Request) -> Response:
+        """Return 200 as long as this process answers at all."""
+        return json_response({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        """Return 200 if of each kind of model an engine is ready, else 503."""
+        return _readiness({}, is_ready=self._service.is_ready)
+
+    async def server_metadata(self, _: Request) -> Response:
+        """Return the server's name, version and extensions."""
+        return json_response(SERVER_METADATA)
+
+    async def model_ready(self, http: Request) -> Response:
+        """Return 200 if an engine that holds the model is ready, else 503."""
+        spec = self._spec(http)
+        return _readiness({"name": spec.name}, is_ready=self._service.is_model_ready(spec))
+
+    async def metadata(self, http: Request) -> Response:
+        """Return the model's inputs and outputs."""
+        return json_response(self._service.metadata(self._spec(http)))
+
+    async def config(self, http: Request) -> Response:
+        """Return the model's configuration, in Triton's form."""
+        return json_response(self._service.config(self._spec(http)))
+
+    async def statistics(self, http: Request) -> Response:
+        """Return the model's statistics."""
+        return json_response(await self._service.statistics([self._spec(http)]))
+
+    async def all_statistics(self, _: Request) -> Response:
+        """Return the statistics of all text encoders."""
+        return json_response(await self._service.statistics(self._service.models))
+
+    async def index(self, http: Request) -> Response:
+        """Return the text encoders and their states."""
+        raw = await self._body_reader.read(http, any_type=True)
+        body = decode(raw, RepositoryIndexBody) if raw else RepositoryIndexBody()
+        return json_response(self._service.index(only_ready=body.ready))
+
+    async def load(self, _: Request) -> Response:
+        """Reject: models are loaded at the start."""
+        self._service.reject_model_control()
+
+    async def infer(self, http: Request) -> Response:
+        """Return the tensors of a request's texts or tokens."""
+        encoding = http.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise UnsupportedMediaType(f"Content-Encoding is {short_repr(encoding)}; send the body uncompressed.")
+        raw, spec = await self._body_reader.read(http, any_type=True), self._spec(http)
+        request = parse(raw, http.headers.get(HEADER))
+        state = http.state
+        work = self._service.infer(spec, request.inference, state.api_client, state.request_id, http.headers)
+        result, outputs = await cancel_on_disconnect(http, work)
+        arguments = request, result.spec.name, VERSION, outputs
+        if len(result.numbers) > _MAX_INLINE_NUMBERS:
+            content, json_length = await asyncio.to_thread(serialize, *arguments)
+        else:
+            content, json_length = serialize(*arguments)
+        headers = result.headers
+        if json_length is None:
+            return Response(content, headers=headers, media_type="application/json")
+        headers[HEADER] = str(json_length)
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    def _spec(self, http: Request) -> EncoderModelSpec:
+        return self._service.find(http.path_params["model"], http.path_params.get("version", ""))
+
+
+def _readiness(body: dict[str, Any], *, is_ready: bool) -> Response:
+    return json_response(body | {"ready": is_ready}, 200 if is_ready else 503)

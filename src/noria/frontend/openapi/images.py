@@ -1,0 +1,91 @@
+"""The bodies of `/t2i` and of OpenAI's image route in the OpenAPI document, and their paths."""
+
+from typing import Any
+
+from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation
+from noria.frontend.routes.images import ImagesResponse
+from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
+from noria.images import scheduler_names
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.request import ImageRequestBody
+
+DESCRIPTIONS = {
+    "prompt": "what the image shows",
+    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1",
+    "seed": "the same seed and settings give the same image; image k of n uses seed + k; default: random",
+    "width": "in pixels",
+    "height": "in pixels",
+    "inference_steps": "denoising steps",
+    "guidance_scale": "strength of classifier-free guidance; 1 or less switches it off and halves the work",
+    "n": "number of images; more than one are returned as JSON",
+    "scheduler": "the sampler: its short name, an alias or its class name in diffusers",
+    "format": "the image file's format; webp has quality 90, jpeg 95",
+    "model": "the name of a served model, or `noria` for the first one",
+    "size": "`WIDTHxHEIGHT` in pixels, or `auto` for the model's default",
+    "output_format": "the image file's format",
+    "output_compression": "quality of webp and jpeg, 0 to 100; no effect on png",
+    "response_format": "`b64_json`; `url` is rejected, because only images of jobs are stored",
+    "stream": "return server-sent events: progress, previews, the finished images",
+    "partial_images": "number of previews of each image in a stream; needs `stream`",
+    "priority": "`low`, `normal` or `high`: the order in which queued images join the running batch",
+    "deadline_ms": "milliseconds from now in which the images are needed; rejected at once if that is not possible",
+    "metadata": "whether the files contain their settings",
+} | dict.fromkeys(IGNORED_FIELDS, "accepted for OpenAI's clients and ignored")
+
+
+def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
+    """Add the samplers, the sizes, and what the bodies' types do not say."""
+    for body in (ImageRequestBody, GenerationsRequestBody):
+        if spec is not None:
+            schemas[body.__name__]["properties"]["scheduler"] |= {
+                "anyOf": [{"enum": list(spec.schedulers)}, {"enum": _other_spellings(spec)}, {"type": "null"}],
+                "default": spec.default_scheduler,
+                "examples": list(spec.schedulers),
+            }
+        schemas[body.__name__]["anyOf"] = [  # `partial_images` needs `stream`
+            {"properties": {"partial_images": {"enum": [0, None]}}},
+            {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+        ]
+    _describe_size(schemas["GenerationsRequestBody"]["properties"], spec)
+
+
+def paths() -> dict[str, Any]:
+    """Return the operations by path."""
+    return {
+        "/t2i": {
+            "post": operation(
+                "Generate images",
+                "One image is returned as a file, with its seed in X-Noria-Seed and its timings in Server-Timing; "
+                "several, or one for a client that accepts JSON but no image, as JSON.",
+                body=ImageRequestBody,
+                content=IMAGE_CONTENT | json_content(ImagesResponse) | EVENT_STREAM_CONTENT,
+            )
+        },
+        "/v1/images/generations": {
+            "post": operation(
+                "Generate images with OpenAI's API",
+                "The unmodified OpenAI clients work; send Noria's own fields in `extra_body`.",
+                body=GenerationsRequestBody,
+                content=json_content(GenerationsResponse) | EVENT_STREAM_CONTENT,
+            )
+        },
+    }
+
+
+def _other_spellings(spec: DiffusionModelSpec) -> list[str]:
+    """Return what else than the short names names one of the model's schedulers."""
+    return [
+        spelling
+        for choice in map(scheduler_names.find, spec.schedulers)
+        for spelling in (*choice.aliases, choice.diffusers_class)
+        if scheduler_names.find(spelling) is choice
+    ]
+
+
+def _describe_size(properties: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
+    """Describe the sizes of OpenAI's body, which are a text, and its `response_format`."""
+    sides = "[0-9]{1,6}"
+    if spec is not None:
+        sides = f"({'|'.join(map(str, range(spec.min_side_px, spec.max_side_px + 1, spec.multiple_px)))})"
+    properties["size"] |= {"anyOf": [{"type": "string", "pattern": f"^(auto|{sides}x{sides})$"}, {"type": "null"}]}
+    properties["response_format"]["anyOf"] = [{"enum": ["b64_json"]}, {"type": "null"}]

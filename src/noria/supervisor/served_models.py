@@ -1,0 +1,37 @@
+"""The models to serve: opens them, and says which engine runs which."""
+
+from collections.abc import Sequence
+
+from noria.config import Config
+from noria.errors import ConfigError
+from noria.models.catalog import open_model
+from noria.protocol.model_spec import ModelSpec
+
+
+def open_models(config: Config) -> list[ModelSpec]:
+    """Return the specs of all models to serve, the default model first.
+
+    Raises:
+        ConfigError: two models have the same name.
+        ModelError: a model cannot be served.
+
+    """
+    models: dict[str, ModelSpec] = {}
+    for source in (config.model, *config.additional_models):
+        model_spec = open_model(source)
+        if model_spec.name in models:
+            raise ConfigError(
+                f"the models in {models[model_spec.name].folder} and {model_spec.folder} are both called "
+                f"{model_spec.name!r}. "
+                'Rename one: {"name": …} in its noria.json.'
+            )
+        models[model_spec.name] = model_spec
+    return list(models.values())
+
+
+def engine_groups(config: Config, models: Sequence[ModelSpec]) -> list[tuple[str, list[ModelSpec]]]:
+    """Return the device and the models of each engine: on every device, one for each kind of model."""
+    kinds = dict.fromkeys(spec.kind for spec in models)
+    return [
+        (device, [spec for spec in models if spec.kind == kind]) for kind in kinds for device in config.engine.devices
+    ]
