@@ -202,8 +202,8 @@ export class EnginePanel {
       const bar = make("span", { class: "tokens-bar", ariaHidden: "true" });
       bar.style.setProperty("--share", `${(100 * num_tokens) / padded_tokens}%`);
       const tokens = make("td", { class: "number", text: `${num_tokens} + ${padded_tokens - num_tokens} padding` }, bar);
-      const cells = [make("td", { text: String(session) }), make("td", { class: "number", text: String(num_texts) }), tokens];
-      cells.push(make("td", { class: "number", text: formatDuration(duration_s) }), make("td", { text: describeSharing(requests) }));
+      const [texts, took, by] = [String(num_texts), formatDuration(duration_s), String(session)].map((text) => make("td", { class: "number", text }));
+      const cells = [texts, tokens, make("td", { text: describeSharing(requests) }), took, by];
       return make("tr", {}, make("th", { text: String(number), scope: "row" }), ...cells);
     });
     this.find(".batches tbody").replaceChildren(...rows);

@@ -139,7 +139,7 @@ export function engineNotice({ name, state, view }) {
 
 /** A description of the selected slot, or of how to select one. */
 export function describeSlot(slot, slots, now) {
-  if (slot === null) return "Select a slot to see which image it holds.";
+  if (slot === null) return "Select a slot to see what it holds.";
   const image = slots.find((each) => each.slot === slot);
   if (!image) return `Slot ${slot} is free: the next image in the queue joins at the next iteration.`;
   const joined = formatSeconds(Math.max(0, now - image.joined_at));

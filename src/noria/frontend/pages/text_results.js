@@ -10,7 +10,7 @@ const NUM_HUES = 8;
 
 /** The elements of a task's result: `value` is the response's. A function ({texts, model}, value) for each task. */
 export const RESULTS = {
-  embedding: ({ texts }, vectors) => [card("Similarity", heatMap(texts, vectors))],
+  embedding: ({ texts }, vectors) => [card("Similarity", ...heatMap(texts, vectors))],
   classification: ({ texts }, predictions) => [
     card("Labels", ...texts.flatMap((text, index) => [make("h3", { class: "quoted", text }), labelList(predictions[index])])),
   ],
@@ -41,12 +41,12 @@ function heatMap(texts, vectors) {
     });
     return make("tr", {}, make("th", { scope: "row", title: text }, make("div", {}, ...numbered(text, index))), ...cells);
   });
-  const caption = make("caption", { text: "The cosine of each pair of embeddings: 1 is the same direction." });
+  const about = make("p", { class: "small muted", text: "The cosine of each pair of embeddings: 1 is the same direction." });
   const head = make("thead", {}, make("tr", {}, make("td"), ...heads));
-  const table = make("table", { class: "heat" }, caption, head, make("tbody", {}, ...rows));
+  const table = make("table", { class: "heat" }, head, make("tbody", {}, ...rows));
   const scroll = make("div", { class: "scroll", tabIndex: 0, role: "region" }, table);
   scroll.setAttribute("aria-label", "Similarity of the texts");
-  return scroll;
+  return [about, scroll];
 }
 
 function labelList(predictions) {
@@ -147,6 +147,6 @@ export function timeCard(timing, total, meanBatch) {
     ["rest", "rest", "HTTP, the network and this browser", Math.max(total - tokenize - queue - infer, 0)],
   ];
   const batchText = meanBatch > 1.05 ? `in batches of ${meanBatch.toFixed(1)} texts on average` : "alone in its batch";
-  const text = `${formatDuration(total)} in all, ${batchText}. Queue and infer took ${formatDuration(queue + infer)}; predicted were ${formatDuration(predicted)}.`;
+  const text = `${formatDuration(total)} in all, ${batchText}. Queue and infer took ${formatDuration(queue + infer)}; the prediction was ${formatDuration(predicted)}.`;
   return card("Time", make("div", { class: "timing" }, ...stageBar(stages), make("p", { class: "small muted number", text })));
 }
