@@ -146,7 +146,7 @@ export function timeCard(timing, total, meanBatch) {
     ["infer", "infer", "the model computes the batch", infer],
     ["rest", "rest", "HTTP, the network and this browser", Math.max(total - tokenize - queue - infer, 0)],
   ];
-  const batchText = meanBatch > 1.05 ? `in batches of ${meanBatch.toFixed(1)} texts on average` : "alone in its batch";
+  const batchText = meanBatch > 1.05 ? `in batches of ${meanBatch.toFixed(1)} texts on average` : "each text alone in its batch";
   const text = `${formatDuration(total)} in all, ${batchText}. Queue and infer took ${formatDuration(queue + infer)}; the prediction was ${formatDuration(predicted)}.`;
   return card("Time", make("div", { class: "timing" }, ...stageBar(stages), make("p", { class: "small muted number", text })));
 }

@@ -9,8 +9,8 @@ export const TASKS = {
     path: "/embed",
     body: ({ model, texts }) => ({ inputs: texts, model }),
     example: [
-      "a red circle above a blue square",
-      "a crimson disc over a navy box",
+      "a cat sleeps on the sofa",
+      "a kitten naps on the couch",
       "when does the train to Paris leave?",
       "the next departure to Paris is at nine",
     ],
