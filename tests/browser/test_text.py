@@ -15,6 +15,7 @@ from noria.protocol.messages import EngineView
 from noria.testing.fake_encoder import FAKE_ENCODER, word_id
 from noria.testing.fake_engine import FakeEngine
 from noria.testing.server import running_server
+from waiting import wait_until_ready
 
 pytestmark = pytest.mark.browser
 
@@ -40,6 +41,7 @@ def engine(folder):  # noqa: F811 - a fixture
 @pytest.fixture(scope="module")
 def url(engine):
     with serving(Config(), engine) as (address, _):
+        wait_until_ready(address)
         yield address
 
 
