@@ -41,7 +41,7 @@ from noria.frontend.routes.jobs import JobRoutes
 from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
-from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes
+from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes, without_other_kinds
 from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 PAGES = {
     "/": "playground.html",
+    "/text": "text.html",
     "/live": "live.html",
 }
 
@@ -119,7 +120,7 @@ def build_app(
         for route in routes
     ]
     # Pages need no key: a page requests all that it shows with its reader's key.
-    routes = _with_pages(routes, page_routes(PAGES))
+    routes = _with_pages(routes, page_routes(PAGES, lambda: engine_pool.kinds))
     known_paths = [route.path for route in routes]
 
     def respond_to_error(http: Request, error: NoriaError | HTTPException) -> Response:
@@ -298,7 +299,8 @@ class ServerRoutes:
     async def docs(self, http: Request) -> Response:
         """Return the OpenAPI document as a page."""
         page = self._api_docs(self._default_model_spec).page
-        return HTMLResponse(page.with_origin(str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
+        text = without_other_kinds(page.with_origin(str(http.base_url).rstrip("/")), self._engine_pool.kinds)
+        return HTMLResponse(text, headers=PAGE_HEADERS)
 
     @property
     def _default_model_spec(self) -> DiffusionModelSpec | None:

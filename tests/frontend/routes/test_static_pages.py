@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from noria.frontend.routes.static_pages import PAGES_DIR
+from noria.frontend.routes.static_pages import PAGES_DIR, without_other_kinds
 
 FILES = sorted(PAGES_DIR.iterdir())
 STYLE = (PAGES_DIR / "style.css").read_text(encoding="utf-8")
@@ -37,6 +37,18 @@ def test_page_complies_with_its_content_security_policy(path):
     assert not re.search(r"<style|\bstyle=|\bon[a-z]+=|<script(?![^>]*\bsrc=)", text), (
         "inline code, which the policy forbids"
     )
+
+
+PLAYGROUNDS = {"diffusion": "/", "encoder": "/text"}
+
+
+@pytest.mark.parametrize("kinds", [("diffusion",), ("encoder",), tuple(PLAYGROUNDS)])
+@pytest.mark.parametrize("name", ["playground.html", "text.html", "live.html"])
+def test_navigation_has_the_playgrounds_of_the_models_served(name, kinds):
+    text = (PAGES_DIR / name).read_text(encoding="utf-8")
+    for page, expected in ((without_other_kinds(text, kinds), kinds), (without_other_kinds(text, ()), PLAYGROUNDS)):
+        links = re.findall(r'<a href="(/|/text)"(?: aria-current="page")? data-kind', page)
+        assert links == [PLAYGROUNDS[kind] for kind in expected]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -128,9 +128,14 @@ class EnginePool:
             raise self.unavailable_error(repr(name) if name else f"a {spec_type.kind} model")
         return models[name]
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of models that the server has, loaded or not; empty as long as none is known."""
+        return frozenset(self._default_models) | {spec.kind for spec in self._models.values()}
+
     def serves(self, spec_type: type[ModelSpec]) -> bool:
         """Whether the server has models of this kind, loaded or not; true as long as none of its models is known."""
-        return not self._models or spec_type.kind in self._default_models or bool(self.models_of(spec_type))
+        return not self._models or spec_type.kind in self.kinds
 
     def find_model(self, name: str, version: str) -> ModelSpec | None:
         """The model in this version, if any engine held it when it last reported."""

@@ -10,7 +10,7 @@ HEALTH_PATHS = frozenset(
 )
 """The routes of probes."""
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", "/openapi.json", "/docs", "/live", "/"}
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", "/openapi.json", "/docs", "/live", "/text", "/"}
 """Paths whose GET needs no API key: none creates, lists or returns images or results."""
 
 ASSETS_PATH = "/pages"

@@ -291,7 +291,8 @@ def _page(version: str, content: str) -> str:
 <header class="site">
   <a class="brand" href="/"><img src="/pages/noria.svg" alt="" width="28" height="28">Noria</a>
   <nav aria-label="Pages">
-    <a href="/">Playground</a>
+    <a href="/" data-kind="diffusion">Images</a>
+    <a href="/text" data-kind="encoder">Text</a>
     <a href="/live">Live</a>
     <a href="/docs" aria-current="page">API</a>
     <a href="/docs#metrics">Metrics</a>

@@ -222,7 +222,13 @@ def _paths() -> dict[str, Any]:
         "/live": get_only(
             "Open the live view", "A page with the running batch, its queue and its statistics.", "text/html"
         ),
-        "/": get_only("Open the playground", "A page that generates images.", "text/html") | {"post": tei.root()},
+        "/text": get_only(
+            "Open the playground of texts", "A page that embeds, classifies and ranks texts.", "text/html"
+        ),
+        "/": get_only(
+            "Open the playground", "A page that generates images; without an image model, as `/text`.", "text/html"
+        )
+        | {"post": tei.root()},
     }
 
 

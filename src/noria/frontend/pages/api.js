@@ -28,6 +28,7 @@ export class ApiError extends Error {
 /** The error in a failed `response`. */
 export async function toApiError(response) {
   const body = await response.json().catch(() => null);
+  if (typeof body?.error === "string") return new ApiError(response.status, { code: body.error_type, message: body.error }); // of text-embeddings-inference's routes
   const error = body?.error ?? { code: "unknown", message: `the server's response has status ${response.status}.` };
   return new ApiError(response.status, error);
 }

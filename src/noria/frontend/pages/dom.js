@@ -1,5 +1,7 @@
 // Helpers for elements and canvases. Colours and motion follow the system's settings while the page is open.
 
+import { formatDuration } from "./format.js";
+
 export const byId = (id) => document.getElementById(id);
 
 /** Create a `tag` with its properties, `class`, `text`, `data` (data attributes), `on` (listeners by event) and `children`. */
@@ -39,6 +41,35 @@ export async function copy(text) {
   document.execCommand("copy");
   area.remove();
   before?.focus();
+}
+
+/** Create a group of buttons that copy: `snippets` has names, and functions that return the text. Calls `onCopied(name)`. */
+export function copyButtons(id, snippets, onCopied) {
+  const choices = snippets.map(([name, write]) =>
+    button(name, async ({ currentTarget: pressed }) => {
+      await copy(write());
+      onCopied(name);
+      pressed.classList.add("copied");
+      setTimeout(() => pressed.classList.remove("copied"), 1500);
+    }),
+  );
+  const group = make("div", { class: "actions copies", role: "group" }, make("span", { class: "small muted", text: "Copy as", id }), ...choices);
+  group.setAttribute("aria-labelledby", id);
+  return group;
+}
+
+/** Create a bar of stages, and their durations as text. A stage: [name, CSS class, meaning, seconds]. */
+export function stageBar(stages) {
+  const bar = make("div", { class: "bar", ariaHidden: "true" });
+  const numbers = make("dl", { class: "stages" });
+  for (const [name, className, meaning, seconds] of stages) {
+    const part = make("span", { class: `stage ${className}` });
+    part.style.flexGrow = Math.max(seconds, 0) * 1e6; // below 1 in all, the parts would not fill the bar
+    bar.append(part);
+    const [term, duration] = [make("dt", { class: `stage ${className}`, text: name }), make("dd", { class: "number", text: formatDuration(seconds) })];
+    numbers.append(make("div", { title: meaning }, term, duration));
+  }
+  return [bar, numbers];
 }
 
 /** The bytes of a base64 string. */

@@ -2,7 +2,8 @@
 // first frame after a view, so that a slot's label and its circle always show the same view.
 
 import { make, prefersReducedMotion, setText } from "./dom.js";
-import { describeBatch, describeSize, describeSlot, describeWork, engineNotice, engineStats, formatProgress, formatSeconds, formatStart } from "./format.js";
+import { describeBatch, describeSharing, describeSize, describeSlot, describeWork, engineNotice, engineStats } from "./format.js";
+import { formatDuration, formatProgress, formatSeconds, formatStart, itemName, pluralize } from "./format.js";
 import { SlotRing } from "./slot_ring.js";
 import { Slots, slotLayout } from "./slots.js";
 import { imageKey } from "./state.js";
@@ -27,12 +28,14 @@ export class EnginePanel {
   #binnedIterations = null; // the iterations that `#bins` was made of
   #lastFrameAt = 0;
   #tableWrittenAt = 0;
+  #newestBatch = null; // in the table of batches
 
   constructor(name) {
     this.root = document.querySelector("#engine").content.firstElementChild.cloneNode(true);
     const find = (selector) => this.root.querySelector(selector);
     this.root.setAttribute("aria-label", name);
     setText(find("h2"), name);
+    find(".batches .scroll").setAttribute("aria-label", `The latest batches of ${name}`);
     find("details .scroll").setAttribute("aria-label", `The slots of ${name} as a table`);
     this.find = find;
     this.ring = new SlotRing(find(".slot-ring"));
@@ -102,9 +105,10 @@ export class EnginePanel {
     this.#fillList(".departures", view.departures, (item, image) => this.#writeDeparture(item, image));
     this.#writeStats(view);
     this.#writeLegend(view);
+    this.#writeBatches(view);
     this.#writeTable(false);
     const past = `the last ${visibleSeconds(this.#widths.figure ?? 600)} seconds`;
-    setLabel(this.find(".bars"), `Timeline of ${past}: ${view.bars.length} images in ${view.num_slots} slots; the table below has the current ones`);
+    setLabel(this.find(".bars"), `Timeline of ${past}: ${pluralize(view.bars.length, itemName(view))} in ${view.num_slots} slots; the table below has the current ones`);
     setLabel(this.find(".stages"), `Shares of text encoding, denoising and decoding in ${past}`);
     this.thumbnails.retain(new Set([...view.slots.map(imageKey), ...view.departures.map(({ key }) => key)]));
   }
@@ -188,6 +192,23 @@ export class EnginePanel {
     });
   }
 
+  /** Write the latest batches of texts; an engine of images has none. */
+  #writeBatches({ batches }) {
+    if (this.#newestBatch === (batches[0] ?? null)) return;
+    this.#newestBatch = batches[0] ?? null;
+    this.find(".batches").hidden = !batches.length;
+    this.find(".strip").hidden = batches.length > 0; // texts have one stage
+    const rows = batches.map(({ number, session, num_texts, num_tokens, padded_tokens, duration_s, requests }) => {
+      const bar = make("span", { class: "tokens-bar", ariaHidden: "true" });
+      bar.style.setProperty("--share", `${(100 * num_tokens) / padded_tokens}%`);
+      const tokens = make("td", { class: "number", text: `${num_tokens} + ${padded_tokens - num_tokens} padding` }, bar);
+      const [texts, took, by] = [String(num_texts), formatDuration(duration_s), String(session)].map((text) => make("td", { class: "number", text }));
+      const cells = [texts, tokens, make("td", { text: describeSharing(requests) }), took, by];
+      return make("tr", {}, make("th", { text: String(number), scope: "row" }), ...cells);
+    });
+    this.find(".batches tbody").replaceChildren(...rows);
+  }
+
   /** Write the table, once a second and only while it is open; at once if it was `justOpened`. */
   #writeTable(justOpened) {
     const view = this.#engine?.view;
@@ -210,7 +231,7 @@ export class EnginePanel {
       ];
       return make("tr", {}, make("th", { text: String(image.slot), scope: "row" }), ...texts.map((text) => make("td", { text })));
     });
-    this.find("tbody").replaceChildren(...rows);
+    this.find("details tbody").replaceChildren(...rows);
   }
 }
 

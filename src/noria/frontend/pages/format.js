@@ -31,6 +31,8 @@ export function deadlineState({ deadline_at, joined_at, finish_at }, now) {
   return deadline_at - now < (deadline_at - joined_at) / 4 ? "close" : "kept";
 }
 
+const MAX_SHARING = 4; // requests that are named
+
 const isText = (settings) => settings.type === "encoder";
 
 /** "20 steps" of an image, "12 tokens" of a request of texts. */
@@ -89,25 +91,42 @@ export function describeBatch(slots) {
   return `Running: ${parts.join(", ")}.${paused ? ` ${paused} paused: others go first.` : ""}`;
 }
 
+/** What an engine with this view computes: "image" or "text". */
+export const itemName = ({ batches }) => (batches.length ? "text" : "image");
+
+/** The requests that share a batch, with the number of texts of each. */
+export function describeSharing(requests) {
+  const named = Object.entries(requests).map(([id, num]) => (num > 1 ? `${id.slice(0, 12)} × ${num}` : id.slice(0, 12)));
+  if (!named.length) return "–"; // it ended before this page was open
+  const rest = named.length - MAX_SHARING;
+  return rest > 0 ? `${named.slice(0, MAX_SHARING).join(", ")} and ${rest} more` : named.join(", ");
+}
+
 /** A summary of an engine for screen readers. */
-export function summarizeEngine(name, { slots, num_slots, num_waiting, rates }) {
+export function summarizeEngine(name, view) {
+  const { slots, num_slots, num_waiting, rates } = view;
   const median = rates.p50_s === null ? "" : `, median ${formatSeconds(rates.p50_s)}`;
   const images = formatNumber(rates.images_per_s);
-  return `${name}: ${slots.length} of ${num_slots} slots in use, ${num_waiting} waiting, ${images} images per second${median}.`;
+  return `${name}: ${slots.length} of ${num_slots} slots in use, ${num_waiting} waiting, ${images} ${itemName(view)}s per second${median}.`;
 }
 
 /** The statistics of an engine: [name, value, explanation]. */
-export function engineStats({ rates, num_slots, num_waiting, backlog_s }) {
+export function engineStats(view) {
+  const { rates, num_slots, num_waiting, backlog_s, batches } = view;
+  const items = `${itemName(view)}s`;
+  const sum = (name) => batches.reduce((total, batch) => total + batch[name], 0);
   const window = `in the last ${Math.round(rates.window_s)} seconds`;
   return [
-    ["Images/s", formatNumber(rates.images_per_s), `finished ${window}`],
-    ["Steps/s", formatNumber(rates.steps_per_s), `model calls of single images ${window}`],
+    [items === "texts" ? "Texts/s" : "Images/s", formatNumber(rates.images_per_s), `finished ${window}`],
+    items === "texts"
+      ? ["Padding", formatPercent(1 - sum("num_tokens") / sum("padded_tokens")), `of the tokens in the latest ${pluralize(batches.length, "batch", "batches")}`]
+      : ["Steps/s", formatNumber(rates.steps_per_s), `model calls of single images ${window}`],
     ["Occupancy", formatPercent(rates.occupancy), `of ${num_slots} slots; the engine was busy ${formatPercent(rates.busy)} of the time`],
-    ["Batch", formatNumber(rates.mean_batch), `images in an iteration, on average ${window}`],
+    ["Batch", formatNumber(rates.mean_batch), `${items} in an iteration, on average ${window}`],
     ["p50", formatSeconds(rates.p50_s), "half of the requests took less, from arrival to end"],
     ["p95", formatSeconds(rates.p95_s), "95 % of the requests took less"],
     ["p99", formatSeconds(rates.p99_s), "99 % of the requests took less"],
-    ["Waiting", String(num_waiting), `images; all accepted images are done in ${formatSeconds(backlog_s)}`],
+    ["Waiting", String(num_waiting), `${items}; all accepted ones are done in ${formatSeconds(backlog_s)}`],
   ];
 }
 
@@ -120,7 +139,7 @@ export function engineNotice({ name, state, view }) {
 
 /** A description of the selected slot, or of how to select one. */
 export function describeSlot(slot, slots, now) {
-  if (slot === null) return "Select a slot to see which image it holds.";
+  if (slot === null) return "Select a slot to see what it holds.";
   const image = slots.find((each) => each.slot === slot);
   if (!image) return `Slot ${slot} is free: the next image in the queue joins at the next iteration.`;
   const joined = formatSeconds(Math.max(0, now - image.joined_at));

@@ -2,7 +2,7 @@
 
 import { ApiError, fetchWithKey, readEvents, savedKey, toApiError } from "./api.js";
 import { concurrencyLimit } from "./concurrency_limit.js";
-import { button, copy, decodeBase64, make } from "./dom.js";
+import { button, copyButtons, decodeBase64, make, stageBar } from "./dom.js";
 import { formatDuration } from "./format.js";
 import { imageSeed, requestBody } from "./request_settings.js";
 import { SNIPPETS } from "./snippets.js";
@@ -232,18 +232,8 @@ export class GenerationCard {
   }
 
   #copies() {
-    const choices = Object.entries(SNIPPETS).map(([name, write]) => button(name, ({ currentTarget }) => this.#copy(name, write, currentTarget)));
-    const label = make("span", { class: "small muted", text: "Copy as", id: `copy-${this.number}` });
-    const group = make("div", { class: "actions copies", role: "group" }, label, ...choices);
-    group.setAttribute("aria-labelledby", label.id);
-    return group;
-  }
-
-  async #copy(name, write, pressed) {
-    await copy(write(this.used, location.origin, savedKey() !== ""));
-    this.callbacks.announce(`Copied as ${name}.`);
-    pressed.classList.add("copied");
-    setTimeout(() => pressed.classList.remove("copied"), 1500);
+    const snippets = Object.entries(SNIPPETS).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
+    return copyButtons(`copy-${this.number}`, snippets, (name) => this.callbacks.announce(`Copied as ${name}.`));
   }
 }
 
@@ -271,16 +261,9 @@ const STAGES = [
 
 /** The timings of a response of POST /t2i: a bar of its stages, their durations, and the prediction. */
 function timingBar({ timings, mean_batch: meanBatch }) {
-  const bar = make("div", { class: "bar", ariaHidden: "true" });
-  const numbers = make("dl", { class: "stages" });
-  for (const [key, name, className, meaning] of STAGES) {
-    const part = make("span", { class: `stage ${className}` });
-    part.style.flexGrow = Math.max(timings[key], 0);
-    bar.append(part);
-    const [term, duration] = [make("dt", { class: `stage ${className}`, text: name }), make("dd", { class: "number", text: formatDuration(timings[key]) })];
-    numbers.append(make("div", { title: meaning }, term, duration));
-  }
-  return make("div", { class: "timing" }, bar, numbers, make("p", { class: "small muted number", text: describeTimings(timings, meanBatch) }));
+  const stages = STAGES.map(([key, name, className, meaning]) => [name, className, meaning, timings[key]]);
+  const text = make("p", { class: "small muted number", text: describeTimings(timings, meanBatch) });
+  return make("div", { class: "timing" }, ...stageBar(stages), text);
 }
 
 function describeTimings(timings, meanBatch) {

@@ -6,7 +6,7 @@ import { EnginePanel } from "./engine_panel.js";
 import { summarizeEngine } from "./format.js";
 import { LiveStream } from "./live_stream.js";
 import { sendSampleTraffic } from "./sample_traffic.js";
-import { SNIPPETS } from "./snippets.js";
+import { SNIPPETS, textSnippets } from "./snippets.js";
 import { initialState, reduce } from "./state.js";
 
 const SUMMARY_INTERVAL_S = 20;
@@ -23,6 +23,7 @@ const PHASES = {
 };
 
 const query = (selector) => document.querySelector(selector);
+const servesImages = query(`nav [data-kind="diffusion"]`) !== null; // the server leaves out what is for models that it has not
 const panels = new Map();
 let state = initialState;
 let summarizedAt = -Infinity;
@@ -144,7 +145,7 @@ query("#sample").addEventListener("click", async ({ currentTarget: button }) => 
   const onProgress = ({ sent, generated, failed }, total) =>
     setText(query("#sample-status"), `${sent} of ${total} requests sent, ${generated} done${failed ? `, ${failed} failed` : ""}.`);
   try {
-    await sendSampleTraffic(onProgress, sampling.signal);
+    await sendSampleTraffic(onProgress, sampling.signal, { texts: !servesImages });
   } catch (error) {
     if (error.name !== "AbortError") setText(query("#sample-status"), `Not sent: ${error.message}`);
   } finally {
@@ -154,7 +155,11 @@ query("#sample").addEventListener("click", async ({ currentTarget: button }) => 
 });
 
 const EXAMPLE = { prompt: "a red circle above a blue square", inference_steps: 40 };
-const curlCommand = () => SNIPPETS.curl(EXAMPLE, location.origin, savedKey() !== "");
+const TEXT_EXAMPLE = { inputs: ["a red circle above a blue square", "the train to Paris"] };
+function curlCommand() {
+  const needsKey = savedKey() !== "";
+  return servesImages ? SNIPPETS.curl(EXAMPLE, location.origin, needsKey) : textSnippets("/", TEXT_EXAMPLE).curl(location.origin, needsKey);
+}
 setText(query("#curl"), curlCommand());
 query("#copy").addEventListener("click", async () => {
   try {

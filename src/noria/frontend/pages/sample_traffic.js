@@ -1,10 +1,8 @@
-// Sample traffic for the live page: requests with mixed settings.
+// Sample traffic for the live page: requests of images with mixed settings, or of texts with mixed lengths.
 
 import { fetchWithKey, toApiError } from "./api.js";
 
-const NUM_REQUESTS = 20;
 const MAX_CONCURRENT = 5; // browsers open six connections to a server, and the stream needs one; so some requests have several images
-const INTERVAL_MS = 350;
 const STEPS = [20, 50, 12, 36, 8, 28, 44, 16];
 const NUM_IMAGES = [2, 1, 3, 1, 2];
 const GUIDANCE = [3, 7.5, 1, 5];
@@ -40,31 +38,43 @@ function smallerSide({ default: defaultSide, minimum, multipleOf: multiple } = {
   return side >= minimum && side < defaultSide ? { [name]: side } : {};
 }
 
-/** Send all requests; calls `onProgress({sent, generated, failed}, total)`. `signal` stops it and cancels the running requests. */
-export async function sendSampleTraffic(onProgress, signal) {
-  const response = await fetchWithKey("/openapi.json", { signal });
-  if (!response.ok) throw await toApiError(response);
-  const fields = (await response.json()).components.schemas.ImageRequestBody.properties;
+/** The body of request `k` of texts: some texts, of a few words to many. Pure. */
+export const sampleTexts = (k) => ({
+  inputs: Array.from({ length: 1 + ((5 * k) % 8) }, (_, index) => `${PROMPTS[index % PROMPTS.length]} `.repeat(1 + ((3 * k + 5 * index) % 7)).trim()),
+});
+
+/** Send all requests, of `texts` or of images; calls `onProgress({sent, generated, failed}, total)`. `signal` stops it and cancels the running requests. */
+export async function sendSampleTraffic(onProgress, signal, { texts }) {
+  const { num, interval_ms, path, body } = texts ? TEXTS : await imageTraffic(signal);
   const counts = { sent: 0, generated: 0, failed: 0 };
-  const report = () => onProgress(counts, NUM_REQUESTS);
+  const report = () => onProgress(counts, num);
   const inFlight = new Set();
-  for (let k = 0; k < NUM_REQUESTS && !signal.aborted; k++) {
-    const request = generate(sampleRequest(k, fields), signal, counts).then(() => (inFlight.delete(request), report()));
+  for (let k = 0; k < num && !signal.aborted; k++) {
+    const request = send(path, body(k), signal, counts).then(() => (inFlight.delete(request), report()));
     inFlight.add(request);
     counts.sent += 1;
     report();
-    await sleep(INTERVAL_MS);
+    await sleep(interval_ms);
     if (inFlight.size >= MAX_CONCURRENT) await Promise.race(inFlight);
   }
   await Promise.all(inFlight);
 }
 
+const TEXTS = { num: 100, interval_ms: 30, path: "/", body: sampleTexts }; // so many at once that they share batches
+
+async function imageTraffic(signal) {
+  const response = await fetchWithKey("/openapi.json", { signal });
+  if (!response.ok) throw await toApiError(response);
+  const fields = (await response.json()).components.schemas.ImageRequestBody.properties;
+  return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields) };
+}
+
 const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-async function generate(body, signal, counts) {
+async function send(path, body, signal, counts) {
   const headers = { "content-type": "application/json" };
   try {
-    const response = await fetchWithKey("/t2i", { method: "POST", headers, body: JSON.stringify(body), signal });
+    const response = await fetchWithKey(path, { method: "POST", headers, body: JSON.stringify(body), signal });
     await response.blob();
     counts[response.ok ? "generated" : "failed"] += 1;
     if (response.status === 429) await sleep(1000 * Number(response.headers.get("retry-after") ?? 1)); // as clients should

@@ -2,6 +2,7 @@
 
 export const WINDOW_S = 30; // how much of the past is kept
 export const NUM_DEPARTURES = 12;
+const NUM_BATCHES = 8; // of texts
 const NUM_HUES = 8;
 
 /** The state before the first event. `hues`: the number of each scheduler's colour, in order of appearance. */
@@ -56,7 +57,7 @@ function assignHues(hues, images) {
 export function applyView(view, received, at) {
   const before = view ?? {
     incarnation: received.incarnation,
-    ...{ captured_at: received.captured_at, clock_offset_s: Infinity, iterations: [], bars: [], departures: [] },
+    ...{ captured_at: received.captured_at, clock_offset_s: Infinity, iterations: [], batches: [], bars: [], departures: [] },
   };
   const restarted = before.incarnation !== received.incarnation;
   const known = restarted ? [] : before.iterations;
@@ -79,6 +80,7 @@ export function applyView(view, received, at) {
     // The smallest difference of the two clocks is that of the view with the least delay; it may grow, as clocks drift.
     clock_offset_s: Math.min(before.clock_offset_s + 0.001, at - received.captured_at),
     last_iteration: received.last_iteration,
+    batches: [...batchesOf(received, last), ...(restarted ? [] : before.batches)].slice(0, NUM_BATCHES),
     num_slots: received.num_slots,
     slots: received.slots,
     waiting: received.waiting,
@@ -89,6 +91,19 @@ export function applyView(view, received, at) {
     bars: updated.filter(({ to }) => to === null || to >= oldest),
     departures: [...departed.map((image) => departureOf(image, updated)).reverse(), ...before.departures].slice(0, NUM_DEPARTURES),
   };
+}
+
+/** The batches of texts after iteration `last`, newest first, each with the requests that share it: {request_id: number of texts}. */
+function batchesOf({ iterations, departures }, last) {
+  const sharing = {};
+  for (const { iteration, request_id } of departures) {
+    sharing[iteration] ??= {};
+    sharing[iteration][request_id] = (sharing[iteration][request_id] ?? 0) + 1;
+  }
+  return iterations
+    .filter(({ number, batch }) => batch && number > last)
+    .map(({ number, num_joined, duration_s, batch }) => ({ ...batch, number, num_texts: num_joined, duration_s, requests: sharing[number] ?? {} }))
+    .reverse();
 }
 
 const closeBar = (bar, to, outcome) => ({ ...bar, to: Math.max(to, bar.from), outcome });

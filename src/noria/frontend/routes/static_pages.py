@@ -3,8 +3,11 @@
 All files are read once at the start, so no path from a request reaches the file system.
 """
 
+import functools
 import hashlib
 import pathlib
+import re
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -46,10 +49,9 @@ class StaticFile:
     etag: str
 
     @classmethod
-    def read(cls, path: pathlib.Path) -> "StaticFile":
-        """Read the file at `path`."""
-        content = path.read_bytes()
-        return cls(content, _MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+    def of(cls, content: bytes, suffix: str) -> "StaticFile":
+        """Return the file with `content`, whose name ends with `suffix`."""
+        return cls(content, _MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
 
     async def __call__(self, http: Request) -> Response:
         """Return the file, or 304 if the client has this version."""
@@ -59,9 +61,35 @@ class StaticFile:
         return Response(self.content, media_type=self.media_type, headers=headers)
 
 
-def page_routes(pages: dict[str, str]) -> list[Route]:
-    """Return a route for each of `pages` (path to file name), and one route for all files of `PAGES_DIR`."""
-    files = {path.name: StaticFile.read(path) for path in sorted(PAGES_DIR.iterdir()) if path.suffix in _MEDIA_TYPES}
+def without_other_kinds(page: str, kinds: Collection[str]) -> str:
+    """Return a page's HTML without what is for kinds of models that are not served: elements with their `data-kind`.
+
+    No element holds another of its own name. All stay while `kinds` is empty: no model is known yet.
+    """
+    if not kinds:
+        return page
+    return re.sub(rf'<(\w+) [^>]*data-kind="(?!{"|".join(kinds)})[^>]*>.*?</\1>\s*', "", page, flags=re.DOTALL)
+
+
+def page_routes(pages: dict[str, str], kinds: Callable[[], Collection[str]] = tuple) -> list[Route]:
+    """Return a route for each of `pages` (path to file name), and one route for all files of `PAGES_DIR`.
+
+    `kinds` returns the kinds of models served. A server of text encoders alone has their page at / too.
+    """
+    contents = {path.name: path.read_bytes() for path in sorted(PAGES_DIR.iterdir()) if path.suffix in _MEDIA_TYPES}
+    files = {name: StaticFile.of(content, pathlib.Path(name).suffix) for name, content in contents.items()}
+
+    @functools.cache
+    def page_file(name: str, kinds: frozenset[str]) -> StaticFile:
+        return StaticFile.of(without_other_kinds(contents[name].decode(), kinds).encode(), ".html")
+
+    def page(path: str, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(http: Request) -> Response:
+            served = frozenset(kinds())
+            shown = pages["/text"] if path == "/" and served == {"encoder"} else name
+            return await page_file(shown, served)(http)
+
+        return serve
 
     async def asset(http: Request) -> Response:
         name = http.path_params["name"]
@@ -71,6 +99,6 @@ def page_routes(pages: dict[str, str]) -> list[Route]:
 
     # One route for all files: each route has a histogram of its own in /metrics.
     return [
-        *(Route(path, files[name].__call__) for path, name in pages.items()),
+        *(Route(path, page(path, name)) for path, name in pages.items()),
         Route(f"{ASSETS_PATH}/{{name}}", asset),
     ]
