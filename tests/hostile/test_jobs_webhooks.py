@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from noria.errors import InvalidField, JobsUnavailable, QueueFull, RateLimited
+from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore
 from noria.jobs.records import NewJob, new_job_id
-from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore
 from noria.jobs.webhooks.outbox import MAX_AGE_S, MAX_IN_FLIGHT, MAX_PER_HOST, MAX_PER_KEY, Outbox
 from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.webhooks.url_check import check_webhook_url

@@ -2,9 +2,9 @@
 
 import pytest
 
+from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore
 from noria.jobs.records import NewJob, new_job_id
-from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore
 
 
 @pytest.fixture

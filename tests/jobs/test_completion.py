@@ -13,13 +13,13 @@ from opentelemetry.trace import Tracer
 
 from jobs.fake_executor import FakeExecutor
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
-from noria.jobs.claims import LEASE_S, MAX_LOSSES
 from noria.jobs.completion import JobCompletionReporter, job_outcome, stored_request_fields
+from noria.jobs.database.claims import LEASE_S, MAX_LOSSES
+from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore
 from noria.jobs.records import TERMINAL_STATUSES, Claim
 from noria.jobs.results import ResultStore
-from noria.jobs.schema import open_jobs_database
 from noria.jobs.service import clean_up
-from noria.jobs.store import JobStore
 from noria.jobs.stored_request import StoredRequest, serialize
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.outbox import Outbox

@@ -24,11 +24,11 @@ from noria.errors import (
     JobsUnavailable,
     QueueFull,
 )
-from noria.jobs.claims import LEASE_S
+from noria.jobs.database.claims import LEASE_S
+from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
-from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobWorker, Requeue, retry_decision
 from waiting import TIMEOUT_S, wait_until_async
@@ -434,8 +434,8 @@ def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results
 KILLED_WORKER = """
 import asyncio, pathlib, sys
 from noria.jobs.results import ResultStore
-from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore
+from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.worker import JobWorker
 

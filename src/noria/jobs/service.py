@@ -16,12 +16,12 @@ from opentelemetry.trace import Tracer, get_current_span
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
 from noria.jobs.completion import JobCompletionReporter
+from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore, Page
 from noria.jobs.event_feed import JobEventFeed
 from noria.jobs.periodic import run_periodically
 from noria.jobs.records import JobEvent, JobRecord, JobState, NewJob
 from noria.jobs.results import ResultStore
-from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore, Page
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import stored_trace_context
 from noria.jobs.webhooks.client import WebhookClient

@@ -25,11 +25,11 @@ from noria.errors import (
     QueueFull,
     RequestCancelled,
 )
-from noria.jobs.claims import LEASE_S
+from noria.jobs.database.claims import LEASE_S
+from noria.jobs.database.store import JobStore
 from noria.jobs.periodic import run_periodically
 from noria.jobs.records import TERMINAL_STATUSES, Claim, JobRecord
 from noria.jobs.results import ResultStore
-from noria.jobs.store import JobStore
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import execution_span, stored_trace_context
 from noria.observe.logs.log_record import fields

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from noria.jobs.schema import deliveries
-from noria.jobs.store import JobStore
+from noria.jobs.database.schema import deliveries
+from noria.jobs.database.store import JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.client import MAX_TRIES, WebhookClient, retry_delay_s
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher

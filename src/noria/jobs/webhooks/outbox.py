@@ -16,7 +16,7 @@ from msgspec import Struct
 from opentelemetry.context import Context
 from sqlalchemy import Engine
 
-from noria.jobs.schema import deliveries, jobs
+from noria.jobs.database.schema import deliveries, jobs
 from noria.jobs.tracing import stored_trace_context
 from noria.observe.logs.log_record import fields
 from noria.storage.database import write_transaction

@@ -23,7 +23,7 @@ from standardwebhooks import Webhook
 
 from noria.config import JobsConfig
 from noria.errors import ConfigError
-from noria.jobs.schema import SCHEMA
+from noria.jobs.database.schema import SCHEMA
 from noria.storage.database import database_url
 from noria.storage.private_files import make_private_folder
 

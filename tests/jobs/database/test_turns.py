@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.jobs.turns import QueuedJob, Turns
+from noria.jobs.database.turns import QueuedJob, Turns
 
 
 def queued(made_by, number=0):

@@ -20,7 +20,9 @@ from noria.errors import (
     RateLimited,
     short_repr,
 )
-from noria.jobs.claims import ClaimStore, error_columns
+from noria.jobs.database.claims import ClaimStore, error_columns
+from noria.jobs.database.schema import deliveries, events, jobs
+from noria.jobs.database.transitions import publish_status
 from noria.jobs.records import (
     TERMINAL_STATUSES,
     JobEvent,
@@ -29,8 +31,6 @@ from noria.jobs.records import (
     NewJob,
     queue_order,
 )
-from noria.jobs.schema import deliveries, events, jobs
-from noria.jobs.transitions import publish_status
 from noria.storage.database import interrupt, write_transaction
 
 # Of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those whose

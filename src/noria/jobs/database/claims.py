@@ -18,10 +18,10 @@ from sqlalchemy import ColumnElement, Engine
 
 from noria.errors import EngineLost, NoriaError
 from noria.jobs.completion import JobCompletionReporter
+from noria.jobs.database.schema import jobs
+from noria.jobs.database.transitions import transition, write_event
+from noria.jobs.database.turns import QueuedJob, Turns
 from noria.jobs.records import TERMINAL_STATUSES, Claim, JobRecord, JobStatus
-from noria.jobs.schema import jobs
-from noria.jobs.transitions import transition, write_event
-from noria.jobs.turns import QueuedJob, Turns
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.storage.database import write_transaction
 

@@ -5,8 +5,8 @@ import sys
 
 import sqlalchemy as sa
 
-from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore
+from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore
 from noria.storage.database import write_transaction
 from waiting import TIMEOUT_S
 
@@ -14,7 +14,7 @@ from waiting import TIMEOUT_S
 def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, job):
     code = (
         "import sys, pathlib\n"
-        "from noria.jobs.schema import open_jobs_database\n"
+        "from noria.jobs.database.schema import open_jobs_database\n"
         "sys.stdin.readline()\n"
         "open_jobs_database(sys.argv[1], pathlib.Path('/nowhere')).dispose()\n"
     )

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 )
 
 from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull
-from noria.jobs.claims import LEASE_S, MAX_LOSSES
+from noria.jobs.database.claims import LEASE_S, MAX_LOSSES
+from noria.jobs.database.schema import events, jobs, open_jobs_database
+from noria.jobs.database.store import JobStore
 from noria.jobs.records import TERMINAL_STATUSES, Claim
-from noria.jobs.schema import events, jobs, open_jobs_database
-from noria.jobs.store import JobStore
 from noria.jobs.webhooks.outbox import Outbox
 from noria.storage.database import write_transaction
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from sqlalchemy import ColumnElement, Connection
 
+from noria.jobs.database.schema import deliveries, events, jobs
 from noria.jobs.records import (
     TERMINAL_STATUSES,
     JobEventType,
@@ -21,7 +22,6 @@ from noria.jobs.records import (
     output_urls,
     webhook_event_for,
 )
-from noria.jobs.schema import deliveries, events, jobs
 
 
 def transition(

@@ -1,0 +1,1 @@
+"""The tables of jobs, and what may happen to their rows."""
