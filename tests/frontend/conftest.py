@@ -5,6 +5,7 @@ import json
 import logging
 import pathlib
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
@@ -51,7 +52,7 @@ def url(shared_engine: FakeEngine) -> Iterator[str]:
     config = Config(frontend=FrontendConfig(max_body_bytes=4096, max_images=4, max_steps=100, max_prompt_chars=200))
     # Ten seconds later, in another test, it logs how many requests it rejected.
     audit, name = logging.getLogger("noria.keys"), "shared front end"
-    audit.addFilter(lambda record: record.threadName != name)
+    audit.addFilter(lambda _: threading.current_thread().name != name)
     with serving(config, shared_engine, name=name) as (address, _):
         yield address
     audit.filters.clear()

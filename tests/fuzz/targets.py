@@ -166,6 +166,7 @@ FIELDS = (
 PATHS = (
     "/",
     "/live",
+    "/text",
     "/healthz",
     "/readyz",
     "/metrics",
