@@ -36,7 +36,7 @@ function heatMap(texts, vectors) {
     const cells = vectors.map((vector) => {
       const value = cosine(vectors[index], vector);
       const cell = make("td", { class: "number", text: value.toFixed(2).replace("-", "−") });
-      cell.style.setProperty("--share", `${Math.round(Math.min(Math.max(value, 0), 1) * 55)}%`);
+      cell.style.setProperty("--share", `${Math.round(Math.min(Math.max(value, 0), 1) * 50)}%`);
       return cell;
     });
     return make("tr", {}, make("th", { scope: "row", title: text }, make("div", {}, ...numbered(text, index))), ...cells);
