@@ -155,7 +155,7 @@ class _DrainingServer(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether the server is told to exit. Any thread, and a signal handler, may set it."""
+        """Whether the server is to exit. It may be set by any thread and by a signal handler."""
         return self._should_exit
 
     @should_exit.setter

@@ -4,10 +4,8 @@ A request passes through `tokenization.py` (to token ids), `engines/pool.py` (to
 which knows what the numbers mean to its clients.
 """
 
-import array
 import asyncio
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,15 +29,22 @@ from noria.errors import (
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.services.submission import DEFAULT_MODEL_ALIAS, record_outcome, resolve_model, with_trace_context
+from noria.frontend.services.text_request import (
+    TextRequestSettings,
+    make_payload,
+    num_truncated,
+    pack_token_ids,
+    with_prompt,
+)
 from noria.frontend.services.tokenization import TokenizationThread
-from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TokenSpan, TruncationSide
+from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TokenSpan
 from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import EngineRequest, Priority
-from noria.protocol.text import EncoderModelSpec, EncoderTask, TextPayload, TextTimings
+from noria.protocol.request import EngineRequest
+from noria.protocol.text import EncoderModelSpec, EncoderTask, TextTimings
 
 T = TypeVar("T")
 
@@ -49,27 +54,6 @@ _NOT_SERVED = {
     "token_classification": "a model that classifies tokens",
     "reranking": "a reranking model",
 }
-
-
-class TextRequestSettings(Struct, frozen=True, kw_only=True):
-    """What a client asks for, as far as it is given; the same for every protocol."""
-
-    inputs: Sequence[TextInput] = ()
-    token_ids: Sequence[Sequence[int]] = ()  # instead of `inputs`: texts that the client has tokenized
-    type_ids: Sequence[bytes] = ()  # of those, a byte for each token; empty: all 0
-    model: str | None = None
-    dimensions: int | None = None
-    normalize: bool | None = None  # None: as the model's own configuration says
-    truncate: bool | None = None  # None: the server's setting
-    truncation_side: TruncationSide = "right"
-    prompt_name: str | None = None  # None: the model's default prompt
-    priority: Priority | None = None
-    deadline_ms: int | None = None
-
-    @property
-    def num_texts(self) -> int:
-        """A pair counts as one."""
-        return len(self.inputs) + len(self.token_ids)
 
 
 class EncodingTimings(Struct, frozen=True):
@@ -117,8 +101,8 @@ class EncodingResult:
                 f"infer;dur={1000 * timings.infer_s:.1f}, predicted;dur={1000 * timings.predicted_s:.1f}"
             ),
         }
-        if num_truncated := _num_truncated(self.texts):
-            headers["X-Noria-Truncated"] = str(num_truncated)
+        if num_cut := num_truncated(self.texts):
+            headers["X-Noria-Truncated"] = str(num_cut)
         return headers
 
 
@@ -269,7 +253,7 @@ class EncodingService:
         api_client.texts.check_rate(settings.num_texts)
         api_client.texts.acquire(settings.num_texts, time.monotonic(), 0.0)
         try:
-            inputs = _with_prompt(settings, spec)
+            inputs = with_prompt(settings, spec)
             return await self._tokenization.run(spec, lambda tokenizer: work(tokenizer, inputs))
         finally:
             api_client.texts.release(settings.num_texts)
@@ -335,7 +319,7 @@ class EncodingService:
             for index, ids in enumerate(settings.token_ids)
         ]
         if settings.inputs:
-            inputs = _with_prompt(settings, spec)
+            inputs = with_prompt(settings, spec)
             texts += await self._tokenization.tokenize(spec, inputs, settings.truncation_side)
         if not all(text.num_tokens for text in texts):
             index = next(index for index, text in enumerate(texts) if not text.num_tokens)
@@ -353,65 +337,6 @@ class EncodingService:
                         field="input",
                     )
         return texts
-
-
-def _with_prompt(settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TextInput]:
-    """Return the texts with the prompt before each; pairs have none."""
-    prompt = dict(spec.prompts).get(settings.prompt_name or spec.default_prompt or "", "")
-    if not prompt:
-        return settings.inputs
-    return [prompt + text if isinstance(text, str) else text for text in settings.inputs]
-
-
-def pack_token_ids(
-    ids: Sequence[int], index: int, spec: EncoderModelSpec, side: TruncationSide, type_ids: bytes = b""
-) -> TokenizedText:
-    """Return a text that the client has tokenized, with whatever special tokens it has.
-
-    Raises:
-        InvalidField: it is empty, or has an id that the model does not know.
-
-    """
-    if not ids:
-        raise EmptyInput(f"text {index} is empty.", field="input")
-    if min(ids) < 0 or max(ids) >= spec.vocab_size:
-        wrong = next(token_id for token_id in ids if not 0 <= token_id < spec.vocab_size)
-        raise InvalidField(
-            f"text {index} has the token id {short_repr(wrong)}; {spec.name} has the ids 0 to {spec.vocab_size - 1}. "
-            "Send the text itself, unless your tokens are of this model's tokenizer (LangChain's are, with "
-            "check_embedding_ctx_length=False).",
-            field="input",
-        )
-    part = slice(spec.max_length) if side == "right" else slice(-spec.max_length, None)
-    kept = ids[part]
-    packed = array.array("H" if spec.vocab_size <= 65_536 else "I", kept)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return TokenizedText(len(kept), packed.tobytes(), type_ids[part], len(ids) - len(kept))
-
-
-def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, settings: TextRequestSettings) -> TextPayload:
-    """Return the payload of tokenized texts."""
-    lengths = tuple(text.num_tokens for text in texts)
-    type_ids = b""
-    if any(text.type_ids for text in texts):
-        type_ids = b"".join(text.type_ids or bytes(text.num_tokens) for text in texts)
-    return TextPayload(
-        spec.task,
-        len(texts),
-        sum(lengths),
-        _num_truncated(texts),
-        lengths=lengths,
-        token_ids=texts[0].token_ids if len(texts) == 1 else b"".join([text.token_ids for text in texts]),
-        type_ids=type_ids,
-        id_bytes=2 if spec.vocab_size <= 65_536 else 4,
-        dimensions=settings.dimensions,
-        normalize=spec.normalize if settings.normalize is None else settings.normalize,
-    )
-
-
-def _num_truncated(texts: Sequence[TokenizedText]) -> int:
-    return sum(text.num_cut > 0 for text in texts)
 
 
 @functools.cache

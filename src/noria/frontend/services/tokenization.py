@@ -92,7 +92,7 @@ class TokenizationThread:
             jobs = [job for job in jobs if not job.outcome.done()]  # else it was cancelled
             if jobs:
                 answers = list(zip(jobs, self._tokenize(jobs), strict=True))
-                with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the event loop is closed: no request waits
                     jobs[0].loop.call_soon_threadsafe(_deliver, answers)
             if is_last:
                 return

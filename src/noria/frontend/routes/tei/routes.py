@@ -34,9 +34,10 @@ from noria.frontend.routes.tei.bodies import (
     similarity_settings,
     split_predict_inputs,
 )
-from noria.frontend.services.encoding import EncodingResult, EncodingService, TextRequestSettings
+from noria.frontend.services.encoding import EncodingResult, EncodingService
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.scores import Entity, activation_of, cosine, entities, predictions, ranks
+from noria.frontend.services.text_request import TextRequestSettings
 from noria.models.encoder.tokens import TextInput, Tokenizer, TokenSpan
 from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask
 
