@@ -7,8 +7,8 @@ PYTHON ?= python3
 PORT ?= 8000
 TORCH ?=
 ARGS ?=
-# Of `make test`: two more than there are cores, because tests also wait (with one more, two cores were idle 40 % of the
-# time); at most 4, since each may have servers of its own. 0 is one process, as plain pytest is.
+# Of `make test`: two more than there are cores, because tests also wait; at most 4, since each may have servers of its
+# own. 0 is one process, as plain pytest is.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 SPREAD = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # pip does not compile what it installs (below), so Python has to keep what it compiles.
