@@ -160,9 +160,9 @@ class _DrainingServer(uvicorn.Server):
 
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
-        if value and not self._should_exit and self._loop is not None:
+        is_told, self._should_exit = value and not self._should_exit, value
+        if is_told and self._loop is not None:
             self._loop.call_soon_threadsafe(self._told_to_exit.set)
-        self._should_exit = value
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain and stop."""

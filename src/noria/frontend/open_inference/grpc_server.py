@@ -235,8 +235,7 @@ def as_request(request: Any) -> InferenceRequest:
     if raw and len(raw) != len(request.inputs):
         raise InvalidField(
             f"raw_input_contents has {len(raw)} elements; it needs one for each of the {len(request.inputs)} inputs, "
-            "or "
-            "none.",
+            "or none.",
             field="raw_input_contents",
         )
     for index, tensor in enumerate(request.inputs):
@@ -252,8 +251,7 @@ def as_request(request: Any) -> InferenceRequest:
         for name in tensor.parameters:
             raise InvalidField(
                 f"tensor {short_repr(tensor.name)} has the parameter {short_repr(name)}; none is supported, neither "
-                "shared "
-                "memory nor the classification extension.",
+                "shared memory nor the classification extension.",
                 field="inputs",
             )
     parameters = {name: _value_of(parameter) for name, parameter in request.parameters.items()}

@@ -103,8 +103,7 @@ def _parse(body: InferRequestBody, binary: memoryview) -> RestRequest:
         if (size is None) == (each.data is UNSET):
             raise InvalidField(
                 f"input {short_repr(each.name)} has {'no data' if size is None else 'data and binary_data_size'}; it "
-                "needs "
-                "one of data and binary_data_size.",
+                "needs one of data and binary_data_size.",
                 field="inputs",
             )
         data: Any = each.data
@@ -147,8 +146,7 @@ def _tensor_parameter(kind: str, tensor: InferInputBody | InferOutputBody, name:
         if key != name:
             raise InvalidField(
                 f"{kind} {short_repr(tensor.name)} has the parameter {short_repr(key)}; allowed is {name}. Neither "
-                "shared "
-                "memory nor the classification extension are supported.",
+                "shared memory nor the classification extension are supported.",
                 field=f"{kind}s",
             )
         if type(value) is not value_type:

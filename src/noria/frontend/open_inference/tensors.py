@@ -138,8 +138,7 @@ def _split(name: str, data: bytes, count: int) -> list[bytes]:
         if end > len(data):
             raise InvalidField(
                 f"input {short_repr(name)}: its {len(data)} bytes end within element {len(elements)}. Each element "
-                "is its "
-                "length in four little-endian bytes, then so many bytes.",
+                "is its length in four little-endian bytes, then so many bytes.",
                 field="inputs",
             )
         elements.append(data[end_of_length:end])
