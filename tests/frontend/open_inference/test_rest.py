@@ -6,7 +6,6 @@ import struct
 import numpy as np
 import pytest
 
-from noria.frontend.open_inference import routes
 from noria.testing.fake_encoder import fake_vector, word_id
 
 INFER = "/v2/models/fake-encoder/infer"
@@ -271,5 +270,5 @@ def test_an_engines_error(client):
 
 def test_a_large_response_is_serialized_beside_the_event_loop(client, monkeypatch):
     inline = infer(client, text("a cat")).content
-    monkeypatch.setattr(routes, "_MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr("noria.frontend.services.encoding._MAX_INLINE_NUMBERS", 0)
     assert infer(client, text("a cat")).content == inline

@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from noria.config import Config, FrontendConfig
-from noria.frontend.routes import encoding_response
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from waiting import wait_until
@@ -83,7 +82,7 @@ def test_a_text_token_ids_and_lists_of_them(texts):
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_a_large_response_is_encoded_beside_the_event_loop(texts, monkeypatch, encoding_format):
     inline = post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content
-    monkeypatch.setattr(encoding_response, "_MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr("noria.frontend.services.encoding._MAX_INLINE_NUMBERS", 0)
     assert post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content == inline
 
 

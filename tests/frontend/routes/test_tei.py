@@ -18,7 +18,6 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from frontends import serving
 from noria.config import Config, FrontendConfig
-from noria.frontend.routes import encoding_response
 from noria.models.encoder.tokens import TokenizedText
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FakeEngine
@@ -303,7 +302,7 @@ def test_a_server_without_text_encoders_says_so(client):
 def test_a_large_response_is_encoded_beside_the_event_loop(texts, monkeypatch):
     body = {"query": "q", "texts": ["a", "b"]}
     inline = post(texts, "/rerank", **body)
-    monkeypatch.setattr(encoding_response, "_MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr("noria.frontend.services.encoding._MAX_INLINE_NUMBERS", 0)
     assert post(texts, "/rerank", **body) == inline
 
 

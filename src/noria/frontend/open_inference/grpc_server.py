@@ -39,7 +39,6 @@ from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.traces.tracer import RequestScope, fail
 
 _MAX_CALLS = 256  # at once, to bound memory: a message has up to `frontend.max_body_bytes`
-_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop makes itself, in at most a millisecond
 _CANCEL_GRACE_S = 1.0  # after `frontend.drain_s`, when calls in flight are answered UNAVAILABLE
 _OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
 _CODES = {
@@ -224,9 +223,7 @@ class GrpcServer:
             call.metadata,
             call.context.time_remaining,
         )
-        if len(result.numbers) > _MAX_INLINE_NUMBERS:
-            return await asyncio.to_thread(as_response, request, result.spec.name, outputs)
-        return as_response(request, result.spec.name, outputs)
+        return await result.respond(functools.partial(as_response, request, result.spec.name, outputs))
 
 
 def as_request(request: Any) -> InferenceRequest:

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over REST, below /v2. The unmodified tritonclient works."""
 
-import asyncio
+import functools
 from typing import Any
 
 from msgspec import Struct
@@ -17,8 +17,6 @@ from noria.frontend.open_inference.model_metadata import SERVER_METADATA, VERSIO
 from noria.frontend.open_inference.rest_body import HEADER, parse, serialize
 from noria.frontend.open_inference.service import OpenInferenceService
 from noria.protocol.text import EncoderModelSpec
-
-_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop serializes itself, in at most a millisecond
 
 
 class RepositoryIndexBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,11 +111,8 @@ class OpenInferenceRoutes:
         state = http.state
         work = self._service.infer(spec, request.inference, state.api_client, state.request_id, http.headers)
         result, outputs = await cancel_on_disconnect(http, work)
-        arguments = request, result.spec.name, VERSION, outputs
-        if len(result.numbers) > _MAX_INLINE_NUMBERS:
-            content, json_length = await asyncio.to_thread(serialize, *arguments)
-        else:
-            content, json_length = serialize(*arguments)
+        make = functools.partial(serialize, request, result.spec.name, VERSION, outputs)
+        content, json_length = await result.respond(make)
         headers = result.headers
         if json_length is None:
             return Response(content, headers=headers, media_type="application/json")

@@ -48,6 +48,8 @@ from noria.protocol.text import EncoderModelSpec, EncoderTask, TextTimings
 
 T = TypeVar("T")
 
+_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop makes itself, in at most a millisecond
+
 _NOT_SERVED = {
     "embedding": "an embedding model",
     "classification": "a classification model",
@@ -88,6 +90,14 @@ class EncodingResult:
     def num_tokens(self) -> int:
         """Tokens of all texts, special tokens included."""
         return sum(text.num_tokens for text in self.texts)
+
+    async def respond(self, make: Callable[[], T], weight: int = 1) -> T:
+        """Return what `make` makes of the numbers, in a thread if that would hold up the event loop for a millisecond.
+
+        `weight` is how many times as long it takes for a number as for one of an embedding.
+        """
+        is_large = len(self.numbers) * weight > _MAX_INLINE_NUMBERS
+        return await asyncio.to_thread(make) if is_large else make()
 
     @property
     def headers(self) -> dict[str, str]:
