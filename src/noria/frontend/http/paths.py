@@ -15,6 +15,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/t2i": "generate",
     "/v1/images/": "generate",
     "/v1/embeddings": "generate",
+    "/v1/endpoints/": "generate",
     f"{A1111_ROOT}/": "generate",
     "/v1/jobs": "jobs",
     "/v1/models": None,

@@ -130,6 +130,10 @@ class EncodingService:
         """The text encoders, by name, the default one first; empty until an engine was ready."""
         return self.engine_pool.models_of(EncoderModelSpec)
 
+    def find_model(self, name: str | None) -> EncoderModelSpec:
+        """Return the model named `name`, or the first one, of any task. Raises as `resolve_model`."""
+        return resolve_model(self.engine_pool, EncoderModelSpec, name)
+
     def resolve_model(self, name: str | None, task: EncoderTask) -> EncoderModelSpec:
         """Return the model named `name`, or the default one: the first of this task.
 
@@ -139,7 +143,7 @@ class EncodingService:
             InvalidField: the model is of another task.
 
         """
-        spec = resolve_model(self.engine_pool, EncoderModelSpec, name)
+        spec = self.find_model(name)
         if spec.task == task:
             return spec
         of_task = [each for each in self.models.values() if each.task == task]
