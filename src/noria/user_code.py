@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from noria.errors import InvalidField
 from noria.protocol.text import EncoderModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np  # takes a tenth of a second, which front ends without such code need not spend
+    from numpy.typing import NDArray
 
 
 class InvalidInput(InvalidField):
@@ -34,8 +35,10 @@ class Context:
 class Result:
     """What a text encoder has computed."""
 
-    rows: NDArray[np.float32]  # n × dimensions: embeddings or logits, one row for each text; for each token, if tokens
-    #                            are classified
+    rows: (
+        "NDArray[np.float32]"  # n × dimensions: embeddings or logits, one row for each text; for each token, if tokens
+    )
+    #                              are classified
     spec: EncoderModelSpec  # the model; `labels` names the columns of logits
     num_tokens: int  # of all texts, special tokens included
 

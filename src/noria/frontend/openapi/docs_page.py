@@ -269,8 +269,8 @@ def _with_inline_code(text: str) -> str:
 
 def _resolve_ref(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
     """Of several that are possible, the first."""
-    reference: str = schema.get("oneOf", [schema])[0]["$ref"]
-    resolved: dict[str, Any] = schemas[reference.rpartition("/")[2]]
+    first: dict[str, Any] = schema.get("oneOf", [schema])[0]
+    resolved: dict[str, Any] = schemas[first["$ref"].rpartition("/")[2]] if "$ref" in first else first
     return resolved
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-import numpy as np
 from opentelemetry.trace import Span, Tracer
 
 from noria.config import EndpointConfig
@@ -222,6 +221,8 @@ class UserEndpoints:
         return await self._run_method(endpoint, code.postprocess, caller, result, state)
 
     async def _encode(self, model: str | None, inputs: EncodeBody, caller: Caller) -> Result:
+        import numpy as np  # front ends without such code never import it
+
         service = self._encoding_service
         settings = TextRequestSettings(
             inputs=inputs.texts,

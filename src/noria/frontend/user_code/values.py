@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from noria.errors import UserCodeFailed, short_repr
@@ -52,6 +51,8 @@ def to_json(returned: Any) -> bytes:
 
 
 def _to_builtin(value: Any) -> Any:
+    import numpy as np  # front ends without such code never import it
+
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
