@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from noria.config import Config, data_folder
+from noria.config import Config, EndpointConfig, data_folder
 from noria.errors import ConfigError
 from noria.settings import allowed, list_settings, load, settings_docs, toml_value
 
@@ -47,6 +47,7 @@ def test_later_sources_override_earlier_ones_key_by_key(file: pathlib.Path) -> N
         ("NORIA_ENGINE_BUCKETS", "", ()),
         ("NORIA_FRONTEND_REQUEST_TIMEOUT_S", "1.5", 1.5),
         ("NORIA_MODEL", "123", "123"),
+        ("NORIA_ENDPOINTS", '[{name = "a", code = "a.py:A"}]', (EndpointConfig("a", "a.py:A"),)),
     ],
 )
 def test_variables_are_parsed_as_the_type_of_the_setting(name: str, text: str, value: object) -> None:
@@ -72,6 +73,8 @@ def test_variables_are_parsed_as_the_type_of_the_setting(name: str, text: str, v
         ("NORIA_FRONTEND_REQUEST_TIMEOUT_S", "0", "Allowed: 0.001–86400"),
         ("NORIA_FRONTEND_REQUEST_TIMEOUT_S", "inf", "<= 86400"),
         ("NORIA_FRONTEND_RESTART_WAIT_S", "nan", ">= 0"),
+        ("NORIA_ENDPOINTS", "a", "NORIA_ENDPOINTS is 'a', which is not TOML"),
+        ("NORIA_ENDPOINTS", '[{name = "a"}]', "missing required field `code`"),
         ("NORIA_PORT", "9000", "NORIA_PORT is not a setting.*'NORIA_FRONTEND_PORT'"),
         ("NORIA_ENGIN_SLOTS", "2", "NORIA_ENGIN_SLOTS is not a setting.*'NORIA_ENGINE_SLOTS'"),
     ],
@@ -96,6 +99,8 @@ def test_an_invalid_flag_is_named() -> None:
         ('[engine]\nslots = "few"', r"engine\.slots is 'few'.*Allowed: 1–256, auto"),
         ('[engine]\nbuckets = [8, "x"]', r"engine\.buckets is \[8, 'x'\]"),
         ('[frontend]\nport = "8000"', r"frontend\.port is '8000'.*expected `int`"),
+        ('[[endpoints]]\nname = "a/b"\ncode = "a.py:A"', "endpoints is .*matching regex"),
+        ('[[endpoints]]\nname = "a"\ncode = "a.py:A"\nclass = "A"', "unknown field `class`"),
         ("engine = 3", r"engine is 3; it must be a table: write \[engine\]"),
         ("[engine", "is not TOML"),
     ],

@@ -7,7 +7,7 @@ and docs/settings.md from these declarations.
 import os.path
 import pathlib
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -249,6 +249,10 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "504",
         ),
     ] = 600.0
+    user_code_threads: Annotated[
+        int,
+        Meta(ge=1, le=256, description="threads of a front end for the methods of `endpoints` that are not async"),
+    ] = 8
     restart_wait_s: Annotated[
         float,
         Meta(
@@ -352,6 +356,26 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
 
 
+class EndpointConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of `endpoints`: a class of the operator's, served at `POST /v1/endpoints/NAME`."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+    code: Annotated[str, Meta(pattern=r"^.+:[A-Za-z_]\w*\Z")]  # FILE.py:CLASS
+    model: str = ""  # the text encoder of its texts; empty: the first one
+    timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 30.0  # of each call of preprocess and postprocess
+    settings: dict[str, Any] = {}  # what `load` gets as `ctx.settings`
+
+    @property
+    def file(self) -> pathlib.Path:
+        """The file of `code`."""
+        return pathlib.Path(self.code.rpartition(":")[0]).absolute()
+
+    @property
+    def class_name(self) -> str:
+        """The class of `code`."""
+        return self.code.rpartition(":")[2]
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole configuration: models, engines, front ends, jobs, logs, traces."""
 
@@ -361,6 +385,14 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     additional_models: Annotated[
         tuple[str, ...],
         Meta(description="additional models on the same engines; a request selects one with `model`"),
+    ] = ()
+    endpoints: Annotated[
+        tuple[EndpointConfig, ...],
+        Meta(
+            description="endpoints with code of your own, [[endpoints]] tables in the file: `name`, `code` "
+            "(`FILE.py:CLASS`), `model`, `timeout_s`, `settings`; in variables and flags a TOML array of tables: "
+            "docs/user-code.md"
+        ),
     ] = ()
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="minimum severity of logged events")

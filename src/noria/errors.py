@@ -29,6 +29,8 @@
     │   ├── JobExpired                   504  no engine could run the job within its time to live
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
+    │   ├── UserCodeFailed               500  the operator's code for this endpoint failed on this request
+    │   ├── UserCodeBusy                 503  all threads for such code are in calls that do not end; retry
     │   ├── InternalError                500  a bug in Noria
     │   └── RequestCancelled             499  the client disconnected; no response is sent
     └── SetupError                       the operator's mistake: the process prints it and exits non-zero
@@ -281,6 +283,20 @@ class GenerationFailed(ServingError):
     """The model failed on this request; other requests in its batch were not affected."""
 
     code = "generation_failed"
+
+
+class UserCodeFailed(ServingError):
+    """The operator's code for the endpoint failed on this request; the log has the traceback."""
+
+    code = "user_code_failed"
+
+
+class UserCodeBusy(ServingError):
+    """All threads for the operators' code are in calls that have exceeded their time limit."""
+
+    code = "user_code_busy"
+    http_status = 503
+    retryable = True
 
 
 class InternalError(ServingError):

@@ -135,14 +135,29 @@ def _put(tree: dict[str, Any], setting: Setting, value: Any, source: str) -> Non
 
 
 def _parse(text: str, setting: Setting, source: str) -> Any:
-    """`text` converted to the type of the setting: a string, `true` or `false`, a number, or a comma-separated list."""
+    """`text` converted to the type of the setting.
+
+    It is a string, `true` or `false`, a number, a comma-separated list, or an array of tables as TOML has it.
+    """
     value: Any = text
-    if get_origin(get_args(setting.annotation)[0]) is tuple:
+    declared = get_args(setting.annotation)[0]
+    if get_origin(declared) is tuple:
         value = [part.strip() for part in text.strip("[]").split(",") if part.strip()]
+        if isinstance(get_args(declared)[0], type) and issubclass(get_args(declared)[0], Struct):
+            value = _parse_toml(text, setting, source)
     try:
         return msgspec.to_builtins(msgspec.convert(value, setting.annotation, strict=False))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source} is {short_repr(text)}: {_error_text(error)}. {_describe(setting)}") from error
+
+
+def _parse_toml(text: str, setting: Setting, source: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text or '[]'}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{source} is {short_repr(text)}, which is not TOML: {error}. {_describe(setting)}"
+        ) from error
 
 
 def _convert(tree: dict[str, Any]) -> Config:

@@ -1,5 +1,7 @@
 """The front end as a process: start, drain, and end with its parent."""
 
+import asyncio
+import functools
 import os
 import pathlib
 import signal
@@ -129,7 +131,7 @@ def test_a_client_that_does_not_read_is_disconnected_at_the_end_of_a_drain_witho
             await send({"type": "http.response.body", "body": body, "more_body": number + 1 < pieces})
 
     app = Starlette(routes=[Route("/", lambda _: answer)])
-    app.state.drain = lambda: None
+    app.state.load, app.state.drain = functools.partial(asyncio.sleep, 0), lambda: None
     server = http_server(app, EnginePool([]), FrontendConfig(drain_s=0.2))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as silent:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -4,9 +4,12 @@ import shutil
 
 import pytest
 
+from noria.config import Config, EndpointConfig
 from noria.errors import ConfigError
 from noria.settings import load
-from noria.supervisor.served_models import open_models
+from noria.supervisor.served_models import endpoint_models, open_models
+from noria.testing.fake_encoder import FAKE_ENCODER
+from noria.testing.fake_engine import FAKE_MODEL
 
 
 def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
@@ -16,3 +19,23 @@ def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
         open_models(config)
     (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
     assert [spec.name for spec in open_models(config)] == ["noria-shapes", "other"]
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "says"),
+    [
+        ((("a", "x.py:X"), ("a", "y.py:Y")), "another endpoint or a model has this name"),
+        ((("tiny", "x.py:X"),), "another endpoint or a model has this name"),
+        ((("a", "x.py:X", "tiny"),), "model is 'tiny'; allowed are the text encoders of this server: 'fake-encoder'"),
+    ],
+)
+def test_an_endpoint_has_a_name_of_its_own_and_a_served_encoder(endpoints, says):
+    config = Config(endpoints=tuple(EndpointConfig(*each) for each in endpoints))
+    with pytest.raises(ConfigError, match=says):
+        endpoint_models(config, [FAKE_MODEL, FAKE_ENCODER])
+
+
+def test_an_endpoint_that_names_no_model_has_the_first_encoder_if_there_is_one():
+    config = Config(endpoints=(EndpointConfig("a", "x.py:X"), EndpointConfig("b", "x.py:X", "fake-encoder")))
+    assert endpoint_models(config, [FAKE_MODEL, FAKE_ENCODER]) == {"a": FAKE_ENCODER, "b": FAKE_ENCODER}
+    assert endpoint_models(Config(endpoints=config.endpoints[:1]), [FAKE_MODEL]) == {}

@@ -204,9 +204,49 @@ _JOBS_ROW = Row(
     ),
 )
 
+_ENDPOINTS_ROW = Row(
+    "Endpoints with code of your own",
+    (
+        timeseries(
+            "Requests by endpoint",
+            "`ok`, or the error code in the response.",
+            Query(
+                f"sum by (endpoint, outcome) (rate(noria_endpoint_requests_total{{{_INSTANCE_FILTER}}}[1m]))",
+                "{{endpoint}} {{outcome}}",
+            ),
+            unit="reqps",
+            stacked=True,
+        ),
+        timeseries(
+            "Time of the code",
+            "Mean time of a call, with the calls that it makes.",
+            Query(
+                f"sum by (endpoint, method) (rate(noria_user_code_seconds_sum{{{_INSTANCE_FILTER}}}[5m])) / "
+                f"(sum by (endpoint, method) (rate(noria_user_code_seconds_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
+                "{{endpoint}} {{method}}",
+            ),
+            unit="s",
+        ),
+        timeseries(
+            "Stuck threads",
+            "In calls that have exceeded their time limit. When all are, calls are rejected.",
+            Query(f"sum(noria_user_code_stuck_threads{{{_INSTANCE_FILTER}}})", "stuck"),
+        ),
+        timeseries(
+            "Statistics",
+            "Mean of the values that the code records.",
+            Query(
+                f"sum by (endpoint, statistic) (rate(noria_user_statistic_sum{{{_INSTANCE_FILTER}}}[5m])) / "
+                f"(sum by (endpoint, statistic) (rate(noria_user_statistic_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
+                "{{endpoint}} {{statistic}}",
+            ),
+        ),
+    ),
+)
+
 SERVICE = Dashboard(
     "noria-service",
     "Noria: service",
     "What clients experience, and the state of queue and batch that explains it.",
-    (_OVERVIEW_ROW, _LATENCY_ROW, _TRAFFIC_ROW, _RUNNING_BATCH_ROW, _JOBS_ROW),
+    (_OVERVIEW_ROW, _LATENCY_ROW, _TRAFFIC_ROW, _RUNNING_BATCH_ROW, _JOBS_ROW, _ENDPOINTS_ROW),
 )

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -43,8 +44,10 @@ from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes, without_other_kinds
 from noria.frontend.routes.tei.routes import TeiRoutes
+from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
+from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.models.encoder.tokens import Tokenizer
 from noria.observe.metrics.exposition import exposition
@@ -69,12 +72,15 @@ def build_app(
     tracer: Tracer = GLOBAL_TRACER,
     metrics_port: int | None = None,
     load_tokenizer: Callable[[EncoderModelSpec], Tokenizer] | None = None,
+    endpoint_models: Mapping[str, EncoderModelSpec] = MappingProxyType({}),
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
-    `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls
-    `app.state.drain` when the server stops accepting connections. `metrics_port` is the port that serves /metrics
-    alone; None: there is none. `load_tokenizer` loads the tokenizer of a text encoder; by default that of its folder.
+    `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, calls `app.state.load`,
+    which loads the code of endpoints, before the lifespan begins, and `app.state.drain` when the server stops accepting
+    connections. `metrics_port` is the port that serves /metrics alone; None: there is none. `load_tokenizer` loads the
+    tokenizer of a text encoder; by default that of its folder. `endpoint_models` are those of endpoints, by the
+    endpoint's name.
 
     Raises:
         ConfigError: the file of API keys is invalid.
@@ -85,6 +91,14 @@ def build_app(
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
     encoding_service = EncodingService(engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer)
     open_inference = OpenInferenceService(encoding_service)
+    endpoints = UserEndpoints(
+        config.endpoints,
+        endpoint_models,
+        encoding_service,
+        generation_service,
+        config.frontend.user_code_threads,
+        tracer,
+    )
     rejection_log = RejectionLog(clients)
     grpc_server = _grpc_server(open_inference, clients, rejection_log, config.frontend, tracer)
     jobs = JobRoutes(
@@ -101,6 +115,11 @@ def build_app(
         Route("/t2i", images.t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingRoutes(encoding_service, body_reader).embeddings, methods=["POST"]),
+        Route(
+            "/v1/endpoints/{name}",
+            UserEndpointRoutes(endpoints, body_reader, config.frontend).endpoint,
+            methods=["POST"],
+        ),
         Route("/v1/images/metadata", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
@@ -140,7 +159,10 @@ def build_app(
         async with engine_pool:
             await jobs.start()
             try:
-                async with _background_work(rejection_log, clients, config.frontend.api_keys_file), grpc_server:
+                async with (
+                    _background_work(rejection_log, endpoints, clients, config.frontend.api_keys_file),
+                    grpc_server,
+                ):
                     yield
             finally:
                 await jobs.stop()
@@ -154,17 +176,17 @@ def build_app(
         internal_error_response,
         tracer,
     )
-    app.state.drain = drain
+    app.state.load, app.state.drain = endpoints.load, drain
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
     return app
 
 
 @contextlib.asynccontextmanager
 async def _background_work(
-    rejection_log: RejectionLog, clients: ClientDirectory, keys_file: str
+    rejection_log: RejectionLog, endpoints: UserEndpoints, clients: ClientDirectory, keys_file: str
 ) -> AsyncIterator[None]:
     """Run what a front end does beside requests."""
-    tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run())]
+    tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run(), endpoints.follow())]
     if keys_file:
         tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
     try:

@@ -13,7 +13,7 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import msgspec
@@ -33,6 +33,7 @@ from noria.observe.metrics import declarations, outcomes
 from noria.observe.traces.setup import open_tracer
 from noria.protocol.messages import engine_name
 from noria.protocol.process_signals import die_with_parent
+from noria.protocol.text import EncoderModelSpec
 
 _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight; the supervisor waits for 5 s
 _CLOSE_GRACE_S = 1.0  # after that, for the work of closed connections to end by itself before uvicorn cancels it
@@ -51,6 +52,7 @@ class FrontendTask(msgspec.Struct, frozen=True):
     fd: int  # a listening socket, inherited
     engines: list[str]  # the addresses of their channels
     default_models: dict[str, str] = {}  # name of the model for requests that name none, by kind
+    endpoint_models: dict[str, EncoderModelSpec] = {}  # of `config.endpoints`, by the endpoint's name
     metrics_fd: int | None = None  # another listening socket, for /metrics alone
     parent_pid: int | None = None  # the supervisor's
     # `server/name`, the same after a restart.
@@ -58,7 +60,12 @@ class FrontendTask(msgspec.Struct, frozen=True):
 
 
 def run(task: FrontendTask) -> None:
-    """Serve until SIGTERM. Raises ConfigError if the jobs' database or the trace exporter cannot be opened."""
+    """Serve until SIGTERM.
+
+    Raises:
+        ConfigError: the jobs' database, the trace exporter or the code of an endpoint cannot be opened.
+
+    """
     config, worker_id = task.config, task.worker_id
     setproctitle.setproctitle(f"noria frontend {worker_id.rpartition('/')[2]}")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
@@ -72,7 +79,7 @@ def run(task: FrontendTask) -> None:
     jobs = open_job_service(config, worker_id, tracer)
     listeners = [socket.socket(fileno=fd) for fd in (task.fd, task.metrics_fd) if fd is not None]
     metrics_port = None if task.metrics_fd is None else listeners[1].getsockname()[1]
-    app = build_app(config, engine_pool, lambda: jobs, tracer, metrics_port)
+    app = build_app(config, engine_pool, lambda: jobs, tracer, metrics_port, endpoint_models=task.endpoint_models)
     server = http_server(app, engine_pool, config.frontend)
     gc.collect()
     gc.set_threshold(_GC_THRESHOLD)
@@ -88,6 +95,7 @@ def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig)
     """
     return _DrainingServer(
         engine_pool,
+        app.state.load,
         app.state.drain,
         config.drain_s,
         Certificate(config.ssl_certfile, config.ssl_keyfile) if config.ssl_certfile else None,
@@ -119,19 +127,21 @@ class _DrainingServer(uvicorn.Server):
     def __init__(
         self,
         engine_pool: EnginePool,
+        load: Callable[[], Awaitable[None]],
         on_drain: Callable[[], None],
         drain_s: float,
         certificate: Certificate | None,
         config: uvicorn.Config,
     ) -> None:
         super().__init__(config)
-        self._engine_pool, self._on_drain, self._drain_s = engine_pool, on_drain, drain_s
+        self._engine_pool, self._load, self._on_drain, self._drain_s = engine_pool, load, on_drain, drain_s
         self._certificate = certificate
         self._following: asyncio.Task[None] | None = None
         self._told_to_exit = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening."""
+        """Load the code of endpoints, then start listening. Raises ConfigError."""
+        await self._load()
         if self._certificate is None:
             await super().startup(sockets)
             return

@@ -3,6 +3,7 @@
 import logging
 import os
 import pathlib
+import stat
 
 _OTHERS = 0o077  # the rights of the group and of all others
 
@@ -24,9 +25,35 @@ def make_own_folder(folder: pathlib.Path) -> None:
 
     """
     make_private_folder(folder)
-    status = folder.stat()
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+    if not _is_ours(folder.stat()):
         raise PermissionError(f"{folder} can be changed by other users")
+
+
+def read_own_file(file: pathlib.Path) -> bytes:
+    """Return the content of a file of code, which only root and this user may change.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or it, its folder or that of a link to it can be changed by
+            other users. In a folder with the sticky bit, such as /tmp, they cannot change what is ours.
+
+    """
+    with file.open("rb") as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise PermissionError("it is no regular file")
+        for folder in {file.absolute().parent, file.resolve().parent}:
+            if not _is_ours(folder.stat(), stat.S_ISVTX):
+                raise PermissionError(f"its folder {folder} can be changed by other users; chmod go-w {folder}")
+        if not _is_ours(status):
+            raise PermissionError(
+                f"it can be changed by other users; chown it to the server's user and chmod go-w {file}"
+            )
+        return opened.read()
+
+
+def _is_ours(status: os.stat_result, allowing: int = 0) -> bool:
+    """Whether only root and this user may change it; `allowing`: a bit of the mode with which others may write."""
+    return status.st_uid in (0, os.geteuid()) and bool(not status.st_mode & 0o022 or status.st_mode & allowing)
 
 
 def create_private_file(file: pathlib.Path) -> None:

@@ -53,7 +53,7 @@ from noria.supervisor.log_collector import LogCollector, collecting_logs
 from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
-from noria.supervisor.served_models import engine_groups, open_models
+from noria.supervisor.served_models import endpoint_models, engine_groups, open_models
 
 log = logging.getLogger("noria.supervisor")
 
@@ -83,7 +83,8 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, `jobs.webhook_secret_file` is
             `auto` although servers share the database, tracing is configured but not possible, a trusted proxy is no
             address, an allowed host is no name, the certificate cannot be used, an address cannot be listened on, two
-            models share a name, or TMPDIR cannot be written to, or is too long for Unix sockets.
+            models share a name, an endpoint has no name or model of its own, or TMPDIR cannot be written to,
+            or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -177,6 +178,7 @@ class Supervisor:
             "fd": fd,
             "metrics_fd": metrics_fds[0] if metrics_fds else None,
             "engines": addresses,
+            "endpoint_models": endpoint_models(self._config, self._models),
             "default_models": {spec.kind: spec.name for spec in reversed(self._models)},
             "parent_pid": os.getpid(),
             "worker_id": f"{self._server_id}/{name}",

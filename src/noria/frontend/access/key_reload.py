@@ -20,7 +20,7 @@ async def follow_keys(setting: str, use: Callable[[tuple[ApiKey, ...]], None]) -
     """
     last_version = None
     while True:
-        version = await asyncio.to_thread(_file_version, setting)
+        version = await asyncio.to_thread(file_version, setting)
         if version != last_version:
             last_version = version
             try:
@@ -31,10 +31,10 @@ async def follow_keys(setting: str, use: Callable[[tuple[ApiKey, ...]], None]) -
         await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-def _file_version(setting: str) -> tuple[int, ...]:
+def file_version(path: str | os.PathLike[str]) -> tuple[int, ...]:
     """Return what differs when the file or its mode has changed; nothing if there is none."""
     try:
-        status = os.stat(setting)
+        status = os.stat(path)
     except OSError:
         return ()
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

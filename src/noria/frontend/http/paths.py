@@ -32,6 +32,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/similarity": "generate",
     "/tokenize": "generate",
     "/info": None,
+    "/v1/endpoints/": "generate",
     f"{A1111_ROOT}/": "generate",
     OPEN_INFERENCE_ROOT: "generate",
     "/v1/jobs": "jobs",

@@ -25,7 +25,7 @@ from noria.errors import (
 )
 from noria.frontend.http.errors import ErrorBody
 from noria.frontend.http.paths import is_open, needed_scope
-from noria.frontend.openapi import a1111, embeddings, images, jobs, open_inference, tei
+from noria.frontend.openapi import a1111, embeddings, endpoints, images, jobs, open_inference, tei
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -171,6 +171,7 @@ def _paths() -> dict[str, Any]:
     return {
         **images.paths(),
         **embeddings.paths(),
+        **endpoints.paths(),
         IMAGE_METADATA_PATH: {"post": _image_metadata_operation()},
         "/v1/models": {
             "get": operation(

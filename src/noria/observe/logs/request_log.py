@@ -33,6 +33,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "client": "address of the client; behind a trusted proxy, the one in its X-Forwarded-For",
     "outcome": "`ok`, or a code of errors.md",
     "error": "the error message",
+    "endpoint": "name of the endpoint, if it is one with code of the operator's",
     "model": "name of the model",
     "model_version": "fingerprint of the model",
     "n": "number of images requested",

@@ -7,7 +7,8 @@ front end. The counts of ended processes are kept: the supervisor merges them in
 
 Labels are bounded: a path is a route's template or "other", a model is one that is served or "other", an outcome or
 reason is "ok" or a code of `noria.errors` (`outcomes.py`), a shape is one of the first `MAX_SHAPES` sizes generated or
-"other", and there is one engine per device. Engine metrics have an `engine` label, so that an idle, slow or faulty
+"other", an endpoint is a configured one, a statistic one that its class declares, and there is one engine per device.
+Engine metrics have an `engine` label, so that an idle, slow or faulty
 engine can be seen; a restarted engine continues its counters. Only the iteration time has no `engine` label: by shape
 and engine it would be 600 series per engine, and an engine's busy time divided by its iterations shows the same.
 """
@@ -170,6 +171,37 @@ FRONTEND_STARTS = _counter(
     "noria_frontend_starts",
     "Front-end processes started, by name. Each starts once per server run, unless it is restarted.",
     "process",
+)
+
+_SECTION = "Endpoints with code of the operator's, counted by the front ends"
+
+ENDPOINT_REQUESTS = _counter(
+    _SECTION,
+    "noria_endpoint_requests",
+    "Requests of an endpoint, by outcome: `ok` or an error code; calls by the code of others are counted too.",
+    "endpoint",
+    "outcome",
+)
+USER_CODE_SECONDS = _histogram(
+    _SECTION,
+    "noria_user_code_seconds",
+    "Time of a call of a method, `preprocess` or `postprocess`, until it returns or is late, its own calls included.",
+    "endpoint",
+    "method",
+    buckets=(0.001, *DURATION_BUCKETS_S),
+)
+USER_CODE_STUCK_THREADS = _gauge(
+    _SECTION,
+    "noria_user_code_stuck_threads",
+    "Threads in calls of methods that have exceeded their time limit, at the last change.",
+)
+USER_STATISTIC = _histogram(
+    _SECTION,
+    "noria_user_statistic",
+    "Values that the code records, in buckets that its class declares.",
+    "endpoint",
+    "statistic",
+    buckets=(1.0,),
 )
 
 _SECTION = "Jobs, counted by the front ends"

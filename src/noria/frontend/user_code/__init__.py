@@ -1,0 +1,1 @@
+"""Endpoints with code of the operator's: loaded from a file, replaced when it changes, called within limits."""

@@ -1,0 +1,161 @@
+"""Loads the class of an endpoint from its file and checks it: one sentence names file and line of a mistake."""
+
+import asyncio
+import inspect
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from noria.config import EndpointConfig
+from noria.errors import ConfigError, did_you_mean, short_repr
+from noria.storage.private_files import read_own_file
+from noria.user_code import Context
+
+_PARAMETERS = {"load": ("ctx",), "preprocess": ("body", "state"), "postprocess": ("result", "state")}
+_MAX_STATISTICS, _MAX_BUCKETS = 16, 32  # of a class: each bucket is a series in Prometheus
+
+
+class Method(NamedTuple):
+    """A method of the class, bound to its object."""
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+
+
+@dataclass(frozen=True)
+class LoadedCode:
+    """An object of the class whose `load` has returned."""
+
+    preprocess: Method | None
+    postprocess: Method | None
+    statistics: Mapping[str, tuple[float, ...]]  # upper bounds of the buckets, by name
+
+
+async def load_code(config: EndpointConfig, context: Context) -> LoadedCode:
+    """Read the file in a thread, make an object of its class and call its `load`.
+
+    Raises:
+        ConfigError: the file cannot be read or could be changed by other users, its code or `load` raises, the class is
+            missing, or has methods or statistics that are not allowed.
+
+    """
+    methods, statistics = await asyncio.to_thread(_load_in_thread, config, context)
+    load = methods.get("load")
+    if load is not None and load.is_async:
+        try:
+            await load.function(context)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            raise _failure(config, error) from error
+    return LoadedCode(methods.get("preprocess"), methods.get("postprocess"), statistics)
+
+
+def _load_in_thread(config: EndpointConfig, context: Context) -> tuple[dict[str, Method], dict[str, tuple[float, ...]]]:
+    code_class = _read_class(config)
+    try:
+        loaded = code_class()
+    except BaseException as error:
+        raise _failure(config, error) from error
+    methods = {name: found for name in _PARAMETERS if (found := _read_method(config, loaded, name)) is not None}
+    if not methods.keys() & {"preprocess", "postprocess"}:
+        raise _rejected(config, f"the class {config.class_name} has neither preprocess nor postprocess", code_class)
+    statistics = _read_statistics(config, loaded)
+    load = methods.get("load")
+    if load is not None and not load.is_async:
+        try:
+            load.function(context)
+        except BaseException as error:
+            raise _failure(config, error) from error
+    return methods, statistics
+
+
+def _read_class(config: EndpointConfig) -> type:
+    """Run the file as a new module, and return its class. Nothing is written beside it, as an import would."""
+    file = config.file
+    try:
+        source = read_own_file(file)
+    except OSError as error:
+        raise ConfigError(f"endpoint {config.name!r}: {file} cannot be used: {error.strerror or error}.") from error
+    module = types.ModuleType(f"noria_endpoint_{re.sub(r'[^a-zA-Z0-9]', '_', config.name)}")
+    module.__file__ = str(file)
+    previous = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module  # where dataclasses and pickles look for the names in their annotations
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)  # noqa: S102 - the operator's own code
+    except BaseException as error:
+        if previous is not None:
+            sys.modules[module.__name__] = previous
+        raise _failure(config, error) from error
+    found = getattr(module, config.class_name, None)
+    if not isinstance(found, type):
+        classes = [
+            name for name, each in vars(module).items() if isinstance(each, type) and each.__module__ == module.__name__
+        ]
+        raise ConfigError(
+            f"endpoint {config.name!r}: {file} has no class {config.class_name!r}."
+            f"{did_you_mean(config.class_name, classes)} It has {', '.join(classes) or 'none'}."
+        )
+    return found
+
+
+def _read_method(config: EndpointConfig, loaded: object, name: str) -> Method | None:
+    function = getattr(loaded, name, None)
+    if function is None:
+        return None
+    wanted = f"{name}({', '.join(('self', *_PARAMETERS[name]))})"
+    if not callable(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise _rejected(config, f"{name} must be a method that returns its result: {wanted}", function)
+    try:
+        inspect.signature(function).bind(*_PARAMETERS[name])
+    except TypeError as error:
+        raise _rejected(
+            config, f"{name}{inspect.signature(function)} cannot be called as {wanted}: {error}", function
+        ) from error
+    return Method(name, function, inspect.iscoroutinefunction(function))
+
+
+def _read_statistics(config: EndpointConfig, loaded: object) -> dict[str, tuple[float, ...]]:
+    declared = getattr(loaded, "statistics", {})
+    rule = f"allowed are at most {_MAX_STATISTICS} names, each with 1 to {_MAX_BUCKETS} ascending numbers"
+    if not isinstance(declared, dict) or len(declared) > _MAX_STATISTICS:
+        raise _rejected(config, f"statistics is {short_repr(declared)}; {rule}", type(loaded))
+    for name, buckets in declared.items():
+        if (
+            not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}", str(name))
+            or not isinstance(buckets, list | tuple)
+            or not 1 <= len(buckets) <= _MAX_BUCKETS
+            or not all(isinstance(each, int | float) and math.isfinite(each) for each in buckets)
+            or sorted(set(buckets)) != list(buckets)
+        ):
+            raise _rejected(config, f"statistics[{name!r}] is {short_repr(buckets)}; {rule}", type(loaded))
+    return {str(name): tuple(map(float, buckets)) for name, buckets in declared.items()}
+
+
+def _failure(config: EndpointConfig, error: BaseException) -> ConfigError:
+    """Describe an exception of the code, with its last line in the file."""
+    line, text = None, str(error)
+    if isinstance(error, SyntaxError) and error.filename == str(config.file):
+        line, text = error.lineno, error.msg
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(config.file):
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    where = f", line {line}" if line else ""
+    message = " ".join(f"{type(error).__name__}: {text}".split()).removesuffix(":")
+    return ConfigError(f"endpoint {config.name!r}: {config.file}{where}: {message}.")
+
+
+def _rejected(config: EndpointConfig, problem: str, what: object) -> ConfigError:
+    """`what` is the class or method at fault."""
+    try:
+        where = f", line {inspect.getsourcelines(what)[1]}"  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        where = ""
+    return ConfigError(f"endpoint {config.name!r}: {config.file}{where}: {problem}.")

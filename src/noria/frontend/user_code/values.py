@@ -1,0 +1,58 @@
+"""What user code returns: the texts that an endpoint's model encodes, and the JSON of its response."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria.errors import UserCodeFailed, short_repr
+from noria.frontend.http.body import decode
+
+Pair = Annotated[list[str], Meta(min_length=2, max_length=2)]
+
+
+class EncodeBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of an endpoint without `preprocess`, and what one with it may return."""
+
+    inputs: str | list[str | Pair]  # a text, or texts and pairs of texts
+    dimensions: int | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    prompt_name: str | None = None
+
+    @property
+    def texts(self) -> list[str | tuple[str, str]]:
+        """The inputs, as tokenizers take them."""
+        inputs = [self.inputs] if isinstance(self.inputs, str) else self.inputs
+        return [each if isinstance(each, str) else (each[0], each[1]) for each in inputs]
+
+
+def body_as(struct_type: type[Any], body: Any) -> Any:
+    """Return `body` as a `struct_type`. Raises what `http.body.decode` raises."""
+    return decode(msgspec.json.encode(body), struct_type)
+
+
+def inputs_of(returned: Any, endpoint: str) -> EncodeBody | None:
+    """Return what `preprocess` wants encoded; None if that is nothing. Raises UserCodeFailed."""
+    if returned is None:
+        return None
+    try:
+        return msgspec.convert(returned if isinstance(returned, dict) else {"inputs": returned}, EncodeBody)
+    except msgspec.ValidationError as error:
+        raise UserCodeFailed(
+            f"preprocess of endpoint {endpoint!r} returned {short_repr(type(returned).__name__)}, which is neither "
+            f"None, a text, a list of texts or pairs, nor a dict with inputs: {error}."
+        ) from error
+
+
+def to_json(returned: Any) -> bytes:
+    """Return a response as JSON; arrays and numbers of numpy are lists and numbers. Raises what msgspec raises."""
+    return msgspec.json.encode(returned, enc_hook=_to_builtin)
+
+
+def _to_builtin(value: Any) -> Any:
+    import numpy as np  # front ends without such code never import it
+
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
