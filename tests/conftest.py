@@ -32,21 +32,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "test_end_to_end.py",
     "engine/diffusion/test_executor.py",
-    "test_traces_end_to_end.py",
     "observe/metrics/test_process_restarts.py",
     "test_jobs_end_to_end.py",
     "supervisor/test_supervisor.py",
     "frontend/routes/test_jobs.py",
     "scheduling/test_virtual_time.py",
     "jobs/test_worker.py",
-    "frontend/openapi/test_schemathesis.py",
 )
 TESTS = pathlib.Path(__file__).parent
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers share the cores: idle OpenMP threads spin for about 10 µs, as in the servers (ADR 5), not for
-    # milliseconds.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Workers share the cores, so torch computes in one thread.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
 
@@ -69,8 +66,11 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Give this run a cache folder of its own. Servers share it, so only the first start measures costs."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield
 
 

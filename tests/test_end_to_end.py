@@ -133,6 +133,7 @@ def test_the_unmodified_openai_client_works(server):
             official.images.generate(prompt=PROMPT, size="130x128")
 
 
+@pytest.mark.slow  # `noria generate` imports torch and diffusers: 10 s; tests/frontend/routes holds the API
 def test_a1111_clients_work_and_generate_repeats_their_files_without_the_server(client, tmp_path):
     fields = {
         "prompt": PROMPT,

@@ -21,6 +21,8 @@ from waiting import wait_until
 
 BODY = {"prompt": "a red circle above a blue square", "seed": 3, "inference_steps": 6}
 CLOCK_TOLERANCE_S = 0.01  # the clocks of two processes
+
+pytestmark = pytest.mark.slow  # servers of its own: 20 s of CPU time each; tests/observe/traces holds the exporter
 STAGES = ["queue", "text_encode", "denoise", "decode"]
 
 
@@ -253,7 +255,6 @@ def test_a_job_and_its_webhook_are_in_the_trace_of_its_creator(client, collector
     assert headers["traceparent"] == f"00-{trace_id}-{webhook.span_id}-01"
 
 
-@pytest.mark.slow  # restarts an engine
 def test_after_an_engine_was_killed_the_trace_has_the_attempt_that_succeeded(client, server, collector, caller):
     trace_id, _, header = caller
     with httpx.stream(
@@ -289,7 +290,6 @@ def serve(*arguments, **environment):
             process.terminate()
 
 
-@pytest.mark.slow  # a server of its own: 15 s; tests/observe/traces holds the exporter
 def test_an_unreachable_collector_costs_one_log_line(tmp_path):
     arguments = ["--data-dir", str(tmp_path), "--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
     timeouts = {"OTEL_EXPORTER_OTLP_TIMEOUT": "280", "OTEL_BSP_EXPORT_TIMEOUT": "280000"}

@@ -95,6 +95,7 @@ def test_threads_can_compile_at_once(monkeypatch):
     assert all(np.array_equal(table.coefficients, single_threaded.coefficients) for table in tables)
 
 
+@pytest.mark.slow  # imports torch and diffusers in a process of its own
 def test_compiling_leaves_no_openmp_threads_behind():
     """A second pool would slow down every iteration: see the comment in `compile.py`."""
     script = """

@@ -215,7 +215,14 @@ def bundled(bundled_folder):
     return *load(bundled_folder), pipe
 
 
-@pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
+# Half a minute for all; the tiny model has them all here.
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("ddim", "euler-a", "unipc") else pytest.param(name, marks=pytest.mark.slow)
+        for name in DIFFUSION_SCHEDULERS
+    ],
+)
 def test_the_bundled_model_gives_the_image_of_its_pipeline(bundled, name):
     spec, executor, pipe = bundled
     request = make_request(spec, 1, prompt="a red circle above a blue square", scheduler=name, inference_steps=6)

@@ -55,6 +55,7 @@ def server(serve, new_engine, tmp_path):
         yield url, tmp_path / "openapi.json"
 
 
+@pytest.mark.slow  # 3,000 requests: 25 s of CPU time
 def test_server_does_what_its_document_says(server):
     run_schemathesis(*server, "--phases", "examples,coverage,fuzzing", "--max-examples", "3")
 

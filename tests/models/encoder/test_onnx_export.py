@@ -123,6 +123,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_config_error(folder: pathlib
         export(open_encoder(folder), tmp_path / "file")
 
 
+@pytest.mark.slow  # imports torch and transformers in a process of its own
 def test_an_error_of_the_exporting_process_is_reported(
     folder: pathlib.Path, cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
