@@ -17,7 +17,7 @@ from unittest import mock
 
 from uvicorn.server import ServerState
 
-from noria.config import Config, FrontendConfig, JobsConfig
+from noria.config import Config, EndpointConfig, FrontendConfig, JobsConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.connection import TimeoutHttpProtocol
@@ -30,6 +30,7 @@ from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from waiting import wait_until_async
 
 MAX_BODY_BYTES = 16_384
+CODE = "class Lengths:\n    def postprocess(self, result, state):\n        return (result.rows**2).sum(axis=1)\n"
 # No loading of models at run time, no engine or database, and a deadline that has passed: all are documented.
 ALLOWED_5XX = {501, 503, 504}
 _STALLED_S = 60.0  # no request takes so long: the engine answers at once
@@ -55,8 +56,10 @@ class InProcessServer:
         self._stack.callback(lambda: self._loop.run_until_complete(self._loop.shutdown_default_executor()))
         self._loop.set_exception_handler(lambda _, context: self._note(str(context)))
         self._sockets = self._stack.enter_context(_connected_sockets())
+        (folder / "code.py").write_text(CODE)
         config = Config(
             data_dir=str(folder / "data"),
+            endpoints=(EndpointConfig("lengths", f"{folder}/code.py:Lengths"),),
             frontend=FrontendConfig(max_body_bytes=MAX_BODY_BYTES, max_images=2, max_steps=20, max_prompt_chars=500),
             jobs=JobsConfig(max_queued=16, ttl_s=60),
         )
@@ -67,6 +70,7 @@ class InProcessServer:
         self._config.load()
         self._config.loaded_app = self._noting_responses(self._config.loaded_app)
         self._state = ServerState()
+        self._loop.run_until_complete(self.app.state.load())
         lifespan = self.app.router.lifespan_context(self.app)
         self._loop.run_until_complete(lifespan.__aenter__())
         self._stack.callback(lambda: self._loop.run_until_complete(lifespan.__aexit__(None, None, None)))

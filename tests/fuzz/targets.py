@@ -142,7 +142,7 @@ BODIES = (
     ("POST /v2/models/fake-encoder/infer", INFER),
     ("POST /v2/models/fake-encoder/versions/1/infer", {"inputs": TOKENS}),
     ("POST /v2/repository/index", {"ready": True}),
-    ("POST /v1/endpoints/captions", {"inputs": ["a", ["b", "c"]], "dimensions": 2}),
+    ("POST /v1/endpoints/lengths", {"inputs": ["a", "b c"], "dimensions": 2}),
     ("POST /v1/jobs", JOB),
     ("POST /v1/jobs", {"input": {"prompt": "p", "endpoint": "/v1/images/generations", "size": "64x48"}}),
     ("POST /sdapi/v1/txt2img", TXT2IMG),

@@ -12,6 +12,8 @@ from noria.observe.metrics.outcomes import OTHER, REJECTION_REASONS, count_reque
 # Codes of requests about existing images, or rejected before their bodies are parsed: HTTP requests, but no image
 # requests.
 NEVER_AN_IMAGE_REQUEST_OUTCOME = {
+    "user_code_failed",
+    "user_code_busy",
     "invalid_body",
     "unauthorized",
     "host_not_allowed",
