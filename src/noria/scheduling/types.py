@@ -91,6 +91,7 @@ class BatchPlan:
     batch_key: BatchKey
     rows: tuple[ItemId, ...]
     num_tokens: tuple[int, ...]  # of each row, without padding
+    is_alone: bool = False  # no other plan is made until this one is committed
 
     @property
     def length(self) -> int:

@@ -41,6 +41,8 @@ def fake_vector(token_ids: ArrayLike, dimensions: int = FAKE_ENCODER.dimensions)
 class FakeSession:
     """A session whose batches call `on_batch` first, which may wait or raise. Keeps the sizes of all batches."""
 
+    is_faster_alone = False
+
     def __init__(
         self,
         on_batch: Callable[[Sequence[TokenRow]], None] = lambda _rows: None,
@@ -50,7 +52,7 @@ class FakeSession:
         self._on_batch, self._spec = on_batch, spec
         self._is_running = threading.Lock()
 
-    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+    def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
         """Return `fake_vector` of each row; of each token, if tokens are classified."""
         assert self._is_running.acquire(blocking=False), "two threads call one session"
         try:

@@ -105,7 +105,7 @@ def test_a_text_that_fails_does_not_fail_its_batch(new_harness):
 
 def test_a_result_that_is_not_finite_fails_its_text_only(new_harness):
     class Broken(FakeSession):
-        def run(self, rows):
+        def run(self, rows, is_alone):
             return [each * (np.nan if 9 in row.ids else 1) for each, row in zip(super().run(rows), rows, strict=True)]
 
     harness = new_harness(Broken())

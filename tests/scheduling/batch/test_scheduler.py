@@ -111,6 +111,25 @@ def test_models_share_no_batch():
     assert drain(scheduler) == [["a"], ["b"]]
 
 
+def test_a_lone_text_gets_all_threads_once_others_were_alone_and_until_one_comes_meanwhile():
+    scheduler = make_scheduler(num_sessions=2, alone_min_tokens=32)
+
+    def run_alone(num_tokens):
+        submit(scheduler, "a", num_tokens)
+        return run_batch(scheduler)[0].is_alone
+
+    assert [run_alone(32) for _ in range(5)] == [False, False, False, True, True]
+    assert not run_alone(31)
+    submit(scheduler, "a", 32)
+    plan = scheduler.plan(0.0)
+    submit(scheduler, "b", 32)
+    assert scheduler.plan(0.0) is None
+    assert scheduler.progress(["b"], 0.0)["b"].start_in_s > 0
+    assert ends(scheduler.commit(plan, IterationResult(), 1.0)) == {"a": FINISHED}
+    assert drain(scheduler, 1.0) == [["b"]]
+    assert [run_alone(32) for _ in range(3)] == [False, False, True]
+
+
 def test_a_batch_leaves_its_share_of_the_texts_to_the_other_session():
     scheduler = make_scheduler(num_sessions=2)
     submit(scheduler, "a", *[30] * 6)
@@ -328,12 +347,18 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
 
     requests = Bundle("requests")
 
-    @initialize(policy=st.sampled_from(list(POLICIES)), costs=st.booleans(), wait_s=st.sampled_from([0.0, 1.0]))
-    def start(self, policy, costs, wait_s):
+    @initialize(
+        policy=st.sampled_from(list(POLICIES)),
+        costs=st.booleans(),
+        wait_s=st.sampled_from([0.0, 1.0]),
+        alone_min_tokens=st.sampled_from([None, 1]),
+    )
+    def start(self, policy, costs, wait_s, alone_min_tokens):
         self.scheduler = BatchScheduler(
             num_sessions=2,
             max_rows=3,
             token_budget=100,
+            alone_min_tokens=alone_min_tokens,
             max_wait_s=wait_s,
             queue_limit=12,
             queue_limit_s=30.0,
@@ -418,6 +443,7 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
             assert row not in self.done
         for other in self.plans:
             assert other.session != plan.session
+            assert not other.is_alone
             assert not set(other.rows) & set(plan.rows), "in flight twice"
         in_flight = {row.attempt_id for each in (*self.plans, plan) for row in each.rows if row.attempt_id in self.open}
         assert len(in_flight) == 1 or not any(self.open[name].exclusive for name in in_flight)

@@ -103,7 +103,7 @@ def execute(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: 
     If the model fails, each text is tried alone, so that a text fails no other.
     """
     try:
-        results = session.run([prepared.rows[index] for prepared, index in members])
+        results = session.run([prepared.rows[index] for prepared, index in members], plan.is_alone)
     except Exception as error:  # ONNX Runtime, OpenVINO and torch raise many types, and none may end the engine
         extra = fields(
             event="out_of_memory" if _is_out_of_memory(error) else "iteration_failed",

@@ -11,49 +11,58 @@ from noria.extras import require
 from noria.models.encoder.onnx_export import OnnxFile
 from noria.models.encoder.token_rows import FloatArray, IntArray, TokenRow, pad, unpad
 
+GraphRun = Callable[[dict[str, IntArray]], FloatArray]
+"""Returns a graph's result of its inputs by name."""
+
 
 class GraphSession:
     """A `Session` that computes a graph."""
 
-    def __init__(self, graph: OnnxFile, run: Callable[[dict[str, IntArray]], FloatArray]) -> None:
-        """`run` returns the graph's result of its inputs by name."""
-        self._inputs, self._run = graph.record.inputs, run
+    def __init__(self, graph: OnnxFile, run: GraphRun, run_alone: GraphRun | None = None) -> None:
+        """`run_alone` uses the threads of all sessions; None: there is no such one."""
+        self._inputs, self._run, self._run_alone = graph.record.inputs, run, run_alone or run
+        self.is_faster_alone = run_alone is not None
 
-    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+    def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:
         """Compute texts; see `Session.run`."""
-        return unpad(self._run(pad(rows, self._inputs)), rows)
+        run = self._run_alone if is_alone else self._run
+        return unpad(run(pad(rows, self._inputs)), rows)
 
 
 def load_onnx(graph: OnnxFile, num_sessions: int, threads: int, file: pathlib.Path | None = None) -> list[GraphSession]:
     """Open `file`, or the graph's own, with ONNX Runtime.
 
-    Sessions of one thread compute in the thread that calls them; they share one copy of the weights. Memory is freed
-    after each batch: kept for reuse, it grows with each new shape (onnxruntime#11627), and was no faster. Threads sleep
-    between batches: spinning, they took half as much CPU time again.
+    Sessions of one thread compute in the thread that calls them; they share one copy of the weights. For a batch that
+    runs alone they have another, with a thread for each of them. Memory is freed after each batch: kept for reuse, it
+    grows with each new shape (onnxruntime#11627), and was no faster. Threads sleep between batches: spinning, they took
+    half as much CPU time again.
     """
+    file = file or graph.file
+    if threads > 1:
+        return [GraphSession(graph, _open(graph, file, threads)) for _ in range(num_sessions)]
+    run_alone = _open(graph, file, num_sessions, spins=True) if num_sessions > 1 else None
+    return [GraphSession(graph, _open(graph, file, 1), run_alone)] * num_sessions
+
+
+def _open(graph: OnnxFile, file: pathlib.Path, threads: int, spins: bool = False) -> GraphRun:
+    """Load a file; with `spins`, threads wait for each other by spinning within a batch."""
     onnxruntime = require("onnxruntime", "encoders", "a text encoder on a CPU")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     options.log_severity_level = 3  # errors
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    file = file or graph.file
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    try:
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the library's classes have no other common base
+        raise ModelError(f"{file}: ONNX Runtime cannot load it: {error}.") from error
 
-    def open_session() -> GraphSession:
-        try:
-            session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the library's classes have no other common base
-            raise ModelError(f"{file}: ONNX Runtime cannot load it: {error}.") from error
+    def run(inputs: dict[str, IntArray]) -> FloatArray:
+        result: FloatArray = session.run([graph.record.output], inputs)[0]
+        return result
 
-        def run(inputs: dict[str, IntArray]) -> FloatArray:
-            result: FloatArray = session.run([graph.record.output], inputs)[0]
-            return result
-
-        return GraphSession(graph, run)
-
-    if threads == 1:
-        return [open_session()] * num_sessions
-    return [open_session() for _ in range(num_sessions)]
+    return run
 
 
 def load_int8(graph: OnnxFile, num_sessions: int, threads: int) -> list[GraphSession]:

@@ -20,6 +20,7 @@ from noria.scheduling.types import BatchKey
 
 _CPU_TEXTS, _CPU_TOKENS = 8, 512  # above 2,000 tokens a token costs a third more there
 _GPU_TEXTS, _GPU_TOKENS = 64, 16_384
+_ALONE_TOKENS = 32  # of fewer, threads wait for each other longer than they compute (docs/scheduling.md)
 _BUDGET_S = 2.0  # for the measurements of a model
 _MEASURED_LENGTHS = (16, 32, 64, 128, 256, 512)
 
@@ -59,6 +60,7 @@ def make_runtime(
         num_sessions=num_sessions,
         max_rows=max_texts,
         token_budget=max_tokens,
+        alone_min_tokens=_ALONE_TOKENS if all(each[0].is_faster_alone for each in models.values()) else None,
         max_wait_s=config.encoder_max_wait_ms / 1000,
         queue_limit_s=config.queue_limit_s,
         policy=POLICIES[config.policy],

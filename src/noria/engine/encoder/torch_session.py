@@ -20,6 +20,8 @@ _MIN_LENGTH = 16  # tokens
 class TorchSession:
     """A `Session` of a checkpoint. There is one for a device."""
 
+    is_faster_alone = False
+
     def __init__(self, spec: EncoderModelSpec, config: EngineConfig, device: str) -> None:
         """Load the checkpoint in `config.dtype`. Raises as `checkpoint.load` does."""
         module = checkpoint.load(spec, config, device)
@@ -29,7 +31,7 @@ class TorchSession:
         # All graphs use the same memory: one runs at a time, and its result is copied before the next.
         self._pool = None if device == "cpu" else torch.cuda.graph_pool_handle()
 
-    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+    def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
         """Compute texts; see `Session.run`."""
         tensors = [torch.from_numpy(array) for array in pad(rows, self._inputs).values()]
         with torch.inference_mode():

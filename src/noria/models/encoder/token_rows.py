@@ -33,11 +33,14 @@ class TokenRow(NamedTuple):
 class Session(Protocol):
     """Computes batches of one model. One thread at a time calls it; sessions of a model may run side by side."""
 
-    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+    is_faster_alone: bool
+    """Whether it uses more threads for a batch that runs alone."""
+
+    def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:
         """Compute texts, padded to the longest, and return what belongs to each, without padding.
 
-        That is [dimensions], not normalized, or [tokens, labels] if tokens are classified. Releases the interpreter
-        lock while it computes.
+        That is [dimensions], not normalized, or [tokens, labels] if tokens are classified. `is_alone` says that no
+        other session of the device runs meanwhile. Releases the interpreter lock while it computes.
         """
         ...
 

@@ -125,7 +125,7 @@ class FinishPredictor:
         `correction` multiplies the predictions of requests that have work ahead of them.
         """
         free_s = 0.0
-        if len(self.running) == self.num_sessions:
+        if len(self.running) == self.num_sessions or any(each.plan.is_alone for each in self.running.values()):
             free_s = min(running.remaining_s(now) for running in self.running.values())
         wanted = {name for name in attempt_ids if (known := self.table.requests.get(name)) and known.waiting}
         found: dict[str, RequestProgress] = {}

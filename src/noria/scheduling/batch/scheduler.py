@@ -15,6 +15,8 @@ Rules:
   - A request that is cancelled, expired or failed is not in the next plan, with none of its texts.
   - A batch that runs out of memory is tried again in batches of half the tokens; a text that does not fit beside
     another batch is tried alone; only one that does not fit alone fails.
+  - After `_NUM_LONE` batches in a row that had the device for themselves, with nothing waiting, the next one that is
+    all that waits may use the threads of all sessions: it is `is_alone`, and the texts that come meanwhile wait for it.
   - An `exclusive` request waits until no other is in flight, and no other runs until it has ended.
   - Every `submit` ends in exactly one `RequestFinished`.
 
@@ -56,6 +58,8 @@ from noria.scheduling.types import (
     WaitingRequestSnapshot,
 )
 
+_NUM_LONE = 3
+
 
 @dataclass(slots=True)
 class BatchScheduler:
@@ -67,6 +71,7 @@ class BatchScheduler:
     num_sessions: int = 2
     max_rows: int = 8
     token_budget: int = 512  # tokens of a batch, padding included
+    alone_min_tokens: int | None = None  # with padding, from which a lone batch gets all threads; None: never
     max_wait_s: float = 0.0  # for which a batch waits for company while another one runs
     queue_limit: int = 8192  # texts that may wait
     queue_limit_s: float = math.inf  # seconds of work that may be accepted while a text waits
@@ -76,6 +81,7 @@ class BatchScheduler:
     _predictor: FinishPredictor = field(init=False)
     _admission: AdmissionControl = field(init=False)
     _wait_ends_at: float | None = field(init=False, default=None)
+    _num_lone: int = field(init=False, default=0)  # batches in a row
 
     def __post_init__(self) -> None:
         self._predictor = FinishPredictor(self._table, self.costs, self.num_sessions, self.max_rows, self.token_budget)
@@ -111,6 +117,8 @@ class BatchScheduler:
         assert len(request.num_tokens) == request.num_images > 0, request
         if not self._table.requests and not self._predictor.running:
             self._predictor.decay(now)
+        else:
+            self._num_lone = 0
         arrived_at = now if arrived_at is None else arrived_at
         rejection = self._admission.admit(request, arrived_at, self._rank(request, arrived_at), now)
         if rejection is None:
@@ -142,6 +150,8 @@ class BatchScheduler:
         """
         self._wait_ends_at = None
         running = self._predictor.running
+        if any(batch.plan.is_alone for batch in running.values()):
+            return None
         session = next((number for number in range(self.num_sessions) if number not in running), None)
         if session is None or (leader := self._select_leader(now)) is None:
             return None
@@ -159,6 +169,9 @@ class BatchScheduler:
         members = tuple(self._table.requests[text.attempt_id] for text in texts)
         self._table.take(texts)
         left_waiting = self._table.waiting_tokens[batch_key] > 0
+        if not running and not self._table.num_waiting and self._num_lone >= _NUM_LONE:
+            is_alone = self.alone_min_tokens is not None and plan.padded_tokens >= self.alone_min_tokens
+            plan = replace(plan, is_alone=is_alone)
         expected_s = self._predictor.batch_s(batch_key, plan.padded_tokens)
         running[session] = RunningBatch(plan, members, now, left_waiting, expected_s)
         return plan
@@ -178,7 +191,9 @@ class BatchScheduler:
         assert running.plan is plan, "not in flight"
         if result.oom_phase is not None:
             return self._handle_oom(running, now)
-        if seconds > 0.0 and result.is_timed and not result.failed:
+        if not self._predictor.running and not self._table.num_waiting:
+            self._num_lone += 1
+        if seconds > 0.0 and result.is_timed and not result.failed and not plan.is_alone:
             self._predictor.record_batch(running, seconds, now)
         events: list[SchedulerEvent] = []
         for row, active in zip(plan.rows, running.members, strict=True):
