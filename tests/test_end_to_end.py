@@ -328,11 +328,13 @@ def terminated(tmp_path_factory):
     return TerminatedServer(in_flight_status, exit_status, children, prompt, job_id, log.read_text())
 
 
+@pytest.mark.slow  # a server of its own: 15 s of CPU time; tests/frontend/test_process.py and tests/supervisor drain
 def test_sigterm_finishes_requests_in_flight_and_exits_0(terminated):
     assert (terminated.in_flight_status, terminated.exit_status) == (200, 0)
     wait_until(lambda: not any(child.is_running() for child in terminated.children))
 
 
+@pytest.mark.slow  # of the same server; tests/supervisor collects lines, tests/observe/logs removes secrets
 def test_logs_of_all_processes_have_the_request_id_and_no_secret(terminated):
     assert "hunter2" not in terminated.log
     lines = [json.loads(line) for line in terminated.log.split("\n") if line]
