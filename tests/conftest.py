@@ -33,12 +33,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "test_end_to_end.py",
     "engine/diffusion/test_executor.py",
-    "observe/metrics/test_process_restarts.py",
-    "test_jobs_end_to_end.py",
     "supervisor/test_supervisor.py",
     "frontend/routes/test_jobs.py",
     "scheduling/test_virtual_time.py",
     "jobs/test_worker.py",
+    "sampling/test_parity.py",
+    "engine/test_multi_model.py",
+    "models/encoder/test_onnx_export.py",
+    "jobs/test_completion.py",
+    "cli/top/test_command.py",
 )
 TESTS = pathlib.Path(__file__).parent
 
@@ -51,6 +54,7 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "b
 
 def pytest_configure(config):
     """Without a profile, draw no constants from the loaded modules: examples would depend on the tests run before."""
+    gc.disable()  # until all is imported
     if not config.getoption("hypothesis_profile", None):
         providers.is_local_module_file = lambda path: False
 
@@ -60,6 +64,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):
