@@ -45,6 +45,7 @@ from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes, withou
 from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
+from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.models.encoder.tokens import Tokenizer
 from noria.observe.metrics.exposition import exposition
@@ -89,6 +90,7 @@ def build_app(
     grpc_server = _grpc_server(open_inference, clients, rejection_log, config.frontend, tracer)
     jobs = JobRoutes(
         generation_service,
+        encoding_service,
         body_reader,
         config,
         open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer),
@@ -104,6 +106,7 @@ def build_app(
         Route("/v1/images/metadata", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
+        *TextJobRoutes(jobs, encoding_service, config).routes,  # before /v1/jobs/{id}
         *jobs.routes,
         *live.routes,
         *A1111Routes(generation_service, body_reader).routes,
