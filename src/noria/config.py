@@ -311,7 +311,7 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     results: Annotated[
         str,
         Meta(
-            description="folder for the images of jobs, a path or an fsspec URL without a password; `auto` is "
+            description="folder for the results of jobs, a path or an fsspec URL without a password; `auto` is "
             "`results` in `data_dir`"
         ),
     ] = "auto"
@@ -320,19 +320,32 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=60,
             le=31_536_000,
-            description="finished jobs and their images are deleted after this many seconds; jobs not started within "
+            description="finished jobs and their results are deleted after this many seconds; jobs not started within "
             "this time fail",
         ),
     ] = 86_400.0
     concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(description="maximum jobs that one front end runs at once; `auto` is enough to fill the engines twice"),
+        Meta(
+            description="maximum jobs that one front end runs at once, of images and of texts; `auto` is enough to "
+            "fill the engines twice with images, and 4 of texts"
+        ),
     ] = "auto"
     max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are rejected with 429")] = 10_000
     max_queued_per_key: Annotated[
         Annotated[int, Meta(ge=1)] | Auto,
         Meta(description="maximum queued jobs of one API key; `auto` is a quarter of `jobs.max_queued`"),
     ] = "auto"
+    max_job_texts: Annotated[int, Meta(ge=1, description="maximum texts of one job")] = 100_000
+    max_job_bytes: Annotated[int, Meta(ge=1024, description="maximum size of the texts of one job")] = 67_108_864
+    max_queued_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="maximum size of the texts of all jobs that have not ended, of one API key a quarter; more are "
+            "rejected with 429",
+        ),
+    ] = 1_073_741_824
     max_pending_webhooks: Annotated[
         int,
         Meta(

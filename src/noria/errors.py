@@ -174,7 +174,7 @@ class ModelNotFound(RequestError):
 
 
 class JobNotFound(RequestError):
-    """The job, or the image of it, never existed or was deleted after its time to live."""
+    """The job, or the image or result of it, never existed or was deleted after its time to live."""
 
     code = "job_not_found"
     http_status = 404

@@ -198,6 +198,9 @@ def request_seeds():
         yield head.encode() + json.dumps(body).encode()
     for number, path in enumerate(PATHS):
         yield f"GET {path}\n{FIELDS[number % len(FIELDS)]}\n\n".encode()
+    yield b"POST /v1/jobs/texts?dimensions=3&webhook_events_filter=start\nContent-Type: text/plain\n\na b\r\nc"
+    lines = b'"a"\n{"text": "b", "id": 1}\n"c"'
+    yield b"POST /v1/jobs/texts?model=fake-encoder\nContent-Type: application/jsonl\n\n" + lines
     yield b"POST /v1/images/metadata\nContent-Type: image/png\n\n" + next(image_seeds())
 
 

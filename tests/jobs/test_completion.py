@@ -20,7 +20,7 @@ from noria.jobs.database.store import JobStore
 from noria.jobs.records import TERMINAL_STATUSES, Claim
 from noria.jobs.results import ResultStore
 from noria.jobs.service import clean_up
-from noria.jobs.stored_request import StoredRequest, serialize
+from noria.jobs.stored_request import StoredRequest, StoredTextRequest, TextJobRequest, serialize
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.outbox import Outbox
 from noria.jobs.worker import MAX_ENGINE_LOSSES, JobWorker
@@ -358,3 +358,10 @@ def test_prompts_are_logged_as_configured(store, job, prompts, expected):
 def test_a_failure_without_a_code_counts_as_internal(store, job):
     record = store.accept(job(), 9, 0.0)[0]
     assert job_outcome(dataclasses.replace(record, status="failed", error_code=None)) == "internal"
+
+
+def test_the_line_of_a_job_of_texts_describes_it_without_its_texts(store, job):
+    request = TextJobRequest(task="embedding", num_texts=7, num_chunks=1, num_columns=8)
+    record = store.accept(job(request=serialize(StoredTextRequest(request)), text_bytes=9), 9, time.time())[0]
+    expected = {"model": "shapes", "model_version": "v1", "task": "embedding", "num_texts": 7, "priority": "low"}
+    assert stored_request_fields(record, "full") == expected

@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_deleted_blocks_no_other_deletion(store, tmp_pat
     results = Results("auto", tmp_path)
     clean_up(store, results, 60.0, 1000.0)
     assert {record.id for record in store.page(10).records} == undeletable
-    assert "the images of 3 ended jobs" in caplog.text
+    assert "the results of 3 ended jobs" in caplog.text
     assert "Permission denied" in caplog.text
     undeletable = set()
     clean_up(store, results, 60.0, 1000.0)

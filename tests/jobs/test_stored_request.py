@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from noria.jobs.stored_request import StoredRequest, deserialize, serialize
+from noria.jobs.stored_request import StoredRequest, StoredTextRequest, TextJobRequest, deserialize, serialize
 from noria.testing.requests import make_image_request
 
 REQUEST = make_image_request(
@@ -21,6 +21,8 @@ OLD = {
 def test_a_stored_request_is_read_back():
     stored = StoredRequest(REQUEST, "webp", 80, metadata=False)
     assert deserialize(serialize(stored)) == stored
+    texts = TextJobRequest(task="embedding", num_texts=3, num_chunks=1, num_columns=8, traceparent="00-a")
+    assert deserialize(serialize(StoredTextRequest(texts))) == StoredTextRequest(texts)
 
 
 def test_a_request_that_an_older_version_stored_is_read():
@@ -28,7 +30,9 @@ def test_a_request_that_an_older_version_stored_is_read():
     assert deserialize(raw) == StoredRequest(REQUEST, "png", None, metadata=True)
 
 
-@pytest.mark.parametrize("raw", [b"[no JSON", b"[]", b"{}", b'{"request": 3}', b'{"request": {}}'])
+@pytest.mark.parametrize(
+    "raw", [b"[no JSON", b"[]", b"{}", b'{"request": 3}', b'{"request": {}}', b'{"kind": "texts"}']
+)
 def test_anything_else_is_an_error(raw):
     with pytest.raises(msgspec.MsgspecError):
         deserialize(raw)

@@ -47,6 +47,7 @@ from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
+from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.models.encoder.tokens import Tokenizer
@@ -103,6 +104,7 @@ def build_app(
     grpc_server = _grpc_server(open_inference, clients, rejection_log, config.frontend, tracer)
     jobs = JobRoutes(
         generation_service,
+        encoding_service,
         body_reader,
         config,
         open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer),
@@ -123,6 +125,7 @@ def build_app(
         Route("/v1/images/metadata", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
+        *TextJobRoutes(jobs, encoding_service, config).routes,  # before /v1/jobs/{id}
         *jobs.routes,
         *live.routes,
         *A1111Routes(generation_service, body_reader).routes,

@@ -10,7 +10,7 @@ from opentelemetry.trace import Tracer
 
 from noria.errors import InternalError, RequestCancelled
 from noria.jobs.records import JobRecord
-from noria.jobs.stored_request import deserialize
+from noria.jobs.stored_request import StoredTextRequest, deserialize
 from noria.jobs.tracing import job_span
 from noria.observe.logs.request_log import LogPrompts, RequestLogRecord, request_fields
 from noria.observe.metrics import declarations, outcomes
@@ -33,6 +33,14 @@ def stored_request_fields(record: JobRecord, log_prompts: LogPrompts) -> dict[st
         stored = deserialize(record.request)
     except msgspec.MsgspecError:
         return {"model": record.model, "model_version": record.version}
+    if isinstance(stored, StoredTextRequest):
+        return {
+            "model": record.model,
+            "model_version": record.version,
+            "task": stored.request.task,
+            "num_texts": stored.request.num_texts,
+            "priority": "low",
+        }
     return request_fields(stored.request, record.version, log_prompts)
 
 

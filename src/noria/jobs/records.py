@@ -10,7 +10,7 @@ addition.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -30,6 +30,8 @@ TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
     "canceled": frozenset(),
 }
 TERMINAL_STATUSES = frozenset(status for status, next_statuses in TRANSITIONS.items() if not next_statuses)
+RESULT_FORMATS = ("npy", "jsonl")
+"""Of the results of texts."""
 WEBHOOK_EVENTS: tuple[WebhookEvent, ...] = ("start", "completed")
 
 # A priority shifts a job's position in the queue by this much time, so that no job waits for ever.
@@ -69,7 +71,7 @@ class Job(Struct, frozen=True):
     model: str
     version: str  # the model's fingerprint: a job runs on this version only
     input: dict[str, Any]  # as posted, with the seed filled in
-    output: list[str] | None  # URLs of the images, once succeeded
+    output: list[str] | None  # URLs of the images, or of the results of texts, once succeeded
     logs: str
     error: str | None
     error_code: str | None  # of docs/errors.md
@@ -108,6 +110,8 @@ class NewJob:
     made_by: str = ""  # the name of the API key; empty if the server has no keys
     idempotency_key: str | None = None
     body_digest: str = ""  # of the body sent with the idempotency key
+    text_bytes: int = 0  # of the body of a job of texts; 0: a job of images
+    chunks: Iterable[bytes] = ()  # its texts, JSON; read once
 
 
 @dataclass(frozen=True)
@@ -138,10 +142,11 @@ class JobRecord:
     num_losses: int  # claims whose process died
     num_engine_losses: int  # claims whose engine died
     last_event: int
-    output: str | None  # file names, comma-separated
+    output: str | None  # file names, comma-separated; of texts those of the parts
     error: str | None
     error_code: str | None
     metrics: str  # JSON
+    text_bytes: int  # of the body of a job of texts; 0: a job of images
 
 
 @dataclass(frozen=True)
@@ -195,11 +200,13 @@ def as_job(record: JobRecord) -> Job:
 
 
 def output_urls(record: JobRecord) -> list[str] | None:
-    """The URLs of a succeeded job's images."""
+    """The URLs of a succeeded job's images, or of the results of its texts."""
     if record.output is None:
         return None
-    num_images = len(record.output.split(","))
-    return [f"{record.base_url}v1/jobs/{record.id}/images/{index}" for index in range(num_images)]
+    url = f"{record.base_url}v1/jobs/{record.id}"
+    if record.text_bytes:
+        return [f"{url}/results.{result_format}" for result_format in RESULT_FORMATS]
+    return [f"{url}/images/{index}" for index in range(len(record.output.split(",")))]
 
 
 def webhook_event_for(record: JobRecord) -> WebhookEvent | None:

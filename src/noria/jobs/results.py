@@ -1,9 +1,12 @@
-"""Stores the images of jobs as files in an fsspec folder: a local one, or any store by its URL.
+"""Stores the results of jobs as files in an fsspec folder: a local one, or any store by its URL.
 
     FOLDER/<job>/<attempt>-<k>.png
+    FOLDER/<job>/part-<k>-….f32
 
-A file name contains the attempt that wrote it, so a second attempt touches no file of the first. A job's folder is
-deleted as a whole, before its record is: this also removes files whose writer was killed.
+The file name of an image contains the attempt that wrote it, so a second attempt touches no file of the first. A part
+of the results of texts has one name in all attempts: each continues where the last one ended, and two that write the
+same part write the same. A job's folder is deleted as a whole, before its record is: this also removes files whose
+writer was killed.
 
 Calls block: run them in threads. They raise what the filesystem raises, mostly OSError.
 """
@@ -11,6 +14,7 @@ Calls block: run them in threads. They raise what the filesystem raises, mostly 
 import contextlib
 import os
 import pathlib
+import secrets
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,14 +74,27 @@ class ResultStore:
     def save(self, job_id: str, attempt: int, files: Sequence[bytes], suffix: str) -> list[str]:
         """Write the images of one attempt, each atomically. Returns their names for `read`."""
         names = [f"{attempt}-{index}.{suffix}" for index in range(len(files))]
+        for name, file in zip(names, files, strict=True):
+            self.save_file(job_id, name, file)
+        return names
+
+    def save_file(self, job_id: str, name: str, content: bytes) -> None:
+        """Write one file atomically; replaces one of this name."""
         folder = f"{self._folder}/{job_id}"
         self._make_folder(folder)
-        for name, file in zip(names, files, strict=True):
-            if self._is_local:
-                _write_atomically(pathlib.Path(folder), name, file)
-            else:  # object stores write atomically
-                self._filesystem.pipe_file(f"{folder}/{name}", file)
-        return names
+        if self._is_local:
+            _write_atomically(pathlib.Path(folder), name, content)
+        else:  # object stores write atomically
+            self._filesystem.pipe_file(f"{folder}/{name}", content)
+
+    def names(self, job_id: str) -> list[str]:
+        """The names of all files of a job, those of writers that were killed included, in no order."""
+        folder = f"{self._folder}/{job_id}"
+        self._filesystem.invalidate_cache(folder)  # another process may have written
+        try:
+            return [str(path).rpartition("/")[2] for path in self._filesystem.ls(folder, detail=False)]
+        except FileNotFoundError:
+            return []
 
     def read(self, job_id: str, name: str) -> bytes | None:
         """The content of one file; None if it does not exist."""
@@ -91,7 +108,7 @@ class ResultStore:
         """Delete the files of one attempt, complete or partial, and the job's folder if it is then empty."""
         folder = f"{self._folder}/{job_id}"
         with contextlib.suppress(FileNotFoundError):
-            entries = [str(path).rpartition("/")[2] for path in self._filesystem.ls(folder, detail=False)]
+            entries = self.names(job_id)
             attempt_files = [name for name in entries if name.removeprefix(".").startswith(f"{attempt}-")]
             for name in attempt_files:
                 with contextlib.suppress(FileNotFoundError):
@@ -116,8 +133,8 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _write_atomically(folder: pathlib.Path, name: str, content: bytes) -> None:
-    """Write, fsync and rename: like the database, the images of a succeeded job survive a power failure."""
-    temporary = folder / f".{name}.part"
+    """Write, fsync and rename: like the database, the results of a succeeded job survive a power failure."""
+    temporary = folder / f".{name}.{secrets.token_hex(4)}.part"  # of this call alone: two may write the same part
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
         file.flush()

@@ -1,15 +1,18 @@
 """The jobs of one front end: what its routes call, and the background tasks that execute, deliver and clean up."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
 import os
 import pathlib
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from typing import IO
 
 from opentelemetry.trace import Tracer, get_current_span
 
@@ -22,6 +25,7 @@ from noria.jobs.event_feed import JobEventFeed
 from noria.jobs.periodic import run_periodically
 from noria.jobs.records import JobEvent, JobRecord, JobState, NewJob
 from noria.jobs.results import ResultStore
+from noria.jobs.text_parts import TextJobFiles, TextPart
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import stored_trace_context
 from noria.jobs.webhooks.client import WebhookClient
@@ -34,7 +38,7 @@ from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import LogPrompts
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope
-from noria.storage.private_files import warn_if_open_to_others
+from noria.storage.private_files import make_private_folder, warn_if_open_to_others
 
 # Then jobs that could not be requeued are left to their leases. A connection that is being made may take 4 s more; the
 # supervisor kills a front end 8 s after it has begun to stop its jobs.
@@ -46,7 +50,7 @@ log = logging.getLogger("noria.jobs")
 
 
 class JobService:
-    """The jobs of one database, and one worker for them.
+    """The jobs of one database, and the workers for them, one for each kind of model.
 
     `worker_id` is `server/front end`; only one process uses it at a time. Call `start` first and `stop` last, in one
     event loop; call the other coroutines in between.
@@ -65,7 +69,7 @@ class JobService:
         tracer: Tracer = GLOBAL_TRACER,
         log_prompts: LogPrompts = "off",
     ) -> None:
-        self._config, self._clock, self._tracer = config, clock, tracer
+        self._config, self._data_folder, self._clock, self._tracer = config, data_folder, clock, tracer
         if data_folder.exists():
             warn_if_open_to_others(data_folder)
         self._results = ResultStore(config.results, data_folder)
@@ -80,22 +84,24 @@ class JobService:
         self._offload = ThreadOffloader(max_wait_s=config.database_timeout_s)
         self._offload_files = ThreadOffloader(NUM_WORKER_THREADS)
         self._feed = JobEventFeed(self._states, self.events)
-        self._worker: JobWorker | None = None
+        self._workers: list[JobWorker] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, executor: JobExecutor) -> None:
-        """Start executing jobs, delivering webhooks and cleaning up."""
-        self._worker = JobWorker(
-            self._store, self._results, executor, self._offload_files, self._owner, self._clock, self._tracer
-        )
+    async def start(self, *executors: JobExecutor) -> None:
+        """Start executing jobs, each kind with its own executor, delivering webhooks and cleaning up."""
+        self._workers = [
+            JobWorker(self._store, self._results, executor, self._offload_files, self._owner, self._clock, self._tracer)
+            for executor in executors
+        ]
         dispatcher = WebhookDispatcher(self._outbox, self._webhook_client, self._offload, self._clock)
         cleanup = run_periodically(self._clean_up, lambda: asyncio.sleep(_CLEAN_EVERY_S))
-        self._tasks = [asyncio.create_task(work) for work in (self._worker.run(), dispatcher.run(), cleanup)]
+        workers = (worker.run() for worker in self._workers)
+        self._tasks = [asyncio.create_task(work) for work in (*workers, dispatcher.run(), cleanup)]
 
     def drain(self) -> None:
         """Claim no more jobs: the process is about to stop. Running jobs continue until `stop`."""
-        if self._worker is not None:
-            self._worker.stop_claiming()
+        for worker in self._workers:
+            worker.stop_claiming()
 
     async def stop(self) -> None:
         """Requeue running jobs and close everything, whether PostgreSQL answers or not."""
@@ -112,8 +118,7 @@ class JobService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._feed.close()
-        if self._worker is not None:
-            await self._worker.stop()
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
         await self._webhook_client.close()
         self._resolver.close()
         self._offload.close()
@@ -133,6 +138,7 @@ class JobService:
             self._clock(),
             max_queued_per_key=math.ceil(max_queued / 4) if per_key == "auto" else per_key,
             max_pending_webhooks=self._config.max_pending_webhooks,
+            max_queued_bytes=self._config.max_queued_bytes,
         )
         if is_new:
             declarations.JOBS_ACCEPTED.inc()
@@ -165,7 +171,7 @@ class JobService:
         return record
 
     async def erase(self, job_id: str, made_by: str | None = None, by: str | None = None) -> None:
-        """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound.
+        """Delete a job, its results, events and pending webhooks, at once; cancels it before. Raises JobNotFound.
 
         `by` is as of `cancel`.
         """
@@ -187,7 +193,7 @@ class JobService:
     async def image(self, job_id: str, index: int, made_by: str | None = None) -> tuple[bytes, str]:
         """Image `index` of a job, and the suffix of its file. Raises JobNotFound."""
         record = await self.get(job_id, made_by)
-        names = record.output.split(",") if record.output is not None else []
+        names = record.output.split(",") if record.output is not None and not record.text_bytes else []
         if index >= len(names):
             explanation = (
                 f"its images are 0 to {len(names) - 1}" if names else f"it is {record.status} and has no images"
@@ -198,16 +204,51 @@ class JobService:
             raise JobNotFound(f"image {index} of job {job_id} no longer exists.")
         return content, names[index].rpartition(".")[2]
 
+    async def parts(self, job_id: str, made_by: str | None = None) -> tuple[JobRecord, list[TextPart]]:
+        """A job of texts that has succeeded, and the parts of its results. Raises JobNotFound."""
+        record = await self.get(job_id, made_by)
+        if record.output is None or not record.text_bytes:
+            explanation = "it is of images" if not record.text_bytes else f"it is {record.status}"
+            raise JobNotFound(f"job {job_id} has no results of texts: {explanation}.")
+        return record, [TextPart.parse(name) for name in record.output.split(",")]
+
+    async def read_part(self, job_id: str, part: TextPart) -> bytes:
+        """One part of the results of a job. Raises JobNotFound if it was deleted."""
+        content = await self._offload(self._results.read, job_id, part.name)
+        if content is None:
+            raise JobNotFound(f"the results of job {job_id} no longer exist.")
+        return content
+
+    @property
+    def text_files(self) -> TextJobFiles:
+        """What an executor of jobs of texts reads and writes."""
+        return TextJobFiles(self._store, self._results, self._offload_files)
+
+    @contextlib.asynccontextmanager
+    async def spool(self) -> AsyncIterator[tuple[IO[bytes], ThreadOffloader]]:
+        """A file without a name, which ends with the process at the latest, and threads to use it in."""
+        file = await self._offload(_open_spool, self._data_folder)
+        try:
+            yield file, self._offload
+        finally:
+            await self._offload(file.close)
+
     async def _states(self, job_ids: Collection[str]) -> dict[str, JobState]:
         return await self._offload(self._store.states, list(job_ids))
 
     def _wake(self) -> None:
-        if self._worker is not None:
-            self._worker.wake()
+        for worker in self._workers:
+            worker.wake()
 
     async def _clean_up(self) -> None:
         await self._offload(self._outbox.expire, self._clock())
         await self._offload(clean_up, self._store, self._results, self._config.ttl_s, self._clock())
+
+
+def _open_spool(folder: pathlib.Path) -> IO[bytes]:
+    """Return a temporary file on the disk of the jobs: the system's own folder for such files may be in memory."""
+    make_private_folder(folder)
+    return tempfile.TemporaryFile(dir=folder)
 
 
 def _scope_of(record: JobRecord) -> RequestScope:
@@ -248,7 +289,7 @@ def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float) ->
                 store.delete(job_id)
     if undeletable:
         log.warning(
-            "the images of %d ended jobs, such as %s, cannot be deleted: %s",
+            "the results of %d ended jobs, such as %s, cannot be deleted: %s",
             len(undeletable),
             min(undeletable),
             error,

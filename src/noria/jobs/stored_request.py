@@ -1,12 +1,13 @@
-"""All that determines a job's images, as its record holds it."""
+"""All that determines the results of a job beside its texts, as its record holds it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ImageFormat, ImageRequest
+from noria.protocol.text import Activation, EncoderTask
 
 # Until 0.1 a stored request had its settings beside its other fields, some under other names.
 _OLD_NAMES = {
@@ -27,14 +28,40 @@ class StoredRequest(Struct, frozen=True):
     metadata: bool
 
 
-def serialize(stored: StoredRequest) -> bytes:
+class TextJobRequest(Struct, frozen=True, kw_only=True):
+    """What is asked of a text encoder, and what the results are."""
+
+    task: EncoderTask
+    num_texts: int  # a pair counts as one
+    num_chunks: int
+    num_columns: int  # numbers of a text's result
+    labels: tuple[str, ...] = ()  # of the columns; empty: an embedding
+    activation: Activation = "identity"  # what makes scores of logits
+    dimensions: int | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    prompt_name: str | None = None
+    traceparent: str = ""  # as of `EngineRequest`
+    tracestate: str = ""
+
+
+class StoredTextRequest(Struct, frozen=True):
+    """The request of a job of texts."""
+
+    request: TextJobRequest
+    kind: Literal["texts"] = "texts"
+
+
+def serialize(stored: StoredRequest | StoredTextRequest) -> bytes:
     """Encode as JSON."""
     return msgspec.json.encode(stored)
 
 
-def deserialize(raw: str | bytes) -> StoredRequest:
+def deserialize(raw: str | bytes) -> StoredRequest | StoredTextRequest:
     """Decode what this or an older version stored; raises msgspec.MsgspecError if it is neither."""
     stored = msgspec.json.decode(raw, type=dict[str, Any])
+    if stored.get("kind") == "texts":
+        return msgspec.convert(stored, StoredTextRequest)
     request = stored.get("request")
     if isinstance(request, dict) and "payload" not in request:
         settings = {_OLD_NAMES.get(name, name): value for name, value in request.items()}

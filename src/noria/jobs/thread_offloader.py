@@ -17,6 +17,7 @@ T = TypeVar("T")
 NUM_REQUEST_THREADS = 8  # for routes, webhooks and cleaning up
 # For claims and leases, and for files: pools of their own, so that they never queue behind a hundred slow readers.
 NUM_WORKER_THREADS = 4
+NUM_WORKERS = 2  # of a front end: one for each kind of model
 
 
 class ThreadOffloader:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,15 +51,16 @@ log = logging.getLogger("noria.jobs")
 
 @dataclass(frozen=True)
 class JobOutput:
-    """The result of an executed job; `suffix` is that of the files, without a dot."""
+    """The result of an executed job: files to save, or the names of those that the execution has saved itself."""
 
-    files: list[bytes]
-    suffix: str
-    metrics: dict[str, float]
+    files: Sequence[bytes]
+    suffix: str  # of the files, without a dot
+    metrics: Mapping[str, float]
+    saved: Sequence[str] = ()
 
 
 class JobExecutor(Protocol):
-    """Executes jobs: the front end's, or a fake in tests."""
+    """Executes jobs of one kind of model: the front end's, or a fake in tests."""
 
     def available_models(self) -> set[ModelKey]:
         """The models that an engine serves now."""
@@ -68,7 +69,13 @@ class JobExecutor(Protocol):
         """The maximum number of jobs to execute at once, of all models: the oldest jobs may be of one model."""
 
     async def execute(self, record: JobRecord, report_progress: Callable[[bytes], None]) -> JobOutput:
-        """Execute one job; `report_progress` takes its progress as JSON. Raises NoriaError."""
+        """Execute one job; `report_progress` takes its progress as JSON.
+
+        Raises:
+            JobsUnavailable: a result could not be saved.
+            NoriaError: it failed.
+
+        """
 
 
 @dataclass(frozen=True)
@@ -258,7 +265,7 @@ class JobWorker:
     async def _succeed(self, running_job: _RunningJob, output: JobOutput) -> None:
         claim = running_job.claim
         try:
-            names = await self._offload_files(
+            names = output.saved or await self._offload_files(
                 self._results.save, claim.job_id, claim.attempt, output.files, output.suffix
             )
         except Exception as error:  # object stores share no base class of errors
@@ -282,21 +289,21 @@ class JobWorker:
         claim = running_job.claim
         fail(running_job.span, JobsUnavailable.code)
         log.warning(
-            "the images of %s could not be written; no job is claimed for %g s (%s)",
+            "the results of %s could not be written; no job of this kind is claimed for %g s (%s)",
             claim.job_id,
             RESULTS_RETRY_S,
             error.__cause__ or error,
         )
         self._no_claims_before = asyncio.get_running_loop().time() + RESULTS_RETRY_S
         await self._discard_files(claim)
-        await self._requeue(running_job, "its images could not be written", RESULTS_RETRY_S)
+        await self._requeue(running_job, "its results could not be written", RESULTS_RETRY_S)
 
     async def _discard_files(self, claim: Claim) -> None:
         """Delete what was written of a job's files; what cannot be deleted now is deleted together with the job."""
         try:
             await self._offload_files(self._results.discard, claim.job_id, claim.attempt)
         except Exception as error:
-            log.debug("the images of %s could not be deleted either: %s", claim.job_id, error.__cause__ or error)
+            log.debug("the results of %s could not be deleted either: %s", claim.job_id, error.__cause__ or error)
 
     async def _fail(self, running_job: _RunningJob, error: BaseException) -> None:
         claim = running_job.claim
@@ -305,6 +312,9 @@ class JobWorker:
             error = InternalError(
                 f"the server failed on this job; the server's log has the details under {claim.job_id}."
             )
+        if isinstance(error, JobsUnavailable):
+            await self._requeue_unsaved(running_job, error)
+            return
         fail(running_job.span, error.code)
         decision = retry_decision(error, running_job.record.num_engine_losses)
         if decision is None:
@@ -329,11 +339,15 @@ class JobWorker:
 
     async def _abandon(self, running_job: _RunningJob) -> None:
         """Log why the result of an execution is dropped: another process ended the job and reported it, or runs it."""
+        job_id = running_job.claim.job_id
         try:
-            record = await self._offload_database(self._store.get, running_job.claim.job_id)
-        except JobNotFound:  # it was erased
+            record = await self._offload_database(self._store.get, job_id)
+        except JobNotFound:  # it was erased, perhaps before the last file was saved
+            await self._offload_files(self._results.delete, job_id)
             return
         has_ended = record.status in TERMINAL_STATUSES
+        if record.status == "canceled":
+            await self._offload_files(self._results.delete, job_id)
         log.log(
             logging.DEBUG if has_ended else logging.WARNING,
             "%s is abandoned: %s",

@@ -47,13 +47,16 @@ def test_a_database_of_the_first_version_is_migrated_and_keeps_its_jobs(database
         connection.execute(sa.text("CREATE INDEX noria_deliveries_due ON noria_deliveries (due_at)"))
         for name in ("host", "made_by", "created_at"):
             connection.execute(sa.text(f"ALTER TABLE noria_deliveries DROP COLUMN {name}"))
+        connection.execute(sa.text("ALTER TABLE noria_jobs DROP COLUMN text_bytes"))
+        connection.execute(sa.text("DROP TABLE noria_job_texts"))
         connection.execute(sa.text("UPDATE noria_about SET value = '1' WHERE key = 'schema'"))
     engine.dispose()
     for _ in range(2):
         engine = open_jobs_database(database, tmp_path)
         assert JobStore(engine).get(record.id) == record
+        assert JobStore(engine).chunk(record.id, 0) is None
         with engine.connect() as connection:
-            assert connection.execute(sa.text("SELECT key, value FROM noria_about")).all() == [("schema", "4")]
+            assert connection.execute(sa.text("SELECT key, value FROM noria_about")).all() == [("schema", "5")]
         assert {"host", "made_by", "created_at"} <= {
             column["name"] for column in sa.inspect(engine).get_columns("noria_deliveries")
         }

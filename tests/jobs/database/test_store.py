@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull
+from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull, RateLimited
 from noria.jobs.database.claims import LEASE_S, MAX_LOSSES
 from noria.jobs.database.schema import events, jobs, open_jobs_database
 from noria.jobs.database.store import JobStore
@@ -280,6 +280,41 @@ def test_a_job_not_started_within_its_time_to_live_fails(store, job):
     assert store.expire(60.0, 61.0) == 1
     assert store.get(record.id).error_code == "job_expired"
     assert store.expire(60.0, 61.0) == 0
+
+
+# ── Texts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_texts_of_a_job_are_stored_with_it_and_deleted_at_its_end(store, job):
+    chunks = [b'{"first_line":1,"texts":["\xc3\xbc","\\u0000"]}', b'{"first_line":3,"texts":["b"]}']
+    ended = [accept(store, job(text_bytes=9, chunks=iter(chunks))) for _ in range(4)]
+    other = accept(store, job(text_bytes=9, chunks=chunks))
+    assert [store.chunk(ended[0].id, number) for number in range(3)] == [*(chunk.decode() for chunk in chunks), None]
+    store.cancel(ended[0].id, 1.0)
+    finished, failed, requeued = map(claim_of, store.claim("s/f/1", SHAPES, 3, 1.0))
+    store.finish(finished, ["part-000000-1-1-0.f32"], {}, 2.0)
+    store.fail(failed, GenerationFailed("broken"), 2.0)
+    store.requeue(requeued, 2.0)
+    assert [store.chunk(record.id, 1) is None for record in (*ended, other)] == [True, True, True, False, False]
+    assert store.get(ended[1].id).text_bytes == 9
+
+
+def test_the_texts_of_all_jobs_and_of_a_key_are_bounded_until_they_end(store, job):
+    def accept_texts(made_by, text_bytes):
+        return store.accept(job(made_by=made_by, text_bytes=text_bytes), 99, 0.0, max_queued_bytes=40)[0]
+
+    first = accept_texts("alice", 10)
+    with pytest.raises(RateLimited, match=r"10 bytes of texts to encode; with these 1 .* more than 10, a quarter"):
+        accept_texts("alice", 1)
+    (claimed,) = store.claim("s/f/1", SHAPES, 1, 1.0)
+    with pytest.raises(RateLimited):
+        accept_texts("alice", 1)
+    accept_texts("", 30)
+    with pytest.raises(QueueFull, match="40 bytes of texts to encode; with these 1 "):
+        accept_texts("bob", 1)
+    accept(store, job(made_by="alice"))  # of images
+    store.fail(claim_of(claimed), GenerationFailed("broken"), 2.0)
+    assert accept_texts("alice", 10).id != first.id
 
 
 # ── Everything at once ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -142,9 +142,9 @@ class EnginePool:
         known = (spec for engine in self._engines for spec in engine.known_models)
         return next((spec for spec in known if spec.matches(name, version)), None)
 
-    def ready_models(self) -> set[ModelKey]:
-        """Name and version of each model that a ready engine holds."""
-        return {spec.key for engine in self._engines for spec in engine.models}
+    def ready_models(self, spec_type: type[ModelSpec] = ModelSpec) -> set[ModelKey]:
+        """Name and version of each model, by default of any kind, that a ready engine holds."""
+        return {spec.key for engine in self._engines for spec in engine.models if isinstance(spec, spec_type)}
 
     def backlog_s(self, spec: ModelSpec) -> float:
         """The backlog of the least busy engine that holds this version of the model; 0 if none has reported one."""

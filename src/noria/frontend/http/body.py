@@ -7,7 +7,7 @@ values allowed. `services/request_validation.py` checks ranges.
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -139,6 +139,37 @@ async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], Non
         http.state.must_close = True
         raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
     return bytes(body)
+
+
+async def stream_bytes(http: Request, max_bytes: int, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    """Yield the pieces of a body as they come.
+
+    Raises:
+        BodyTooLarge: the body is longer than `max_bytes`.
+        InvalidBody: it took longer than `timeout_s`. Sets `http.state.must_close`.
+        RequestCancelled: the client disconnected.
+
+    """
+    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
+    if int(http.headers.get("content-length", 0)) > max_bytes:
+        raise too_large
+    num_bytes, more, deadline = 0, True, asyncio.get_running_loop().time() + timeout_s
+    while more:
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await http.receive()
+        except TimeoutError as error:
+            http.state.must_close = True
+            raise InvalidBody(
+                f"the body did not arrive within {timeout_s:g} s; {num_bytes} bytes of it did."
+            ) from error
+        if message["type"] == "http.disconnect":
+            raise RequestCancelled("the client closed the connection before the end of its request.")
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
+            raise too_large
+        yield piece
 
 
 def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:

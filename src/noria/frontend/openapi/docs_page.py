@@ -253,6 +253,8 @@ def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
     if "application/json" in bodies:
         example = _resolve_ref(bodies["application/json"]["schema"], schemas)["example"]
         parts.append(f"-H 'content-type: application/json' \\\n  -d '{json.dumps(example)}'")
+    elif "text/plain" in bodies:
+        parts.append("-H 'content-type: text/plain' --data-binary @texts.txt")
     elif bodies:
         parts.append("--data-binary @image.png")
     if "image/png" in content:

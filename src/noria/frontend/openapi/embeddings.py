@@ -7,7 +7,7 @@ from noria.frontend.openapi.operations import add_bounds, json_content, operatio
 from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
 from noria.frontend.services.request_validation import Limits
 
-_MAX_DIMENSIONS = 65_536  # of any text encoder
+MAX_DIMENSIONS = 65_536  # of any text encoder
 
 DESCRIPTIONS = {
     "input": "a text, a list of texts, the token ids of a text, or a list of those, at most `frontend.max_texts` "
@@ -30,7 +30,7 @@ def add_to_schemas(schemas: dict[str, Any]) -> None:
     text, token_ids = {"type": "string", "minLength": 1}, {"type": "array", "minItems": 1, "items": {"type": "integer"}}
     several = {"type": "array", "minItems": 1}
     properties["input"]["anyOf"] = [text, several | {"items": text}, token_ids, several | {"items": token_ids}]
-    add_bounds(properties["dimensions"], Limits(1, _MAX_DIMENSIONS, None))
+    add_bounds(properties["dimensions"], Limits(1, MAX_DIMENSIONS, None))
 
 
 def paths() -> dict[str, Any]:

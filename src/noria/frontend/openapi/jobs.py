@@ -3,6 +3,7 @@
 from typing import Any
 
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
+from noria.frontend.openapi.embeddings import MAX_DIMENSIONS
 from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation, parameter
 from noria.frontend.routes.jobs import (
     CURSOR_PATTERN,
@@ -13,7 +14,9 @@ from noria.frontend.routes.jobs import (
     JobList,
     JobRequestBody,
 )
-from noria.jobs.records import Job
+from noria.frontend.text_jobs.results import JSONL, NPY
+from noria.frontend.text_jobs.routes import MEDIA_TYPES
+from noria.jobs.records import WEBHOOK_EVENTS, Job
 from noria.jobs.webhooks.url_check import MAX_URL_CHARS
 
 DESCRIPTIONS = {
@@ -22,6 +25,27 @@ DESCRIPTIONS = {
     "webhook": "URL to POST the job to when it starts and when it has ended, signed as in Standard Webhooks",
     "webhook_events_filter": "which of the events `start` and `completed` to send; default: both",
 }
+
+
+_IDEMPOTENCY_KEY = parameter("Idempotency-Key", "header", pattern=f"^{IDEMPOTENCY_KEY_PATTERN}$")
+
+# No line is empty.
+_LINES = {"schema": {"type": "string", "pattern": r"^[^\r\n]+(\n[^\r\n]+)*\n?$"}}
+_TEXTS_CONTENT: dict[str, Any] = {
+    media_type: _LINES if line_format == "text" else {} for media_type, line_format in MEDIA_TYPES.items()
+}
+
+_TEXTS_PARAMETERS = [
+    parameter("model", "query"),
+    parameter("dimensions", "query", type="integer", minimum=1, maximum=MAX_DIMENSIONS),
+    parameter("normalize", "query", type="boolean"),
+    parameter("truncate", "query", type="boolean"),
+    parameter("prompt_name", "query"),
+    parameter("webhook", "query", format="uri", maxLength=MAX_URL_CHARS),
+    parameter("webhook_events_filter", "query", type="array", items={"enum": list(WEBHOOK_EVENTS)}),
+    _IDEMPOTENCY_KEY,
+]
+"""The fields of `TextJobOptions`, and a header."""
 
 
 def add_to_schemas(schemas: dict[str, Any]) -> None:
@@ -64,10 +88,18 @@ def paths() -> dict[str, Any]:
         errors=[InvalidField, *job_errors],
     )
     delete_operation["responses"]["204"] = {"description": "the job is erased"}
+    accept_texts = operation(
+        "Submit a job of texts",
+        "The body has a text in each line: `text/plain`, or `application/jsonl` with a text, a pair of texts, or an "
+        "object with `text` in each. The results are a file of float32 for NumPy, and lines of JSON. At most "
+        "`jobs.max_job_texts` texts and `jobs.max_job_bytes` bytes.",
+        body=_TEXTS_CONTENT,
+        content=json_content(Job),
+    )
+    accept_texts["responses"]["202"] = submit_operation["responses"]["202"]
     return {
         "/v1/jobs": {
-            "post": submit_operation
-            | {"parameters": [parameter("Idempotency-Key", "header", pattern=f"^{IDEMPOTENCY_KEY_PATTERN}$")]},
+            "post": submit_operation | {"parameters": [_IDEMPOTENCY_KEY]},
             "get": operation(
                 "List jobs",
                 "Newest first; `next` is the URL of the next page.",
@@ -92,6 +124,19 @@ def paths() -> dict[str, Any]:
                     parameter("Last-Event-ID", "header", type="integer", minimum=0, maximum=10**9 - 1),
                 ]
             }
+        },
+        "/v1/jobs/texts": {"post": accept_texts | {"parameters": _TEXTS_PARAMETERS}},
+        **{
+            f"/v1/jobs/{{id}}/results.{each.name}": {
+                "get": operation(
+                    f"Get the results of a job of texts as {title}",
+                    "In the order of the texts. Until the job's time to live is over.",
+                    content={each.media_type: {}},
+                    errors=job_errors,
+                )
+                | {"parameters": id_parameters}
+            }
+            for each, title in ((NPY, "a .npy file"), (JSONL, "lines of JSON"))
         },
         "/v1/jobs/{id}/images/{index}": {
             "get": operation(

@@ -15,17 +15,21 @@ def operation(
     description: str,
     *,
     content: dict[str, Any],
-    body: type[Struct] | None = None,
+    body: type[Struct] | dict[str, Any] | None = None,
     errors: Sequence[type[NoriaError]] = (),
 ) -> dict[str, Any]:
-    """Return an operation with the response 200, `content` by media type; one with a `body` can have every error."""
+    """Return an operation with the response 200, `content` by media type.
+
+    One with a `body`, JSON of a type or a content object, can have every error.
+    """
     operation_object: dict[str, Any] = {
         "summary": summary,
         "description": description,
         "responses": {"200": {"description": "done", "content": content}} | error_responses(errors),
     }
     if body is not None:
-        operation_object["requestBody"] = {"required": True, "content": json_content(body)}
+        body_content = body if isinstance(body, dict) else json_content(body)
+        operation_object["requestBody"] = {"required": True, "content": body_content}
         routing_errors = (RouteNotFound, MethodNotAllowed)
         operation_object["responses"] |= error_responses(
             [error_type for error_type in served_errors() if error_type not in routing_errors]

@@ -1,11 +1,11 @@
-"""`/v1/jobs`: asynchronous image requests over HTTP. `noria.jobs` stores and runs them."""
+"""`/v1/jobs`: asynchronous requests over HTTP. `noria.jobs` stores and runs them; `text_jobs/` takes those of texts."""
 
 import asyncio
 import contextlib
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -17,15 +17,17 @@ from starlette.routing import Route
 from noria.config import Config
 from noria.errors import InvalidField, JobNotFound, NoriaError, short_repr
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
-from noria.frontend.access.quotas import ApiClient
+from noria.frontend.access.quotas import ApiClient, Quota
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
+from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
 from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.text_jobs.executor import TextJobExecutor
 from noria.jobs.records import (
     TERMINAL_STATUSES,
     WEBHOOK_EVENTS,
@@ -74,12 +76,13 @@ class JobRoutes:
     def __init__(
         self,
         generation_service: GenerationService,
+        encoding_service: EncodingService,
         body_reader: JsonBodyReader,
         config: Config,
         open_service: Callable[[], JobService],
     ) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
-        self._config, self._open_service = config, open_service
+        self._encoding_service, self._config, self._open_service = encoding_service, config, open_service
         self._started_service: JobService | None = None
         self._stream_limiter = ConcurrencyLimiter(
             "streams of the events of jobs", MAX_STREAMS, MAX_STREAMS_PER_CLIENT, _STREAM_RETRY_AFTER_S
@@ -99,10 +102,11 @@ class JobRoutes:
     async def start(self) -> None:
         """Open the jobs and start to run them. Raises ConfigError."""
         self._started_service = await asyncio.to_thread(self._open_service)
-        executor = GenerationJobExecutor(
-            self._generation_service, self._config.jobs.concurrency, self._config.frontend.processes
+        concurrency = self._config.jobs.concurrency
+        await self._started_service.start(
+            GenerationJobExecutor(self._generation_service, concurrency, self._config.frontend.processes),
+            TextJobExecutor(self._encoding_service, self._started_service.text_files, concurrency),
         )
-        await self._started_service.start(executor)
 
     def drain(self) -> None:
         """Claim no more jobs and end the streams of events, because the process is about to stop."""
@@ -112,10 +116,11 @@ class JobRoutes:
 
     async def stop(self) -> None:
         """Requeue the running jobs and close the store."""
-        await self._service.stop()
+        await self.service.stop()
 
     @property
-    def _service(self) -> JobService:
+    def service(self) -> JobService:
+        """The jobs, between `start` and `stop`."""
         assert self._started_service is not None, "the routes are served between `start` and `stop`"
         return self._started_service
 
@@ -128,7 +133,6 @@ class JobRoutes:
         api_client: ApiClient = http.state.api_client
         job_id = new_job_id()
         admitted = admit_input(self._generation_service, body.input, api_client, job_id, http.headers)
-        events = body.webhook_events_filter
         job_input = {name: value for name, value in body.input.items() if name not in IGNORED_FIELDS}
         new_job = NewJob(
             id=job_id,
@@ -136,39 +140,39 @@ class JobRoutes:
             version=admitted.spec.fingerprint,
             input=msgspec.json.encode(job_input | {"seed": admitted.request.payload.seed}),
             request=serialize_request(admitted),
-            base_url=_base_url(http),
+            base_url=base_url(http),
             priority=admitted.request.priority,
             webhook=body.webhook,
-            webhook_events=WEBHOOK_EVENTS if events is None else _in_order(events),
+            webhook_events=webhook_events(body.webhook_events_filter),
             made_by=api_client.name or "",
-            idempotency_key=_idempotency_key(http.headers),
+            idempotency_key=idempotency_key(http.headers),
             body_digest=hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest(),
         )
-        job = as_job(await self._store(new_job, admitted, api_client))
-        http.state.job_id = job.id  # logged
-        return json_response(job, 202 if job.id == job_id else 200, {"Location": job.urls.get})
+        return await self.accept(http, new_job, api_client.images, admitted.request.payload.n)
 
-    async def _store(self, new_job: NewJob, admitted: AdmittedRequest, api_client: ApiClient) -> JobRecord:
+    async def accept(self, http: Request, new_job: NewJob, quota: Quota, num_results: int) -> Response:
         """Store the job; returns it, or the one that its idempotency key created before.
 
-        A rejected request is counted here, a job when it has ended.
+        A rejected request is counted here, a job when it has ended. Raises NoriaError.
         """
-        num_images, is_new = admitted.request.payload.n, False
+        is_new = False
         try:
-            api_client.images.charge(num_images, time.monotonic())
+            quota.charge(num_results, time.monotonic())
             try:
-                record, is_new = await self._service.accept(new_job)
+                record, is_new = await self.service.accept(new_job)
             finally:
                 if not is_new:
-                    api_client.images.refund(num_images)
+                    quota.refund(num_results)
         except NoriaError as error:
             outcomes.count_request(new_job.model, error.code)
             raise
-        return record
+        job = as_job(record)
+        http.state.job_id = job.id  # logged
+        return json_response(job, 202 if is_new else 200, {"Location": job.urls.get})
 
     async def _list(self, http: Request) -> Response:
         limit = _parse_limit(http.query_params.get("limit"))
-        page = await self._service.page(limit, _parse_cursor(http.query_params.get("cursor")), _owner(http))
+        page = await self.service.page(limit, _parse_cursor(http.query_params.get("cursor")), owner_of(http))
         next_url = None
         if page.has_more:
             next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={page.records[-1].seq:x}"
@@ -176,26 +180,26 @@ class JobRoutes:
 
     async def job(self, http: Request) -> Response:
         """GET returns a job; DELETE cancels it, unless it has ended, and with `erase=true` erases it."""
-        job_id, owner, caller = _job_id(http), _owner(http), http.state.api_client.name
+        job_id, owner, caller = job_id_of(http), owner_of(http), http.state.api_client.name
         if http.method != "DELETE":
-            return json_response(as_job(await self._service.get(job_id, owner)))
+            return json_response(as_job(await self.service.get(job_id, owner)))
         if _parse_erase(http):
-            await self._service.erase(job_id, owner, by=caller)
+            await self.service.erase(job_id, owner, by=caller)
             return Response(status_code=204)
-        return json_response(as_job(await self._service.cancel(job_id, owner, by=caller)))
+        return json_response(as_job(await self.service.cancel(job_id, owner, by=caller)))
 
     async def image(self, http: Request) -> Response:
         """Return one image of a succeeded job as a file."""
-        job_id, index = _job_id(http), http.path_params["index"]
+        job_id, index = job_id_of(http), http.path_params["index"]
         if not re.fullmatch(r"\d{1,6}", index, re.ASCII):
             raise JobNotFound(f"there is no image {short_repr(index)}; images are numbered from 0.")
-        content, suffix = await self._service.image(job_id, int(index), _owner(http))
+        content, suffix = await self.service.image(job_id, int(index), owner_of(http))
         return Response(content, media_type=f"image/{suffix}")
 
     async def events(self, http: Request) -> Response:
         """Stream the events of a job from the one after Last-Event-ID on, until the job has ended."""
-        job_id, after = _job_id(http), _parse_last_event_id(http.headers)
-        record = await self._service.get(job_id, _owner(http))
+        job_id, after = job_id_of(http), _parse_last_event_id(http.headers)
+        record = await self.service.get(job_id, owner_of(http))
         if record.status in TERMINAL_STATUSES and after >= record.last_event:
             return Response(status_code=204)  # there will be no more events; on 204 an EventSource does not reconnect
         client = client_id_of(http)
@@ -209,7 +213,7 @@ class JobRoutes:
 
     async def _frames(self, record: JobRecord, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
         try:
-            async with contextlib.aclosing(self._service.follow(record, after, sse.KEEP_ALIVE_INTERVAL_S)) as followed:
+            async with contextlib.aclosing(self.service.follow(record, after, sse.KEEP_ALIVE_INTERVAL_S)) as followed:
                 async for events in followed:
                     if not events:
                         yield sse.KEEP_ALIVE_COMMENT
@@ -263,11 +267,13 @@ def _reject_streaming(body: ImageRequestBody | GenerationsRequestBody) -> None:
             )
 
 
-def _in_order(events: list[Literal["start", "completed"]]) -> tuple[WebhookEvent, ...]:
-    return tuple(name for name in WEBHOOK_EVENTS if name in events)
+def webhook_events(wanted: Collection[WebhookEvent] | None) -> tuple[WebhookEvent, ...]:
+    """Return those that are wanted, in order; None: all."""
+    return tuple(name for name in WEBHOOK_EVENTS if wanted is None or name in wanted)
 
 
-def _idempotency_key(headers: Mapping[str, str]) -> str | None:
+def idempotency_key(headers: Mapping[str, str]) -> str | None:
+    """Return the header; raises InvalidField if it is malformed."""
     key = headers.get("idempotency-key")
     if key is not None and not re.fullmatch(IDEMPOTENCY_KEY_PATTERN, key):
         raise InvalidField(
@@ -277,7 +283,7 @@ def _idempotency_key(headers: Mapping[str, str]) -> str | None:
     return key
 
 
-def _base_url(http: Request) -> str:
+def base_url(http: Request) -> str:
     """Return the URL of the server as the client addressed it. It is stored, and part of each URL of the job."""
     url = str(http.base_url)
     if len(url) > _MAX_BASE_URL_CHARS:
@@ -285,7 +291,7 @@ def _base_url(http: Request) -> str:
     return url
 
 
-def _job_id(http: Request) -> str:
+def job_id_of(http: Request) -> str:
     """Return the job id in the path; raises JobNotFound if it is malformed, so that the database gets no other."""
     job_id: str = http.path_params["id"]
     if not re.fullmatch(r"job_[0-9a-f]{1,64}", job_id):
@@ -296,7 +302,7 @@ def _job_id(http: Request) -> str:
     return job_id
 
 
-def _owner(http: Request) -> str | None:
+def owner_of(http: Request) -> str | None:
     """Return the name of the request's API key, which sees its own jobs only; None (an admin, or no keys) sees all."""
     api_client: ApiClient = http.state.api_client
     return None if api_client.has_scope("admin") else api_client.name

@@ -290,6 +290,10 @@ class EncodingService:
                     "(frontend.max_text_chars). Split it.",
                     field="input",
                 )
+        self.check_options(settings, spec)
+
+    def check_options(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> None:
+        """Check all but the texts. Raises InvalidField."""
         if settings.dimensions is not None and not 1 <= settings.dimensions <= spec.dimensions:
             raise InvalidField(
                 f"dimensions is {short_repr(settings.dimensions)}; allowed for {spec.name} are 1 to {spec.dimensions}.",
@@ -312,7 +316,7 @@ class EncodingService:
         """Return the texts as the model sees them. Raises InvalidField and DeadlineExceeded."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._tokenize(settings, spec)
+                return await self.tokenize(settings, spec)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the texts were not tokenized within {timeout_s:g} s.") from error
 
@@ -320,7 +324,7 @@ class EncodingService:
         """End the thread that tokenizes."""
         self._tokenization.close()
 
-    async def _tokenize(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TokenizedText]:
+    async def tokenize(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TokenizedText]:
         """Return the texts as the model sees them. Raises InvalidField."""
         texts: list[TokenizedText] = [
             pack_token_ids(

@@ -45,7 +45,7 @@ class GenerationJobExecutor:
 
     def available_models(self) -> set[ModelKey]:
         """Return the models that can be used now."""
-        return self._generation_service.engine_pool.ready_models()
+        return self._generation_service.engine_pool.ready_models(DiffusionModelSpec)
 
     def capacity(self) -> int:
         """Return how many jobs to run at once: as configured, else this front end's share of twice the engines' slots.
@@ -60,6 +60,7 @@ class GenerationJobExecutor:
     async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:
         """Generate the images of one job. Calls `on_progress` with progress as JSON. Raises NoriaError."""
         stored = deserialize(record.request)
+        assert isinstance(stored, StoredRequest), record.id
         spec = self._generation_service.engine_pool.find_model(record.model, record.version)
         if spec is None:  # it changed after the claim
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")

@@ -1,4 +1,4 @@
-"""The tables of jobs, their events and their webhook deliveries.
+"""The tables of jobs, their texts, their events and their webhook deliveries.
 
 A 202 response is a promise: `storage/database.py` makes each commit durable.
 """
@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-from noria.jobs.thread_offloader import NUM_REQUEST_THREADS, NUM_WORKER_THREADS
+from noria.jobs.thread_offloader import NUM_REQUEST_THREADS, NUM_WORKER_THREADS, NUM_WORKERS
 from noria.storage import database
 
 metadata = MetaData()
@@ -57,6 +57,7 @@ jobs = Table(
     Column("error", Text),
     Column("error_code", Text),
     Column("metrics", Text, nullable=False),
+    Column("text_bytes", BigInteger, nullable=False, server_default="0"),  # since version 5; 0: a job of images
     UniqueConstraint("made_by", "idempotency_key", name="noria_jobs_idempotency"),
     Index("noria_jobs_of", "made_by", "seq"),
     Index("noria_jobs_line", "status", "order_at"),
@@ -73,6 +74,15 @@ events = Table(
     Column("at", Float(53), nullable=False),
     Column("type", Text, nullable=False),
     Column("data", Text, nullable=False),
+)
+
+# The texts of jobs that have not ended. Since version 5.
+texts = Table(
+    "noria_job_texts",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("chunk", Text, nullable=False),
 )
 
 deliveries = Table(
@@ -118,6 +128,12 @@ def _migrate_to_4(connection: Connection) -> None:
     _delivery_index("noria_deliveries_ages").create(connection)
 
 
+def _migrate_to_5(connection: Connection) -> None:
+    """Add what jobs of texts need."""
+    texts.create(connection)
+    connection.execute(text("ALTER TABLE noria_jobs ADD COLUMN text_bytes BIGINT NOT NULL DEFAULT 0"))
+
+
 def _delivery_index(name: str) -> Index:
     return next(index for index in deliveries.indexes if index.name == name)
 
@@ -127,7 +143,7 @@ SCHEMA = database.Schema(
     setting="jobs.database",
     version_key="schema",
     metadata=metadata,
-    migrations=(_migrate_to_2, _migrate_to_3, _migrate_to_4),
+    migrations=(_migrate_to_2, _migrate_to_3, _migrate_to_4, _migrate_to_5),
 )
 
 
@@ -142,4 +158,4 @@ def open_jobs_database(setting: str, data_folder: pathlib.Path, timeout_s: float
     """
     url = database.database_url(SCHEMA, setting, data_folder / "jobs.sqlite")
     # A connection for each thread, so that no thread waits for one; they are opened as they are needed.
-    return database.open_database(SCHEMA, url, NUM_REQUEST_THREADS + NUM_WORKER_THREADS, timeout_s)
+    return database.open_database(SCHEMA, url, NUM_REQUEST_THREADS + NUM_WORKERS * NUM_WORKER_THREADS, timeout_s)

@@ -21,7 +21,7 @@ from noria.errors import (
     short_repr,
 )
 from noria.jobs.database.claims import ClaimStore, error_columns
-from noria.jobs.database.schema import deliveries, events, jobs
+from noria.jobs.database.schema import deliveries, events, jobs, texts
 from noria.jobs.database.transitions import publish_status
 from noria.jobs.records import (
     TERMINAL_STATUSES,
@@ -65,6 +65,7 @@ class JobStore(ClaimStore):
         now: float,
         max_queued_per_key: int | None = None,
         max_pending_webhooks: int | None = None,
+        max_queued_bytes: int | None = None,
     ) -> tuple[JobRecord, bool]:
         """Store `new_job`, or find the job that its idempotency key created before.
 
@@ -73,9 +74,11 @@ class JobStore(ClaimStore):
         Raises:
             IdempotencyConflict: the key was used with another body before.
             RateLimited: the API key has `max_queued_per_key` queued jobs, or the job has a webhook and the key a
-                quarter of `max_pending_webhooks`.
-            QueueFull: `max_queued` jobs are queued, or the job has a webhook and `max_pending_webhooks` are pending.
-                Front ends that accept at the same moment may each exceed it by one.
+                quarter of `max_pending_webhooks`, or texts and the key's would be more than a quarter of
+                `max_queued_bytes`.
+            QueueFull: `max_queued` jobs are queued, or the job has a webhook and `max_pending_webhooks` are pending, or
+                texts and all would be more than `max_queued_bytes`. Front ends that accept at the same moment may each
+                exceed it by one.
 
         """
         if (existing := self._find_by_idempotency_key(new_job)) is not None:
@@ -99,8 +102,12 @@ class JobStore(ClaimStore):
                     )
                 if new_job.webhook is not None and max_pending_webhooks is not None:
                     _check_pending_webhooks(connection, new_job.made_by, max_pending_webhooks)
+                if new_job.text_bytes and max_queued_bytes is not None:
+                    _check_queued_bytes(connection, new_job, max_queued_bytes)
                 row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
                 record = JobRecord(**row._mapping)
+                for number, chunk in enumerate(new_job.chunks):
+                    connection.execute(texts.insert().values(job_id=record.id, number=number, chunk=chunk.decode()))
                 publish_status(connection, record, now)
                 return record, True
         except IntegrityError:  # another request with the same key was accepted at the same moment
@@ -176,6 +183,13 @@ class JobStore(ClaimStore):
         with self._engine.connect() as connection:
             return [JobEvent(**row._mapping) for row in connection.execute(query)]
 
+    def chunk(self, job_id: str, number: int) -> str | None:
+        """A chunk of the texts of a job; None if the job has ended."""
+        query = sa.select(texts.c.chunk).where(texts.c.job_id == job_id, texts.c.number == number)
+        with self._engine.connect() as connection:
+            found: str | None = connection.scalar(query)
+        return found
+
     def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
         """The states of those of the jobs that exist."""
         query = sa.select(jobs.c.id, jobs.c.status, jobs.c.last_event).where(jobs.c.id.in_(job_ids))
@@ -242,6 +256,28 @@ def _check_pending_webhooks(connection: Connection, made_by: str, maximum: int) 
         )
 
 
+def _check_queued_bytes(connection: Connection, new_job: NewJob, maximum: int) -> None:
+    """Raises RateLimited if the API key's texts would be more than its quarter, and QueueFull if all would be more."""
+    of_this_key = sa.func.sum(jobs.c.text_bytes).filter(jobs.c.made_by == new_job.made_by)
+    is_open = jobs.c.status.not_in(TERMINAL_STATUSES)
+    row = connection.execute(sa.select(sa.func.sum(jobs.c.text_bytes), of_this_key).where(is_open)).one()
+    total, total_of_key = (int(each or 0) for each in row)
+    max_of_key = math.ceil(maximum / 4)
+    if new_job.made_by and total_of_key + new_job.text_bytes > max_of_key:
+        raise RateLimited(
+            f"the jobs of the key {new_job.made_by!r} have {total_of_key} bytes of texts to encode; with these "
+            f"{new_job.text_bytes} they would have more than {max_of_key}, a quarter of jobs.max_queued_bytes. Try "
+            "again when one has ended.",
+            retry_after_s=60.0,
+        )
+    if total + new_job.text_bytes > maximum:
+        raise QueueFull(
+            f"the jobs have {total} bytes of texts to encode; with these {new_job.text_bytes} they would have more "
+            f"than {maximum} (jobs.max_queued_bytes). Try again when one has ended.",
+            retry_after_s=60.0,
+        )
+
+
 def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
     return {
         "id": new_job.id,
@@ -264,6 +300,7 @@ def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
         "num_engine_losses": 0,
         "last_event": 1,
         "metrics": "{}",
+        "text_bytes": new_job.text_bytes,
     }
 
 

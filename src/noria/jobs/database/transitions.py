@@ -1,6 +1,7 @@
 """Changes a job's status: one conditional UPDATE, so each job ends exactly once, whatever races.
 
-The event of the new status and its webhook delivery are written in the same transaction, which is the caller's.
+The event of the new status and its webhook delivery are written in the same transaction, which is the caller's; the
+texts of a job that ends are deleted in it.
 """
 
 import uuid
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 from sqlalchemy import ColumnElement, Connection
 
-from noria.jobs.database.schema import deliveries, events, jobs
+from noria.jobs.database.schema import deliveries, events, jobs, texts
 from noria.jobs.records import (
     TERMINAL_STATUSES,
     JobEventType,
@@ -51,6 +52,8 @@ def transition(
     if row is None:
         return None
     record = JobRecord(**row._mapping)
+    if status in TERMINAL_STATUSES and record.text_bytes:
+        connection.execute(texts.delete().where(texts.c.job_id == record.id))
     publish_status(connection, record, now)
     return record
 

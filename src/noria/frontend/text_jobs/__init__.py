@@ -1,0 +1,1 @@
+"""Jobs of texts: a file of lines in, a file of numbers out."""
