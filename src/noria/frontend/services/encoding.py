@@ -37,7 +37,7 @@ from noria.frontend.services.text_request import (
     with_prompt,
 )
 from noria.frontend.services.tokenization import TokenizationThread
-from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TokenSpan
+from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer
 from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
@@ -267,10 +267,6 @@ class EncodingService:
             return await self._tokenization.run(spec, lambda tokenizer: work(tokenizer, inputs))
         finally:
             api_client.texts.release(settings.num_texts)
-
-    async def token_spans(self, spec: EncoderModelSpec, inputs: Sequence[str]) -> list[list[TokenSpan]]:
-        """Return the tokens of texts, special tokens included, not cut. Raises UntokenizableText."""
-        return await self._tokenization.run(spec, lambda tokenizer: [tokenizer.spans(text) for text in inputs])
 
     def _check(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> None:
         """Check what needs no tokenizer. Raises InvalidField."""
