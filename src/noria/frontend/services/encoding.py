@@ -351,8 +351,8 @@ def _header_value(name: str) -> str:
 
 
 @functools.cache
-def _bound(metric: Counter | Histogram, label: str) -> Any:
-    return metric.labels(label)
+def _bound(metric: Counter | Histogram, *labels: str) -> Any:
+    return metric.labels(*labels)
 
 
 def _record_metrics(spec: EncoderModelSpec, timings: EncodingTimings, num_texts: int, request_id: str) -> None:
@@ -364,4 +364,4 @@ def _record_metrics(spec: EncoderModelSpec, timings: EncodingTimings, num_texts:
     observe(declarations.REQUEST_SECONDS, timings.total_s, {"model": spec.name}, exemplar)
     _bound(declarations.QUEUE_SECONDS, spec.name).observe(timings.queue_s)
     for stage, seconds in (("tokenize", timings.tokenize_s), ("queue", timings.queue_s), ("infer", timings.infer_s)):
-        _bound(declarations.STAGE_SECONDS, stage).observe(seconds)
+        _bound(declarations.STAGE_SECONDS, spec.name, stage).observe(seconds)
