@@ -80,8 +80,8 @@ def test_a_request_is_counted_in_its_metrics(client):
     assert moved("noria_requests_total", ("model", "tiny"), ("outcome", "invalid_field")) == 1
     assert moved("noria_images_total", ("model", "tiny")) == 2
     assert moved("noria_request_seconds_count", ("model", "tiny")) == 1
-    assert moved("noria_stage_seconds_count", ("stage", "denoise")) == 1
-    assert moved("noria_stage_seconds_sum", ("stage", "denoise")) == pytest.approx(0.003)
+    assert moved("noria_stage_seconds_count", ("model", "tiny"), ("stage", "denoise")) == 1
+    assert moved("noria_stage_seconds_sum", ("model", "tiny"), ("stage", "denoise")) == pytest.approx(0.003)
     assert moved("noria_http_requests_total", ("method", "POST"), ("path", "/t2i"), ("status", "200")) == 1
     assert moved("noria_http_requests_total", ("method", "GET"), ("path", "other"), ("status", "404")) == 1
     assert moved("noria_requests_in_flight") == 0

@@ -75,7 +75,7 @@ def populate_metrics(name: str, engines: list[str]) -> None:
         observe(declarations.REQUEST_SECONDS, 0.3 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
         observe(declarations.QUEUE_SECONDS, 0.1 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
     for stage in ("queue", "text_encode", "denoise", "decode", "postprocess"):
-        declarations.STAGE_SECONDS.labels(stage).observe(0.1)
+        declarations.STAGE_SECONDS.labels("model-0", stage).observe(0.1)
     for k in range(declarations.MAX_SHAPES):
         declarations.ITERATION_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
     declarations.init_engine_series(engines)

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 
 from noria.config import Config, cache_folder
+from noria.engine.encoder.graph_sessions import has_bfloat16
 from noria.engine.encoder.sessions import num_cores, resolve_sessions
 from noria.errors import ConfigError, NoriaError
 from noria.models.catalog import open_model_of
@@ -72,8 +73,8 @@ def main(config: Config, options: EncodersOptions, folder: pathlib.Path) -> int:
         status = _run_to_end(bench)
     if bench.runs:
         print(write_report(bench.result(), folder)[0].read_text(encoding="utf-8"))
-    for failure in (*bench.left_out, *bench.failures):
-        _log_status(failure)
+    for text in (*(f"left out: {each}" for each in bench.left_out), *bench.failures):
+        _log_status(text)
     return status
 
 
@@ -119,12 +120,8 @@ class EncodersBench:
         for target in self.targets:
             if target.kind != "raw" and (framework := INTERFACES[target.kind].framework) is not None:
                 environments.python_of(framework)
-        if importlib.util.find_spec("openvino") is None:
-            self.left_out += [
-                f"{each.name} is left out: it needs noria-serve[openvino]"
-                for each in self.targets
-                if each.precision == "bfloat16"
-            ]
+        if reason := _without_bfloat16():
+            self.left_out += [f"{each.name}: {reason}" for each in self.targets if each.precision == "bfloat16"]
             self.targets = [target for target in self.targets if target.precision == "float32"]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +187,8 @@ class EncodersBench:
             raw_texts_per_s=self.raw_texts_per_s,
             sweep=self.sweep,
             runs=self.runs,
-            failures=[*self.left_out, *self.failures],
+            left_out=self.left_out,
+            failures=self.failures,
             complete=self.complete,
         )
 
@@ -436,6 +434,13 @@ class EncodersBench:
             )
             _log_status(f"round {number + 1}: {target.name}: {corpus}: {measurements[-1].requests_per_s:.1f} texts/s")
         return TargetRun(target.name, number, {}, measurements)
+
+
+def _without_bfloat16() -> str | None:
+    """Why nothing can be computed in bfloat16 here; None if it can."""
+    if importlib.util.find_spec("openvino") is None:
+        return "it needs noria-serve[openvino]"
+    return None if has_bfloat16() else "this CPU has no bfloat16 (neither AVX512-BF16 nor AMX)"
 
 
 def sum_series(text: str, name: str) -> float:

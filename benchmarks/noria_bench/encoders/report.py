@@ -40,6 +40,7 @@ def markdown(result: EncodersResult) -> str:
     if not result.complete:
         parts.append("**Interrupted or incomplete: some runs are missing.**")
     parts += [f"**{escape_markdown(failure)}**" for failure in result.failures]
+    parts += [f"Left out: {escape_markdown(each)}." for each in result.left_out]
     parts += [
         "## Goals",
         "\n".join(f"- **{goal.verdict}.** {escape_markdown(goal.text)}" for goal in summary.goals_of(result)),

@@ -84,6 +84,7 @@ class EncodersResult(Struct, frozen=True):
     raw_texts_per_s: float
     sweep: list[SweepRow] = []
     runs: list[TargetRun] = []
+    left_out: list[str] = []  # targets that cannot run here, and why
     failures: list[str] = []
     complete: bool = False
 

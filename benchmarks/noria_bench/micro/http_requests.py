@@ -1,18 +1,24 @@
 """Measures the CPU time that a front end spends on one HTTP request, in milliseconds. Needs no device.
 
     python -m noria_bench.micro.http_requests [SECONDS]
+    python -m noria_bench.micro.http_requests split [SECONDS]
 
 A real front-end process with its log and metrics files, in front of a fake engine that answers at once; 16 connections
 of one client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. A
 text is split into words instead of tokens. Each number is that of the quietest of many batches, since other load on the
 machine slows down the caches.
+
+`split` measures what the parts of an embedding take: front ends that each lack one part get the same batches in turn,
+and a part's time is the median of how much less the one without it takes. Its times compare with each other only.
 """
 
 import contextlib
 import json
 import os
 import pathlib
+import random
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,8 +42,68 @@ from noria.frontend.services import generation
 from noria.testing.fake_encoder import FakeTokenizer
 generation.write_images = lambda images, *_: [b""] * len(images)
 app._load_tokenizer = FakeTokenizer
-process.main()
 """
+# What a front end is without: statements that take the place of a part.
+PARTS = {
+    "all above uvicorn": """
+from noria.frontend.http.middleware import ObservabilityMiddleware as middleware
+async def answer(self, scope, receive, send):
+    if scope["type"] != "http" or scope["method"] == "GET":
+        return await call(self, scope, receive, send)
+    await receive()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"300")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b" " * 300})
+call, middleware.__call__ = middleware.__call__, answer
+""",
+    "EncodingService.encode": """
+from noria.frontend.services.encoding import EncodingResult, EncodingService, EncodingTimings
+from noria.models.encoder.tokens import TokenizedText
+from noria.testing.fake_encoder import FAKE_ENCODER
+numbers, text = memoryview(bytes(32)).cast("f"), TokenizedText(5, b"")
+async def encode(*_):
+    return EncodingResult(FAKE_ENCODER, numbers, 1, 8, [text], EncodingTimings(0.1, 0.1, 0.1, 0.3, 0.2), 1.0)
+EncodingService.encode = encode
+""",
+    "  the tokenizer's thread": """
+import asyncio
+from noria.frontend.services.tokenization import TokenizationThread
+def tokenize(self, spec, inputs, side="right"):
+    outcome = asyncio.get_running_loop().create_future()
+    outcome.set_result(self._tokenizer(spec).encode(inputs, side))
+    return outcome
+TokenizationThread.tokenize = tokenize
+""",
+    "  the engine's channel": """
+from noria.frontend.engines.client import EngineClient, EngineResult
+from noria.protocol.text import TextResult, TextTimings
+async def submit(*_):
+    return EngineResult((), TextTimings(0.1, 0.1), 1, 1.0, 0.2, TextResult(1, 8), memoryview(bytes(32)))
+EngineClient.submit = submit
+""",
+    "the log line": """
+from noria.observe.logs.request_log import RequestLogRecord
+RequestLogRecord.write = lambda self, **values: None
+""",
+    "metrics": """
+import contextlib
+from noria.frontend.http import middleware
+from noria.frontend.services import encoding
+from noria.observe.metrics import declarations, outcomes
+class NoMetric:
+    inc = observe = staticmethod(lambda amount=0: None)
+encoding._record_metrics = outcomes.count_request = lambda *_: None
+middleware._series = lambda *_: (NoMetric, NoMetric)
+declarations.REQUESTS_IN_FLIGHT.track_inprogress = contextlib.nullcontext
+""",
+    "spans": """
+from opentelemetry.trace import INVALID_SPAN
+from noria.frontend.http import request_spans
+from noria.frontend.services import encoding
+request_spans.begin = lambda *_: INVALID_SPAN
+encoding.with_trace_context = lambda request: request
+""",
+}
 
 
 def request(method: str, path: str, body: object = None) -> bytes:
@@ -60,13 +126,13 @@ READY = request("GET", "/readyz")
 
 
 @contextlib.contextmanager
-def running_frontend(folder: pathlib.Path, engine_address: str) -> Iterator[tuple[int, int]]:
-    """Start a front end as the supervisor does; yields its process id and its port."""
-    (folder / "metrics").mkdir()
+def running_frontend(folder: pathlib.Path, engine_address: str, without: str = "") -> Iterator[tuple[int, int]]:
+    """Start a front end as the supervisor does, after the statements `without`; yields its process id and its port."""
+    (folder / "metrics").mkdir(parents=True)
     listener = socket.create_server(("127.0.0.1", 0))
     task = FrontendTask(Config(data_dir=str(folder)), listener.fileno(), [engine_address])
     environment = os.environ | child_log_environment(new_mark()) | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
-    command = [sys.executable, "-c", FRONTEND, msgspec.json.encode(task).decode()]
+    command = [sys.executable, "-c", f"{FRONTEND}{without}\nprocess.main()", msgspec.json.encode(task).decode()]
     with subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=subprocess.PIPE, env=environment) as child:
         assert child.stderr is not None
         threading.Thread(target=child.stderr.read, daemon=True).start()  # the supervisor reads it, too
@@ -107,25 +173,59 @@ def measure(seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="noria") as name, contextlib.ExitStack() as stack:
         engine = stack.enter_context(FakeEngine(f"ipc://{name}/engine", models=(FAKE_MODEL, FAKE_ENCODER)))
         pid, port = stack.enter_context(running_frontend(pathlib.Path(name), engine.address))
-        connections = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(NUM_CONNECTIONS)
-        ]
-        connections[0].sendall(READY)
-        while receive(connections[0]) != b"200":
-            time.sleep(0.1)
-            connections[0].sendall(READY)
+        connections = _connect(stack, port)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for kind, (status, content) in REQUESTS.items():
-                before = cpu_s(pid)
-                send_batch(connections, content, status)
-                used_ms = 1e3 * (cpu_s(pid) - before) / (NUM_CONNECTIONS * NUM_ROUNDS)
-                least[kind] = min(least[kind], used_ms)
+                least[kind] = min(least[kind], _batch_ms(pid, connections, content, status))
             engine.reset()  # it keeps its messages
         for connection in connections:
             connection.close()
         least["idle, each second"] = _idle_ms_per_s(pid)
     return least
+
+
+def _connect(stack: contextlib.ExitStack, port: int) -> list[socket.socket]:
+    """Return connections to a front end that is ready."""
+    connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(NUM_CONNECTIONS)]
+    connections[0].sendall(READY)
+    while receive(connections[0]) != b"200":
+        time.sleep(0.1)
+        connections[0].sendall(READY)
+    return connections
+
+
+def _batch_ms(pid: int, connections: list[socket.socket], content: bytes, status: bytes) -> float:
+    """Milliseconds of CPU time of each request of a batch."""
+    before = cpu_s(pid)
+    send_batch(connections, content, status)
+    return 1e3 * (cpu_s(pid) - before) / (NUM_CONNECTIONS * NUM_ROUNDS)
+
+
+def split(seconds: float) -> dict[str, float]:
+    """Milliseconds of CPU time of an embedding, and of its parts; medians."""
+    status, content = REQUESTS["POST /v1/embeddings"]
+    with tempfile.TemporaryDirectory(prefix="noria") as name, contextlib.ExitStack() as stack:
+        engine = stack.enter_context(FakeEngine(f"ipc://{name}/engine", models=(FAKE_MODEL, FAKE_ENCODER)))
+        frontends = {}
+        for number, (part, without) in enumerate({"": "", **PARTS}.items()):
+            started = running_frontend(pathlib.Path(name) / str(number), engine.address, without)
+            pid, port = stack.enter_context(started)
+            frontends[part] = pid, _connect(stack, port)
+        used_ms: dict[str, list[float]] = {part: [] for part in frontends}
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for part in random.sample(list(frontends), len(frontends)):
+                used_ms[part].append(_batch_ms(*frontends[part], content, status))
+            engine.reset()
+        for _, connections in frontends.values():
+            for connection in connections:
+                connection.close()
+    whole = used_ms.pop("")
+    return {"an embedding": statistics.median(whole)} | {
+        part: statistics.median(all_ms - rest_ms for all_ms, rest_ms in zip(whole, others, strict=True))
+        for part, others in used_ms.items()
+    }
 
 
 def _idle_ms_per_s(pid: int) -> float:
@@ -140,8 +240,11 @@ def _idle_ms_per_s(pid: int) -> float:
 
 def main() -> None:
     """Print the cost of each kind of request."""
-    for kind, used_ms in measure(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0).items():
-        print(f"{kind:20} {used_ms:.3f} ms")
+    arguments = sys.argv[1:]
+    run = split if arguments[:1] == ["split"] else measure
+    seconds = float(arguments[-1]) if arguments and arguments != ["split"] else 20.0
+    for kind, used_ms in run(seconds).items():
+        print(f"{kind:24} {used_ms:.3f} ms")
 
 
 if __name__ == "__main__":

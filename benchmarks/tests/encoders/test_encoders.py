@@ -15,10 +15,11 @@ from noria.config import Config
 from noria.models.catalog import open_model_of
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.protocol.text import EncoderModelSpec
+from noria.testing.fake_encoder import FAKE_ENCODER
 from noria_bench.encoders import bench, client, load_tools, summary
 from noria_bench.encoders.corpus import NUM_TEXTS, mixed_texts
 from noria_bench.encoders.options import EncodersOptions
-from noria_bench.encoders.report import write_report
+from noria_bench.encoders.report import markdown, write_report
 from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun, read_result, write_result
 from noria_bench.encoders.servers.job import EncoderFiles, EncoderJob, ServerSettings
 from noria_bench.encoders.servers.onnx_encoder import BatchCounters, read_counters
@@ -176,6 +177,20 @@ def test_ratios_are_paired_by_round_and_goals_say_what_was_missed():
     assert p99.met is False and "in 1 of 3" in p99.text and "100 ms, triton-1-batching 90 ms" in p99.text
     assert goals["a lone request of mixed texts takes noria no longer than Triton, median"].met is False
     assert "0 of 612 compared are wrong" in goals["no request to noria fails, and no answer is wrong"].text
+
+
+@pytest.mark.parametrize(
+    ("has_openvino", "says"), [(False, "it needs noria-serve[openvino]"), (True, "this CPU has no bfloat16")]
+)
+def test_targets_in_bfloat16_are_left_out_where_they_cannot_run(tmp_path, monkeypatch, has_openvino, says):
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda _: object() if has_openvino else None)
+    monkeypatch.setattr(bench, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(bench, "open_model_of", lambda *_: FAKE_ENCODER)
+    options = EncodersOptions(targets=("raw", "raw-bfloat16"))
+    result = bench.EncodersBench(Config(model="minilm"), options, tmp_path / "out", tmp_path).result()
+    assert [each.partition(": ")[0] for each in result.left_out] == ["raw-bfloat16"]
+    report = markdown(read_result(write_result(result, tmp_path)))
+    assert "Left out: raw-bfloat16: " in report and says in report.replace("\\", "")
 
 
 def test_the_report_is_made_from_the_json_file(tmp_path):

@@ -128,6 +128,16 @@ _TRAFFIC_ROW = Row(
             stacked=True,
         ),
         timeseries(
+            "Time of a batch of texts",
+            "Mean, by the number of its texts.",
+            Query(
+                f"sum by (texts) (rate(noria_text_batch_seconds_total{{{_INSTANCE_FILTER}}}[5m])) / "
+                f"(sum by (texts) (rate(noria_text_batches_total{{{_INSTANCE_FILTER}}}[5m])) > 0)",
+                "{{texts}}",
+            ),
+            unit="s",
+        ),
+        timeseries(
             "In flight",
             "Requests in progress, including waiting ones; and pages and terminals with a live view.",
             Query(f"sum(noria_requests_in_flight{{{_INSTANCE_FILTER}}})", "requests"),

@@ -43,6 +43,7 @@ class EngineMetrics:
         """Count an executed batch."""
         batch, name = executed.batch, self._name
         num_rows, num_tokens = len(batch.plan.rows), sum(batch.plan.num_tokens)
+        model = batch.plan.batch_key.model.name
         declarations.ITERATIONS.labels(name).inc()
         declarations.ENGINE_BUSY_SECONDS.labels(name).inc(batch.seconds / num_sessions)
         declarations.JOINS.labels(name).inc(num_rows)
@@ -51,10 +52,12 @@ class EngineMetrics:
             return
         declarations.DEPARTURES.labels(name, "ok").inc(num_rows - len(batch.result.failed))
         declarations.BATCH_SIZE.labels(name).observe(num_rows)
-        declarations.TOKENS.labels(name, batch.plan.batch_key.model.name).inc(num_tokens)
-        declarations.PADDING_TOKENS.labels(name, batch.plan.batch_key.model.name).inc(
-            batch.plan.padded_tokens - num_tokens
-        )
+        declarations.TOKENS.labels(name, model).inc(num_tokens)
+        declarations.PADDING_TOKENS.labels(name, model).inc(batch.plan.padded_tokens - num_tokens)
+        unit = 1 if num_rows <= declarations.MAX_EXACT_TEXTS else declarations.MAX_EXACT_TEXTS
+        texts = str(-(-num_rows // unit) * unit)
+        declarations.TEXT_BATCHES.labels(model, texts).inc()
+        declarations.TEXT_BATCH_SECONDS.labels(model, texts).inc(batch.seconds)
         label = f"{batch.plan.length} tokens"
         declarations.ITERATION_SECONDS.labels(self._bounded(label)).observe(batch.seconds)
 

@@ -72,7 +72,7 @@ class FakeTokenizer:
     """
 
     def __init__(self, spec: EncoderModelSpec = FAKE_ENCODER) -> None:
-        self.max_length = spec.max_length
+        self.max_length, self._has_spans = spec.max_length, spec.task == "token_classification"
         self.id_bytes: Literal[2, 4] = 2
         self.batch_sizes: list[int] = []  # of each call
 
@@ -91,9 +91,11 @@ class FakeTokenizer:
     def _encode(self, text: str, side: TruncationSide) -> TokenizedText:
         if "\0" in text:
             raise ValueError("NUL")
-        words, room = [word_id(word) for word in text.split()], self.max_length - 2
+        words, room = self.spans(text, add_special_tokens=False), self.max_length - 2
         kept = words[:room] if side == "right" else words[-room:]
-        return TokenizedText(len(kept) + 2, np.array([1, *kept, 2], "<u2").tobytes(), num_cut=len(words) - len(kept))
+        ids = np.array([1, *(word.token_id for word in kept), 2], "<u2").tobytes()
+        spans = [None, *((word.start, word.end) for word in kept), None] if self._has_spans else ()
+        return TokenizedText(len(kept) + 2, ids, num_cut=len(words) - len(kept), spans=spans)
 
 
 def word_id(word: str) -> int:

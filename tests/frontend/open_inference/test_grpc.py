@@ -13,6 +13,7 @@ from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError, MissingExtra
 from noria.frontend.access.api_keys import generate_key
 from noria.frontend.open_inference.grpc_messages import SERVICE, message
+from noria.observe.metrics import declarations
 from noria.supervisor.listener import open_listeners
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from noria.testing.fake_engine import FakeEngine
@@ -82,8 +83,12 @@ def test_health_metadata_config_statistics_and_index(channel):
     assert config.parameters["fingerprint"].string_value == FAKE_ENCODER.fingerprint
     (of_model,) = call(channel, "ModelStatistics", {"name": "fake-encoder"})[0].model_stats
     infer(channel, "a", "b")
+    declarations.TEXT_BATCHES.labels("fake-encoder", "3").inc()  # as an engine in this process
+    declarations.TEXT_BATCH_SECONDS.labels("fake-encoder", "3").inc(0.5)
     (later,) = call(channel, "ModelStatistics")[0].model_stats
     assert later.inference_count - of_model.inference_count == 2
+    assert later.inference_stats.compute_infer.count == later.inference_stats.success.count > 0
+    assert (later.batch_stats[-1].batch_size, later.batch_stats[-1].compute_infer.ns) == (3, 500_000_000)
     (model,) = call(channel, "RepositoryIndex", {"ready": True})[0].models
     assert (model.name, model.version, model.state) == ("fake-encoder", "1", "READY")
 

@@ -6,6 +6,11 @@ import struct
 import numpy as np
 import pytest
 
+from noria.engine.batch_loop import ExecutedBatch
+from noria.engine.engine_metrics import EngineMetrics
+from noria.engine.runtime import FinishedBatch
+from noria.protocol.model_spec import ModelKey
+from noria.scheduling.types import BatchKey, BatchPlan, ItemId, IterationResult
 from noria.testing.fake_encoder import fake_vector, word_id
 
 INFER = "/v2/models/fake-encoder/infer"
@@ -230,10 +235,26 @@ def test_statistics_count_what_was_inferred(client):
     infer(client, text(""), path="/v2/models/classifier/infer")
     after = statistics(path)
     assert after["inference_count"] - before["inference_count"] == 2
-    for name in ("success", "fail", "queue"):
+    for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
         assert after["inference_stats"][name]["count"] - before["inference_stats"][name]["count"] == 1
     assert after["inference_stats"]["queue"]["ns"] - before["inference_stats"]["queue"]["ns"] == 1_000_000
+    assert after["inference_stats"]["compute_infer"]["ns"] - before["inference_stats"]["compute_infer"]["ns"] == 2e6
     assert after in client.get("/v2/models/stats").json()["model_stats"]
+
+
+def test_statistics_have_the_batches_of_each_size(client):
+    metrics = EngineMetrics("engine-0", None, 8)  # of an engine in this process: it has the same metrics
+    for num_texts, seconds in ((2, 0.25), (2, 0.5), (1, 0.125), (130, 1.0)):
+        rows = tuple(ItemId("a", number) for number in range(num_texts))
+        plan = BatchPlan(0, BatchKey(0, 0, ModelKey("fake/reranker")), rows, (8,) * num_texts)
+        metrics.on_batch(ExecutedBatch(FinishedBatch(plan, IterationResult(), seconds), ()), 1)
+    (found,) = client.get("/v2/models/fake/reranker/stats").json()["model_stats"]
+    assert found["execution_count"] == 4
+    assert [(each["batch_size"], each["compute_infer"]) for each in found["batch_stats"]] == [
+        (1, {"count": 1, "ns": 125_000_000}),
+        (2, {"count": 2, "ns": 750_000_000}),
+        (192, {"count": 1, "ns": 1_000_000_000}),
+    ]
 
 
 @pytest.mark.parametrize(

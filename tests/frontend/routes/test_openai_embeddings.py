@@ -201,8 +201,8 @@ def test_one_line_and_metrics_for_each_request(texts, captured_log_fields):
         'noria_texts_total{model="fake-encoder"}',
         'noria_requests_total{model="fake-encoder",outcome="ok"}',
         'noria_requests_total{model="fake-encoder",outcome="invalid_field"}',
-        'noria_stage_seconds_count{stage="tokenize"}',
-        'noria_stage_seconds_count{stage="infer"}',
+        'noria_stage_seconds_count{model="fake-encoder",stage="tokenize"}',
+        'noria_stage_seconds_count{model="fake-encoder",stage="infer"}',
     )
     before = [value(name) for name in names]
     with captured_log_fields("noria.requests") as lines:

@@ -39,3 +39,11 @@ def test_every_field_has_a_label_and_an_error_element(client):
 def test_page_is_served_without_an_engine(folder):
     with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"])), "http://localhost") as early:
         assert early.get("/").status_code == 200
+
+
+def test_a_server_of_text_encoders_has_their_page_before_an_engine_has_reported(folder):
+    pool = EnginePool([f"ipc://{folder}/nobody"], default_models={"encoder": "minilm"})
+    with TestClient(build_app(Config(), pool), "http://localhost") as early:
+        assert early.get("/").text == early.get("/text").text != ""
+        assert 'id="inference_steps"' not in early.get("/").text
+        assert 'data-kind="diffusion"' not in early.get("/live").text

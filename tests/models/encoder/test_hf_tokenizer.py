@@ -47,6 +47,20 @@ def test_texts_and_pairs_are_tokenized_and_cut_as_by_transformers(
         assert text.num_cut == len(whole["input_ids"]) - text.num_tokens
         types = list(text.type_ids) or [0] * text.num_tokens
         assert types == (expected["token_type_ids"] if "token_type_ids" in spec.inputs else [0] * text.num_tokens)
+        assert text.spans == ()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_spans_of_tokens_to_classify_are_those_of_transformers(model: tuple[EncoderModelSpec, Any], side: Any) -> None:
+    spec, theirs = model
+    tokenizer = HuggingFaceTokenizer(msgspec.structs.replace(spec, task="token_classification"))
+    theirs.truncation_side = side
+    for given, text in zip(TEXTS, tokenizer.encode(TEXTS, side), strict=True):
+        expected = theirs(
+            given, truncation=True, max_length=24, return_offsets_mapping=True, return_special_tokens_mask=True
+        )
+        spans = zip(expected["offset_mapping"], expected["special_tokens_mask"], strict=True)
+        assert text.spans == [None if special else span for span, special in spans]
 
 
 def test_minilm_is_neither_padded_nor_cut_to_128_as_its_file_says() -> None:

@@ -85,20 +85,23 @@ def load_openvino(graph: OnnxFile, num_sessions: int, threads: int) -> list[Grap
         ConfigError: this CPU has no bfloat16.
 
     """
-    core = import_openvino().Core()
-    if "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    if not has_bfloat16():
         raise ConfigError(
             "engine.encoder_precision is 'bfloat16', which this CPU lacks (neither AVX512-BF16 nor AMX). Use float32."
         )
-    compiled = core.compile_model(
-        str(graph.file),
-        "CPU",
-        {
-            "INFERENCE_PRECISION_HINT": "bf16",
-            "NUM_STREAMS": num_sessions,
-            "INFERENCE_NUM_THREADS": num_sessions * threads,
-            "ENABLE_CPU_PINNING": False,
-        },
+    compiled = (
+        import_openvino()
+        .Core()
+        .compile_model(
+            str(graph.file),
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": "bf16",
+                "NUM_STREAMS": num_sessions,
+                "INFERENCE_NUM_THREADS": num_sessions * threads,
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
     )
 
     def open_session() -> GraphSession:
@@ -111,6 +114,11 @@ def load_openvino(graph: OnnxFile, num_sessions: int, threads: int) -> list[Grap
         return GraphSession(graph, run)
 
     return [open_session() for _ in range(num_sessions)]
+
+
+def has_bfloat16() -> bool:
+    """Whether OpenVINO computes in bfloat16 on this CPU. Raises MissingExtra without OpenVINO."""
+    return "BF16" in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def import_openvino() -> Any:

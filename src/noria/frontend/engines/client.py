@@ -196,8 +196,7 @@ class EngineClient:
         self.num_results_in_flight += request.payload.num_results
         try:
             await self.connection.send(Submit(request), data)
-            await asyncio.wait([attempt.outcome])  # which is not cancelled when this call is
-            return attempt.outcome.result()
+            return await attempt.outcome
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
@@ -213,6 +212,8 @@ class EngineClient:
     async def _cancel(self, attempt: _Attempt) -> None:
         """Cancel the request at the engine and wait a moment for the reply, which has its timings."""
         attempt.on_update = None
+        if attempt.outcome.cancelled():  # with the call that waited for it
+            attempt.outcome = asyncio.get_running_loop().create_future()
         try:
             with contextlib.suppress(zmq.ZMQError):
                 await self.connection.send(Cancel(attempt.request.attempt_id))

@@ -128,7 +128,12 @@ _MESSAGES: Mapping[str, _Fields] = {
         )
     },
     "StatisticDuration": {"count": (1, "uint64"), "ns": (2, "uint64")},
-    "InferBatchStatistics": {"batch_size": (1, "uint64")},
+    "InferBatchStatistics": {
+        "batch_size": (1, "uint64"),
+        "compute_input": (2, "StatisticDuration"),
+        "compute_infer": (3, "StatisticDuration"),
+        "compute_output": (4, "StatisticDuration"),
+    },
     "RepositoryModelLoadRequest": {},
     "RepositoryModelLoadResponse": {},
     "RepositoryModelUnloadRequest": {},

@@ -3,6 +3,7 @@
 Each is a dictionary in the form of the protocol's JSON, which is also that of gRPC's messages.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -77,40 +78,51 @@ def model_config(spec: EncoderModelSpec, max_texts: int) -> dict[str, Any]:
 def statistics(spec: EncoderModelSpec, metrics: Iterable[Metric]) -> dict[str, Any]:
     """Return the model's statistics since the start of the server, by its `metrics`.
 
-    What is not counted by model is 0: batches, and the times of the stages but the queue.
+    Tokenizing is `compute_input`. What is not measured has a time of 0.
     """
-    samples: dict[tuple[str, str], float] = {}
-    failed = 0.0
+    values: defaultdict[str, dict[str, float]] = defaultdict(dict)  # by name, and by the label beside the model's
     for metric in metrics:
         for sample in metric.samples:
-            if sample.labels.get("model") != spec.name:
-                continue
-            if sample.name == "noria_requests_total":
-                failed += sample.value if sample.labels["outcome"] != outcomes.OK else 0
-            else:
-                samples[sample.name, sample.labels.get("le", "")] = sample.value
-    durations = {
-        "success": _duration(samples, "noria_request_seconds"),
-        "fail": {"count": int(failed), "ns": 0},
-        "queue": _duration(samples, "noria_queue_seconds"),
-    }
-    unknown = ("compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+            labels = dict(sample.labels)
+            if labels.pop("model", None) == spec.name and "le" not in labels:
+                values[sample.name][next(iter(labels.values()), "")] = sample.value
+    seconds, stages = ("noria_request_seconds", "noria_stage_seconds")
+
+    def stage(name: str) -> dict[str, int]:
+        return _duration(values[f"{stages}_count"].get(name, 0), values[f"{stages}_sum"].get(name, 0))
+
+    success = _duration(values[f"{seconds}_count"].get("", 0), values[f"{seconds}_sum"].get("", 0))
+    batches, batch_seconds = values["noria_text_batches_total"], values["noria_text_batch_seconds_total"]
     return {
         "name": spec.name,
         "version": VERSION,
         "last_inference": 0,
-        "inference_count": int(samples.get(("noria_texts_total", ""), 0)),
-        "execution_count": 0,
-        "inference_stats": durations | {name: {"count": 0, "ns": 0} for name in unknown},
-        "batch_stats": [],
+        "inference_count": int(values["noria_texts_total"].get("", 0)),
+        "execution_count": int(sum(batches.values())),
+        "inference_stats": {
+            "success": success,
+            "fail": _duration(sum(num for code, num in values["noria_requests_total"].items() if code != outcomes.OK)),
+            "queue": stage("queue"),
+            "compute_input": stage("tokenize"),
+            "compute_infer": stage("infer"),
+            "compute_output": _duration(success["count"]),
+            "cache_hit": _duration(0),
+            "cache_miss": _duration(0),
+        },
+        "batch_stats": [
+            {
+                "batch_size": int(texts),
+                "compute_input": _duration(batches[texts]),
+                "compute_infer": _duration(batches[texts], batch_seconds.get(texts, 0)),
+                "compute_output": _duration(batches[texts]),
+            }
+            for texts in sorted(batches, key=int)
+        ],
     }
 
 
-def _duration(samples: Mapping[tuple[str, str], float], name: str) -> dict[str, int]:
-    return {
-        "count": int(samples.get((f"{name}_count", ""), 0)),
-        "ns": int(samples.get((f"{name}_sum", ""), 0) * 1e9),
-    }
+def _duration(count: float, seconds: float = 0.0) -> dict[str, int]:
+    return {"count": int(count), "ns": int(seconds * 1e9)}
 
 
 def index_entry(spec: EncoderModelSpec, *, is_ready: bool) -> dict[str, Any]:

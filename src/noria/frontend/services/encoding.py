@@ -37,7 +37,7 @@ from noria.frontend.services.text_request import (
     with_prompt,
 )
 from noria.frontend.services.tokenization import TokenizationThread
-from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TokenSpan
+from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer
 from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
@@ -268,10 +268,6 @@ class EncodingService:
         finally:
             api_client.texts.release(settings.num_texts)
 
-    async def token_spans(self, spec: EncoderModelSpec, inputs: Sequence[str]) -> list[list[TokenSpan]]:
-        """Return the tokens of texts, special tokens included, not cut. Raises UntokenizableText."""
-        return await self._tokenization.run(spec, lambda tokenizer: [tokenizer.spans(text) for text in inputs])
-
     def _check(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> None:
         """Check what needs no tokenizer. Raises InvalidField."""
         num_texts, max_texts, max_chars = settings.num_texts, self.config.max_texts, self.config.max_text_chars
@@ -359,8 +355,8 @@ def _header_value(name: str) -> str:
 
 
 @functools.cache
-def _bound(metric: Counter | Histogram, label: str) -> Any:
-    return metric.labels(label)
+def _bound(metric: Counter | Histogram, *labels: str) -> Any:
+    return metric.labels(*labels)
 
 
 def _record_metrics(spec: EncoderModelSpec, timings: EncodingTimings, num_texts: int, request_id: str) -> None:
@@ -372,4 +368,4 @@ def _record_metrics(spec: EncoderModelSpec, timings: EncodingTimings, num_texts:
     observe(declarations.REQUEST_SECONDS, timings.total_s, {"model": spec.name}, exemplar)
     _bound(declarations.QUEUE_SECONDS, spec.name).observe(timings.queue_s)
     for stage, seconds in (("tokenize", timings.tokenize_s), ("queue", timings.queue_s), ("infer", timings.infer_s)):
-        _bound(declarations.STAGE_SECONDS, stage).observe(seconds)
+        _bound(declarations.STAGE_SECONDS, spec.name, stage).observe(seconds)

@@ -258,6 +258,6 @@ def _record_metrics(admitted: AdmittedRequest, timings: ResponseTimings, num_ima
     observe(declarations.REQUEST_SECONDS, timings.total_s, model, exemplar)
     observe(declarations.QUEUE_SECONDS, timings.queue_s, model, exemplar)
     for stage in ("queue", "text_encode", "denoise", "decode", "postprocess"):
-        observe(declarations.STAGE_SECONDS, getattr(timings, f"{stage}_s"), {"stage": stage}, exemplar)
+        observe(declarations.STAGE_SECONDS, getattr(timings, f"{stage}_s"), model | {"stage": stage}, exemplar)
     if admitted.request.deadline_s is not None and timings.total_s > admitted.request.deadline_s:
         declarations.DEADLINES_MISSED.labels(admitted.spec.name).inc()

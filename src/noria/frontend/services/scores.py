@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from noria.models.encoder.tokens import TokenSpan
+from noria.models.encoder.tokens import CharSpan
 from noria.protocol.text import Activation, EncoderModelSpec
 
 Aggregation = Literal["none", "simple"]
@@ -99,28 +99,27 @@ def cosine(a: Logits, b: Logits) -> float:
 
 def entities(
     text: str,
-    tokens: Sequence[TokenSpan],
-    rows: Sequence[Logits],
+    tokens: Sequence[tuple[CharSpan, Logits]],
     labels: Sequence[str],
     aggregation: Aggregation = "simple",
     ignored: Collection[str] = ("O",),
 ) -> list[Entity]:
     """Return what tokens of `text` are labelled as, but for the `ignored` labels, in the order of the text.
 
-    `tokens` and the logits in `rows` belong together; special tokens are none of them. As in transformers, a group has
-    the mean score of its tokens, and a label with "B-" begins a new one.
+    `tokens` has the span and the logits of each, without special tokens. As in transformers, a group has the mean score
+    of its tokens, and a label with "B-" begins a new one.
     """
     groups: list[_Group] = []
-    for token, logits in zip(tokens, rows, strict=True):
+    for (start, end), logits in tokens:
         greatest = max(logits)
         label = labels[list(logits).index(greatest)]
         score = 1 / sum(math.exp(logit - greatest) for logit in logits)  # the softmax of the greatest
         tag = label[2:] if label.startswith(("B-", "I-")) else label
         if aggregation == "simple" and groups and groups[-1].tag == tag and not label.startswith("B-"):
             groups[-1].scores.append(score)
-            groups[-1].end = token.end
+            groups[-1].end = end
         else:
-            groups.append(_Group(label, tag, [score], token.start, token.end))
+            groups.append(_Group(label, tag, [score], start, end))
     found = []
     for group in groups:
         name = group.label if aggregation == "none" else group.label.split("-", 1)[-1]

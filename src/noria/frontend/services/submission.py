@@ -57,7 +57,8 @@ def resolve_model(engine_pool: EnginePool, spec_type: type[SpecT], name: str | N
 
 def with_trace_context(request: RequestT) -> RequestT:
     """Return `request` with the context of the current span, if there is one."""
-    return msgspec.structs.replace(request, **trace_headers(get_current_span()))
+    span = get_current_span()
+    return msgspec.structs.replace(request, **trace_headers(span)) if span.get_span_context().is_valid else request
 
 
 @contextlib.contextmanager

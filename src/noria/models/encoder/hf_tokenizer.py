@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from noria.errors import ModelError
 from noria.extras import require
-from noria.models.encoder.tokens import TextInput, TokenizedText, TokenSpan, TruncationSide
+from noria.models.encoder.tokens import CharSpan, TextInput, TokenizedText, TokenSpan, TruncationSide
 from noria.protocol.text import EncoderModelSpec
 
 
@@ -37,18 +37,16 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._has_types = "token_type_ids" in spec.inputs
+        self._has_spans = spec.task == "token_classification"
+        # The fast one knows no characters.
+        self._encode_batch = self._tokenizer.encode_batch if self._has_spans else self._tokenizer.encode_batch_fast
         self.max_length = spec.max_length
         self.id_bytes: Literal[2, 4] = 2 if spec.vocab_size <= 2**16 else 4
 
     def encode(self, inputs: Sequence[TextInput], side: TruncationSide = "right") -> list[TokenizedText]:
         """Tokenize texts, with special tokens; cut those that are too long, pairs as transformers' "longest_first"."""
-        encodings = self._tokenizer.encode_batch_fast(list(inputs))
-        return [
-            self._pack(encoding, text)
-            if len(encoding) <= self.max_length
-            else self._pack(self._cut(text, side), text, len(encoding) - self.max_length)
-            for text, encoding in zip(inputs, encodings, strict=True)
-        ]
+        encodings = self._encode_batch(list(inputs))
+        return [self._pack(text, encoding, side) for text, encoding in zip(inputs, encodings, strict=True)]
 
     def spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """Return the tokens of a text as `encode` makes them, not cut."""
@@ -56,11 +54,14 @@ class HuggingFaceTokenizer:
         parts = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
         return [TokenSpan(token_id, token, bool(special), *offsets) for token_id, token, special, offsets in parts]
 
-    def _pack(self, encoding: Any, text: TextInput, num_cut: int = 0) -> TokenizedText:
+    def _pack(self, text: TextInput, whole: Any, side: TruncationSide) -> TokenizedText:
+        num_cut = max(len(whole) - self.max_length, 0)
+        encoding = self._cut(text, side) if num_cut else whole
         ids = encoding.ids
         packed = struct.pack(f"<{len(ids)}{'H' if self.id_bytes == 2 else 'I'}", *ids)
         types = bytes(encoding.type_ids) if self._has_types and not isinstance(text, str) else b""
-        return TokenizedText(len(ids), packed, types, num_cut)
+        spans = _spans(whole, encoding, num_cut if side == "left" else 0) if self._has_spans else ()
+        return TokenizedText(len(ids), packed, types, num_cut, spans)
 
     def _cut(self, text: TextInput, side: TruncationSide) -> Any:
         """Tokenize a text that is too long again, and cut its own tokens before special ones are added."""
@@ -70,6 +71,16 @@ class HuggingFaceTokenizer:
         for part, length in zip(parts, _lengths_within(room, [len(part) for part in parts]), strict=True):
             part.truncate(length, direction=side)
         return self._tokenizer.post_process(*parts)
+
+
+def _spans(whole: Any, encoding: Any, num_cut: int) -> list[CharSpan | None]:
+    """Return the span of each token of `encoding`, which is `whole` without its first `num_cut` tokens, or cut behind.
+
+    Those of `whole`: some tokenizers trim spaces off the spans each time special tokens are added.
+    """
+    own = [span for span, special in zip(whole.offsets, whole.special_tokens_mask, strict=True) if not special]
+    kept = iter(own[num_cut:])
+    return [None if special else next(kept) for special in encoding.special_tokens_mask]
 
 
 def _lengths_within(room: int, lengths: list[int]) -> list[int]:

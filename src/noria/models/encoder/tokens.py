@@ -9,6 +9,9 @@ TextInput = str | tuple[str, str]
 TruncationSide = Literal["left", "right"]
 """Which end of a text that is too long is cut off."""
 
+CharSpan = tuple[int, int]
+"""Where a token stands in its text: characters from the first up to but not including the second."""
+
 
 class TokenizedText(NamedTuple):
     """A text (or pair) as the model sees it."""
@@ -17,6 +20,7 @@ class TokenizedText(NamedTuple):
     token_ids: bytes  # little-endian, each `Tokenizer.id_bytes` long
     type_ids: bytes = b""  # a byte for each token; empty: all 0
     num_cut: int = 0  # tokens that were cut off, because the text was longer than `Tokenizer.max_length`
+    spans: Sequence[CharSpan | None] = ()  # of each token, None of special ones; only if the model classifies tokens
 
 
 class TokenSpan(NamedTuple):

@@ -27,6 +27,7 @@ MetricKind = Literal["counter", "gauge", "histogram"]
 write_allocated_files()
 REGISTRY = CollectorRegistry()
 MAX_SHAPES = 32
+MAX_EXACT_TEXTS = 64  # the default of engine.encoder_batch_texts on a GPU
 
 # From a 1-step turbo image with a cached prompt on a GPU to the default request_timeout_s.
 DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
@@ -132,6 +133,7 @@ STAGE_SECONDS = _histogram(
     "noria_stage_seconds",
     "Time of a request in one stage: `queue`, `text_encode` (the prompt), `denoise`, `decode` (latents to pixels), "
     "`postprocess` (pixels to files); of texts `tokenize`, `queue`, `infer` (the batch).",
+    "model",
     "stage",
     buckets=(0.001, *DURATION_BUCKETS_S),
 )
@@ -275,6 +277,17 @@ PADDING_TOKENS = _counter(
     "Tokens by which texts were padded to the longest of their batch.",
     "engine",
     "model",
+)
+# Without `engine`, as the iteration time.
+TEXT_BATCHES = _counter(
+    _SECTION,
+    "noria_text_batches",
+    f"Batches of texts, by their number of texts; above {MAX_EXACT_TEXTS} rounded up to a multiple of it.",
+    "model",
+    "texts",
+)
+TEXT_BATCH_SECONDS = _counter(
+    _SECTION, "noria_text_batch_seconds", "Time that those batches were computed.", "model", "texts"
 )
 SLOTS = _gauge(_SECTION, "noria_slots", "Slots: the largest number of images in the running batch.", "engine")
 SLOTS_USED = _gauge(_SECTION, "noria_slots_used", "Images in the running batch.", "engine")

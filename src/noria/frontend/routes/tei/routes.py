@@ -38,7 +38,7 @@ from noria.frontend.services.encoding import EncodingResult, EncodingService
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.scores import Entity, activation_of, cosine, entities, predictions, ranks
 from noria.frontend.services.text_request import TextRequestSettings
-from noria.models.encoder.tokens import TextInput, Tokenizer, TokenSpan
+from noria.models.encoder.tokens import TextInput, Tokenizer
 from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask
 
 
@@ -239,13 +239,11 @@ class TeiRoutes:
     async def _classify_tokens(self, http: Request, body: TokenClassificationRequestBody) -> Response:
         body = apply_headers(body, http.headers)
         inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        settings = as_settings(body, inputs)
-        result = await self._encode(http, settings, ("token_classification",))
-        spans = await self._encoding_service.token_spans(result.spec, inputs)
+        result = await self._encode(http, as_settings(body, inputs), ("token_classification",))
         parameters = body.parameters or TokenClassificationParameters()
 
         def encode() -> bytes:
-            found = _entities_of_each(result, settings, spans, parameters)
+            found = _entities_of_each(result, inputs, parameters)
             each = map(msgspec.json.encode, found)
             return next(each) if isinstance(body.inputs, str) else _list_body(each)
 
@@ -285,23 +283,15 @@ def _activation(body: PredictRequestBody, spec: EncoderModelSpec) -> Activation:
 
 
 def _entities_of_each(
-    result: EncodingResult,
-    settings: TextRequestSettings,
-    spans: Sequence[Sequence[TokenSpan]],
-    parameters: TokenClassificationParameters,
+    result: EncodingResult, inputs: Sequence[str], parameters: TokenClassificationParameters
 ) -> Iterator[list[Entity]]:
-    """Yield the entities of each text. `spans` has all of its tokens, also those that were cut off."""
+    """Yield the entities of each text."""
     ignored = ("O",) if parameters.ignore_labels is None else parameters.ignore_labels
     aggregation = parameters.aggregation_strategy or "simple"
-    rows, start = result.rows, 0
-    for text, tokenized, tokens in zip(settings.inputs, result.texts, spans, strict=True):
-        assert isinstance(text, str)
-        own = [token for token in tokens if not token.is_special]
-        kept = own[: len(own) - tokenized.num_cut] if settings.truncation_side == "right" else own[tokenized.num_cut :]
-        first = start + next((index for index, token in enumerate(tokens) if not token.is_special), 0)
-        own_rows = [row.tolist() for row in rows[first : first + len(kept)]]
-        yield entities(text, kept, own_rows, result.spec.labels, aggregation, ignored)
-        start += tokenized.num_tokens
+    rows = iter(result.rows)
+    for text, tokenized in zip(inputs, result.texts, strict=True):
+        tokens = [(span, row.tolist()) for span, row in zip(tokenized.spans, rows, strict=False) if span is not None]
+        yield entities(text, tokens, result.spec.labels, aggregation, ignored)
 
 
 def _tokens_body(tokenizer: Tokenizer, inputs: Sequence[TextInput], *, add_special_tokens: bool) -> bytes:
