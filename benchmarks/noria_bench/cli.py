@@ -104,7 +104,19 @@ def _add_others(benches: Any) -> list[Parser]:
     soak.add_argument(
         "--out", metavar="FOLDER", type=pathlib.Path, help="for the results (bench-results/DATE-TIME-soak)"
     )
-    return [report, install, streaming, device, soak]
+    canary = add_plain_command(benches, "canary", _canary, "good and bad canaries before the judge, in virtual time")
+    canary.add_argument(
+        "--runs",
+        metavar="N",
+        type=argument_type(_runs),
+        default=1000,
+        help="A/A canaries; a quarter of other kinds (1000)",
+    )
+    canary.add_argument(
+        "--out", metavar="FOLDER", type=pathlib.Path, help="for the results (bench-results/DATE-TIME-canary)"
+    )
+    canary.add_argument("--trace-seed", type=int, default=1, help="of the requests (1)")
+    return [report, install, streaming, device, soak, canary]
 
 
 def _add_output(parser: Parser) -> None:
@@ -194,6 +206,12 @@ def _minutes(text: str) -> float:
     if not 0 < value <= 10_080:
         raise ValueError(f"{text!r}; a soak takes more than 0 and at most 10080 minutes")
     return value
+
+
+def _runs(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 4 <= int(text) <= 100_000:
+        raise ValueError(f"{text!r}; runs are a whole number from 4 to 100000")
+    return int(text)
 
 
 def _add_deadlines_options(parser: Parser) -> None:
@@ -477,3 +495,10 @@ def _soak(arguments: argparse.Namespace) -> int:
     from noria_bench.soak import bench
 
     return bench.main(60 * arguments.minutes, arguments.out or _results_folder("soak"))
+
+
+def _canary(arguments: argparse.Namespace) -> int:
+    """Simulate canaries before the judge: how many good ones are rolled back, and how soon bad ones are."""
+    from noria_bench.canary import bench
+
+    return bench.main(arguments.runs, arguments.out or _results_folder("canary"), arguments.trace_seed)

@@ -9,6 +9,7 @@ import pytest
 import noria
 import noria_bench.benches.quick
 import noria_bench.benches.suite
+import noria_bench.canary.bench
 import noria_bench.cost.bench
 import noria_bench.encoders.bench
 import noria_bench.soak.bench
@@ -106,6 +107,12 @@ def test_soak_takes_minutes_and_a_folder(monkeypatch):
     assert (calls[1][0], calls[1][1].parent.name) == (3600.0, "bench-results")
 
 
+def test_canary_takes_runs_a_seed_and_a_folder(monkeypatch):
+    calls = record_calls(noria_bench.canary.bench, monkeypatch)
+    assert main(["bench", "canary", "--runs", "8", "--trace-seed", "3", "--out", "there"]) == 0
+    assert calls == [(8, pathlib.Path("there"), 3)]
+
+
 def test_encoders_takes_targets_loads_and_settings(monkeypatch):
     calls = record_calls(noria_bench.encoders.bench, monkeypatch)
     words = "bench encoders m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --out there"
@@ -134,6 +141,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("sweep colour", "'attention', 'channels-last'"),
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
         ("encoders --targets noria,tei", "'tei'; targets are all, raw, raw-bfloat16, noria"),
+        ("canary --runs 3", "'3'; runs are a whole number from 4 to 100000"),
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
         ("encoders --corpus short", "'short'; a corpus is fixed, mixed or all"),
         ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),

@@ -1,0 +1,1 @@
+"""`noria bench canary`: the judge of canaries on simulated traffic, in virtual time."""

@@ -1,0 +1,81 @@
+"""Histograms and counts of categories, compared with numpy's."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noria.canary.distributions import CategoryCounts, Histogram
+
+EDGES = (-1.0, 0.0, 0.5, 2.0)
+# Many values on edges, where the two conventions differ.
+values = st.lists(st.one_of(st.sampled_from(EDGES), st.floats(-3, 3)), max_size=20)
+
+
+def histogram_of(*recorded):
+    histogram = Histogram(EDGES)
+    for value in recorded:
+        histogram.record(value)
+    return histogram
+
+
+@settings(max_examples=25)
+@given(values)
+def test_counts_agree_with_numpy(recorded):
+    # numpy's cells are closed on the left: those of the negated values are ours, from the last.
+    negated = np.histogram(-np.array(recorded), [-np.inf, *(-edge for edge in reversed(EDGES)), np.inf])[0]
+    histogram = histogram_of(*recorded)
+    assert histogram.counts == list(negated[::-1])
+    assert histogram.cumulative()[:-1] == [sum(value <= edge for value in recorded) for edge in EDGES]
+
+
+@settings(max_examples=25)
+@given(values, values)
+def test_merged_counts_are_those_of_all_values(first, second):
+    merged = histogram_of(*first).merge(histogram_of(*second))
+    assert merged.counts == histogram_of(*first, *second).counts
+    assert merged.sum == pytest.approx(sum([*first, *second]))
+
+
+def test_values_that_are_no_numbers_harm_nothing():
+    histogram = histogram_of(math.nan, math.inf, -math.inf, 1.0)
+    assert (histogram.counts, histogram.sum, histogram.num_invalid) == ([1, 0, 0, 1, 1], 1.0, 1)
+    assert histogram.cells() == {"-1": 1, "2": 1, "+Inf": 1}
+
+
+@pytest.mark.parametrize("edges", [(), (1.0, 1.0), (2.0, 1.0), (0.0, math.nan), (math.inf,)])
+def test_edges_that_are_none_are_rejected(edges):
+    with pytest.raises(ValueError, match="edges are one or more finite numbers"):
+        Histogram(edges)
+
+
+def test_histograms_that_do_not_fit_are_rejected():
+    with pytest.raises(ValueError, match="needs the same edges everywhere"):
+        Histogram(EDGES).merge(Histogram((1.0,)))
+    with pytest.raises(ValueError, match="4 edges need 5 counts"):
+        Histogram(EDGES, [1, 2])
+
+
+@settings(max_examples=25)
+@given(*[st.lists(st.sampled_from(["other", *"abcdefgh"]), max_size=20)] * 2, st.integers(1, 10))
+def test_categories_lose_no_count_and_keep_the_limit(first, second, limit):
+    counts = [CategoryCounts(limit) for _ in range(2)]
+    for each, recorded in zip(counts, (first, second), strict=True):
+        for category in recorded:
+            each.record(category)
+    merged = counts[0].merge(counts[1])
+    assert merged.total == sum(merged.cells().values()) == len(first) + len(second)
+    assert len(merged.counts) <= limit
+    if len({*first, *second}) <= limit and "other" not in first + second:
+        assert merged.counts == {name: [*first, *second].count(name) for name in {*first, *second}}
+
+
+def test_too_many_categories_count_as_other():
+    counts = CategoryCounts(2)
+    for category in ("cat", "dog", "fish", "cat", "other", "x" * 1000):
+        counts.record(category)
+    assert counts.cells() == {"cat": 2, "dog": 1, "other": 3}
+    merged = counts.merge(CategoryCounts(2, {"dog": 1, "fish": 5}))
+    assert merged.cells() == {"fish": 5, "cat": 2, "other": 5}
