@@ -290,7 +290,7 @@ class ServerRoutes:
         self, config: Config, engine_pool: EnginePool, clients: ClientDirectory, rejection_log: RejectionLog
     ) -> None:
         self._engine_pool, self._clients, self._rejection_log = engine_pool, clients, rejection_log
-        # Needs no key and takes some milliseconds, so the last result is cached, by default model.
+        # Needs no key and takes some milliseconds, so the last result is cached, by default models.
         self._api_docs = functools.lru_cache(maxsize=1)(functools.partial(_ApiDocs.build, config.frontend))
 
     async def healthz(self, _: Request) -> Response:
@@ -319,20 +319,22 @@ class ServerRoutes:
 
     async def openapi(self, _: Request) -> Response:
         """Return the OpenAPI 3.1 document of this server."""
-        return Response(self._api_docs(self._default_model_spec).document, media_type="application/json")
+        return Response(self._built_docs.document, media_type="application/json")
 
     async def docs(self, http: Request) -> Response:
         """Return the OpenAPI document as a page."""
-        page = self._api_docs(self._default_model_spec).page
+        page = self._built_docs.page
         text = without_other_kinds(page.with_origin(str(http.base_url).rstrip("/")), self._engine_pool.kinds)
         return HTMLResponse(text, headers=PAGE_HEADERS)
 
     @property
-    def _default_model_spec(self) -> DiffusionModelSpec | None:
+    def _built_docs(self) -> "_ApiDocs":
         try:
-            return self._engine_pool.default_model(DiffusionModelSpec)
+            spec = self._engine_pool.default_model(DiffusionModelSpec)
         except EngineUnavailable:
-            return None
+            spec = None
+        encoders = self._engine_pool.models_of(EncoderModelSpec).values()
+        return self._api_docs(spec, next((each for each in encoders if each.task == "embedding"), None))
 
 
 @dataclass(frozen=True)
@@ -343,7 +345,9 @@ class _ApiDocs:
     page: DocsPage
 
     @classmethod
-    def build(cls, config: FrontendConfig, spec: DiffusionModelSpec | None) -> Self:
-        """`spec` is the default model; None: no engine was ready yet."""
-        document = openapi(spec, config)
+    def build(
+        cls, config: FrontendConfig, spec: DiffusionModelSpec | None, embedding_spec: EncoderModelSpec | None
+    ) -> Self:
+        """The specs are of the default models; None: there is none, or no engine was ready yet."""
+        document = openapi(spec, config, embedding_spec)
         return cls(msgspec.json.encode(document), docs_page(document))

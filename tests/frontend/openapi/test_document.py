@@ -152,7 +152,7 @@ def test_docs_page_has_commands_with_a_key_where_one_is_required(tmp_path, folde
 
 def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypatch):
     built_for = []
-    monkeypatch.setattr(app, "openapi", lambda spec, config: built_for.append(spec) or openapi(spec, config))
+    monkeypatch.setattr(app, "openapi", lambda spec, *rest: built_for.append(spec) or openapi(spec, *rest))
     engine = new_engine("loading")
     with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
 

@@ -61,6 +61,7 @@ def start_process(tmp_path):
 
     def start():
         processes.append(CountingProcess(tmp_path))
+        processes[-1].run_line("pass")  # prometheus_client cannot read a file that is being created
         return processes[-1]
 
     yield start

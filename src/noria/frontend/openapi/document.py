@@ -55,6 +55,7 @@ from noria.frontend.services.request_validation import limits
 from noria.jobs.records import Job
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
+from noria.protocol.text import EncoderModelSpec
 
 _STRUCTS = (
     ImageRequestBody,
@@ -90,10 +91,12 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def openapi(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
-    """Return the document; without a `spec` (no engine has been ready) it lacks the model's bounds and defaults."""
-    paths = _paths()
-    components: dict[str, Any] = {"schemas": _schemas(spec, config)}
+def openapi(
+    spec: DiffusionModelSpec | None, config: FrontendConfig, embedding_spec: EncoderModelSpec | None = None
+) -> dict[str, Any]:
+    """Return the document; without the `spec` of a kind (no engine has been ready) it lacks that model's bounds."""
+    paths = _paths(embedding_spec)
+    components: dict[str, Any] = {"schemas": _schemas(spec, config, embedding_spec)}
     if config.api_keys_file:
         components["securitySchemes"] = _SECURITY_SCHEMES
         _require_keys(paths)
@@ -137,7 +140,9 @@ def _require_keys(paths: dict[str, Any]) -> None:
                 operation_object["responses"].setdefault(status, response)
 
 
-def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
+def _schemas(
+    spec: DiffusionModelSpec | None, config: FrontendConfig, embedding_spec: EncoderModelSpec | None
+) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
     for body, descriptions in (
         (ImageRequestBody, images.DESCRIPTIONS),
@@ -159,7 +164,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
         for name, field in properties.items():
             field["description"] = descriptions[name]
     images.add_to_schemas(schemas, spec)
-    embeddings.add_to_schemas(schemas)
+    embeddings.add_to_schemas(schemas, config, embedding_spec)
     tei.add_to_schemas(schemas, config)
     open_inference.add_to_schemas(schemas)
     a1111.add_to_schemas(schemas, spec, config)
@@ -167,7 +172,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
     return schemas
 
 
-def _paths() -> dict[str, Any]:
+def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
     return {
         **images.paths(),
         **embeddings.paths(),
@@ -198,7 +203,7 @@ def _paths() -> dict[str, Any]:
             )
             | {"parameters": [parameter("model", "path")]}
         },
-        **jobs.paths(),
+        **jobs.paths(embedding_spec),
         "/v1/live": {
             "get": operation(
                 "Stream the running batches",

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from noria.config import FrontendConfig
 from noria.frontend.openapi import images
 from noria.frontend.openapi.operations import add_bounds, json_content, operation
 from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
 from noria.frontend.services.request_validation import Limits
+from noria.protocol.text import EncoderModelSpec
 
 MAX_DIMENSIONS = 65_536  # of any text encoder
 
@@ -24,13 +26,19 @@ DESCRIPTIONS = {
 }
 
 
-def add_to_schemas(schemas: dict[str, Any]) -> None:
-    """Describe the four forms of `input`, and the bounds that do not depend on the model."""
+def add_to_schemas(schemas: dict[str, Any], config: FrontendConfig, spec: EncoderModelSpec | None) -> None:
+    """Describe the four forms of `input`, and the bounds; without a `spec` those that do not depend on the model."""
     properties = schemas["EmbeddingsRequestBody"]["properties"]
-    text, token_ids = {"type": "string", "minLength": 1}, {"type": "array", "minItems": 1, "items": {"type": "integer"}}
-    several = {"type": "array", "minItems": 1}
+    token_id: dict[str, Any] = {"type": "integer", "minimum": 0}
+    if spec is not None:
+        token_id["maximum"] = spec.vocab_size - 1
+        properties["prompt_name"]["enum"] = [*(name for name, _ in spec.prompts), None]
+    text = {"type": "string", "minLength": 1, "maxLength": config.max_text_chars}
+    token_ids = {"type": "array", "minItems": 1, "items": token_id}
+    several = {"type": "array", "minItems": 1, "maxItems": config.max_texts}
     properties["input"]["anyOf"] = [text, several | {"items": text}, token_ids, several | {"items": token_ids}]
-    add_bounds(properties["dimensions"], Limits(1, MAX_DIMENSIONS, None))
+    add_bounds(properties["dimensions"], Limits(1, MAX_DIMENSIONS if spec is None else spec.dimensions, None))
+    add_bounds(properties["deadline_ms"], Limits(1, int(config.request_timeout_s * 1000), None))
 
 
 def paths() -> dict[str, Any]:

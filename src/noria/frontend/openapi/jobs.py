@@ -18,6 +18,7 @@ from noria.frontend.text_jobs.results import JSONL, NPY
 from noria.frontend.text_jobs.routes import MEDIA_TYPES
 from noria.jobs.records import WEBHOOK_EVENTS, Job
 from noria.jobs.webhooks.url_check import MAX_URL_CHARS
+from noria.protocol.text import EncoderModelSpec
 
 DESCRIPTIONS = {
     "input": 'a body of `POST /t2i`, or, with `"endpoint": "/v1/images/generations"` in it, of that route; '
@@ -35,17 +36,22 @@ _TEXTS_CONTENT: dict[str, Any] = {
     media_type: _LINES if line_format == "text" else {} for media_type, line_format in MEDIA_TYPES.items()
 }
 
-_TEXTS_PARAMETERS = [
-    parameter("model", "query"),
-    parameter("dimensions", "query", type="integer", minimum=1, maximum=MAX_DIMENSIONS),
-    parameter("normalize", "query", type="boolean"),
-    parameter("truncate", "query", type="boolean"),
-    parameter("prompt_name", "query"),
-    parameter("webhook", "query", format="uri", maxLength=MAX_URL_CHARS),
-    parameter("webhook_events_filter", "query", type="array", items={"enum": list(WEBHOOK_EVENTS)}),
-    _IDEMPOTENCY_KEY,
-]
-"""The fields of `TextJobOptions`, and a header."""
+
+def _texts_parameters(spec: EncoderModelSpec | None) -> list[dict[str, Any]]:
+    """Return the fields of `TextJobOptions`, and a header. Without a `spec`, bounds do not depend on the model."""
+    prompts: dict[str, Any] = {} if spec is None else {"enum": [name for name, _ in spec.prompts]}
+    return [
+        parameter("model", "query"),
+        parameter(
+            "dimensions", "query", type="integer", minimum=1, maximum=spec.dimensions if spec else MAX_DIMENSIONS
+        ),
+        parameter("normalize", "query", type="boolean"),
+        parameter("truncate", "query", type="boolean"),
+        parameter("prompt_name", "query", **prompts),
+        parameter("webhook", "query", format="uri", maxLength=MAX_URL_CHARS),
+        parameter("webhook_events_filter", "query", type="array", items={"enum": list(WEBHOOK_EVENTS)}),
+        _IDEMPOTENCY_KEY,
+    ]
 
 
 def add_to_schemas(schemas: dict[str, Any]) -> None:
@@ -57,7 +63,7 @@ def add_to_schemas(schemas: dict[str, Any]) -> None:
     ]
 
 
-def paths() -> dict[str, Any]:
+def paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
     """Return the operations by path."""
     job_errors = [JobNotFound, JobsUnavailable]
     id_parameters = [parameter("id", "path")]
@@ -125,7 +131,7 @@ def paths() -> dict[str, Any]:
                 ]
             }
         },
-        "/v1/jobs/texts": {"post": accept_texts | {"parameters": _TEXTS_PARAMETERS}},
+        "/v1/jobs/texts": {"post": accept_texts | {"parameters": _texts_parameters(embedding_spec)}},
         **{
             f"/v1/jobs/{{id}}/results.{each.name}": {
                 "get": operation(

@@ -107,11 +107,13 @@ def add_to_schemas(schemas: dict[str, Any]) -> None:
         for name, description in descriptions.items():
             schema["properties"][name]["description"] = description
     schemas[InferRequestBody.__name__]["properties"]["inputs"] |= {"minItems": 1, "maxItems": 3}
-    schemas[InferRequestBody.__name__]["properties"]["parameters"] |= _parameters(
+    parameters = _parameters(
         dict.fromkeys(("priority", "timeout", "dimensions"), "integer")
         | dict.fromkeys(("normalize", "truncate", "binary_data_output"), "boolean")
         | {"prompt_name": "string"}
     )
+    parameters["properties"]["priority"]["maximum"], parameters["properties"]["dimensions"]["minimum"] = 3, 1
+    schemas[InferRequestBody.__name__]["properties"]["parameters"] |= parameters
     value = {"type": ["string", "integer"]}
     schemas[InferInputBody.__name__]["properties"] |= {
         "name": {"enum": ["TEXT", "input_ids", "attention_mask", "token_type_ids"]},
