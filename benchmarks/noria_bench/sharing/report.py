@@ -39,7 +39,7 @@ def markdown(result: SharingResult) -> str:
         "## Conditions",
         f"{result_line(result.provenance)} Command: `{escape_markdown(result.provenance['command'])}`. Images of "
         f"{result.models['images']}, by {result.options['num_users']} users in a closed loop; embeddings of "
-        f"{result.models['texts']} of one sentence: “{escape_markdown(result.text)}”. Other processes used up to "
+        f"{result.models['texts']} of one sentence: “{escape_markdown(result.text)}” Other processes used up to "
         f"{others:.2f} cores during a load: figures of a machine that others use cannot be compared.",
     ]) + "\n"  # fmt: skip
 
