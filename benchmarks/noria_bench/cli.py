@@ -22,6 +22,8 @@ from noria_bench.device.command import add_arguments
 from noria_bench.encoders import options as encoders_options
 from noria_bench.encoders.options import EncodersOptions
 from noria_bench.load.workload import MIXES
+from noria_bench.sharing import options as sharing_options
+from noria_bench.sharing.options import SharingOptions
 from noria_bench.targets.catalog import INSTALLABLE, TARGETS, TargetSettings, read_targets
 
 _STREAM_MODES = ("bytesio", "chunks")
@@ -61,18 +63,26 @@ def add_benches(commands: Any) -> list[Parser]:
         "[MODEL] [--targets A,B|all] [--quick] [--out FOLDER]",
         "text encoders: Noria beside Triton, LitServe, BentoML and FastAPI",
     )
+    sharing = add_command(
+        benches,
+        "sharing",
+        _sharing,
+        "[MODEL] [--quick] [--out FOLDER]",
+        "what embeddings and images from one server cost each other",
+    )
     serve = add_command(benches, "serve", _serve, "TARGET [MODEL] [--port N]", "run one target, to be loaded by hand")
     serve.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
-    with_settings = [quick, deadlines, cost, scenario1, scenario2, mixed, sweep, serve]
+    with_settings = [quick, deadlines, cost, scenario1, scenario2, mixed, sweep, sharing, serve]
     for command in with_settings:
         command.add_argument(
             "model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)"
         )
         add_settings(command, [setting for setting in list_settings() if setting.key != "model"])
     _add_encoders_options(encoders)
+    _add_sharing_options(sharing)
     for command in (quick, cost):
         _add_output(command)
-    for command in (deadlines, scenario1, scenario2, mixed, sweep):
+    for command in (deadlines, scenario1, scenario2, mixed, sweep, sharing):
         command.add_argument(
             "--out", metavar="FOLDER", type=pathlib.Path, help="for the results (bench-results/DATE-TIME-BENCH)"
         )
@@ -313,6 +323,57 @@ def _add_encoders_options(parser: Parser) -> None:
     )
     parser.add_argument("--trace-seed", type=int, help="of the texts and arrivals (1)")
     parser.add_argument("--quick", action="store_true", help="one short round without sweeps, in some three minutes")
+
+
+def _add_sharing_options(parser: Parser) -> None:
+    default = SharingOptions()
+    parser.add_argument(
+        "--connections",
+        metavar="A,B",
+        type=argument_type(encoders_options.read_connections),
+        help=f"of the closed loops of texts, 1 to 128 ({','.join(map(str, default.connections))})",
+    )
+    parser.add_argument(
+        "--rate",
+        type=argument_type(sharing_options.read_rate),
+        help=f"of the open loop of texts, requests per second ({default.rate:g})",
+    )
+    parser.add_argument(
+        "--users",
+        type=argument_type(cost_options.read_users),
+        help=f"of images, in a closed loop ({default.num_users})",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=argument_type(encoders_options.read_seconds),
+        help=f"of each load, twice as long of the open loop ({default.seconds:g})",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=argument_type(encoders_options.read_rounds),
+        help=f"in which all divisions of the cores are measured in turn ({default.num_rounds})",
+    )
+    parser.add_argument("--trace-seed", type=int, help="of the images and arrivals (1)")
+    parser.add_argument("--quick", action="store_true", help="one short round, in some two minutes")
+
+
+def _sharing(arguments: argparse.Namespace) -> int:
+    """Measure what embeddings and images from one server cost each other, by how the cores are divided."""
+    config = config_from(arguments)
+
+    from noria_bench.sharing import bench
+
+    given = {
+        "connections": arguments.connections,
+        "rate": arguments.rate,
+        "num_users": arguments.users,
+        "seconds": arguments.seconds,
+        "num_rounds": arguments.rounds,
+        "seed": arguments.trace_seed,
+    }
+    defaults = sharing_options.QUICK if arguments.quick else SharingOptions()
+    options = dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})
+    return bench.main(config, options, arguments.out or _results_folder("sharing"))
 
 
 def _encoders(arguments: argparse.Namespace) -> int:

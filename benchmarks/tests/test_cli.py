@@ -12,12 +12,15 @@ import noria_bench.benches.suite
 import noria_bench.canary.bench
 import noria_bench.cost.bench
 import noria_bench.encoders.bench
+import noria_bench.sharing.bench
 import noria_bench.soak.bench
 import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
 from noria_bench.cost.options import CostOptions
 from noria_bench.encoders.options import QUICK, EncodersOptions
+from noria_bench.sharing import options as sharing_options
+from noria_bench.sharing.options import SharingOptions
 from noria_bench.targets.catalog import TargetSettings
 
 
@@ -125,6 +128,17 @@ def test_encoders_takes_targets_loads_and_settings(monkeypatch):
     assert quick_config.model == "minilm" and quick_folder.name.endswith("-encoders")
 
 
+def test_sharing_takes_loads_and_settings(monkeypatch):
+    calls = record_calls(noria_bench.sharing.bench, monkeypatch)
+    words = "bench sharing m --connections 2 --rate 9 --users 3 --seconds 2 --rounds 3 --encoder-cores 1 --out there"
+    assert main(words.split()) == 0
+    assert main(["bench", "sharing", "--quick", "--seconds", "2"]) == 0
+    (config, options, folder), (_, quick, quick_folder) = calls
+    assert (config.model, config.engine.encoder_cores, folder) == ("m", 1, pathlib.Path("there"))
+    assert options == SharingOptions((2,), 9.0, 3, 2.0, 3)
+    assert quick == dataclasses.replace(sharing_options.QUICK, seconds=2.0) and quick_folder.name.endswith("-sharing")
+
+
 def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
     assert main(["bench", "report", str(tmp_path)]) == 2
     assert "holds no runs" in capsys.readouterr().err
@@ -144,6 +158,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("canary --runs 3", "'3'; runs are a whole number from 4 to 100000"),
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
         ("encoders --corpus short", "'short'; a corpus is fixed, mixed or all"),
+        ("sharing --rate 0", "'0'; a rate is 1 to 1000 requests per second"),
         ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),
         ("serve triton", "'noria', 'reference-stream-async'"),
     ],

@@ -119,6 +119,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "each core, 2 for a large model"
         ),
     ] = "auto"
+    encoder_cores: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Literal["auto", "shared"],
+        Meta(
+            description="how text encoders and image models divide the cores of a CPU: with `auto` both use all, and "
+            "texts go first; with `shared` both use all as equals; a number is the cores of the encoders, and images "
+            "have the rest"
+        ),
+    ] = "auto"
     embedding_cache: Annotated[int, Meta(ge=0, description="prompt embeddings kept for reuse, in prompts")] = 256
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,

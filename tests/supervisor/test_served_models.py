@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from noria.config import Config, EndpointConfig
+from noria.config import Config, EndpointConfig, EngineConfig
 from noria.errors import ConfigError
 from noria.settings import load
-from noria.supervisor.served_models import endpoint_models, open_models
+from noria.supervisor.served_models import IMAGE_NICENESS, divide_cores, endpoint_models, open_models
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL
 
@@ -39,3 +39,33 @@ def test_an_endpoint_that_names_no_model_has_the_first_encoder_if_there_is_one()
     config = Config(endpoints=(EndpointConfig("a", "x.py:X"), EndpointConfig("b", "x.py:X", "fake-encoder")))
     assert endpoint_models(config, [FAKE_MODEL, FAKE_ENCODER]) == {"a": FAKE_ENCODER, "b": FAKE_ENCODER}
     assert endpoint_models(Config(endpoints=config.endpoints[:1]), [FAKE_MODEL]) == {}
+
+
+BOTH = [FAKE_MODEL, FAKE_ENCODER]
+
+
+@pytest.mark.parametrize(
+    ("settings", "models", "served", "threads", "niceness"),
+    [
+        ({}, [FAKE_MODEL], BOTH, "auto", IMAGE_NICENESS),
+        ({}, [FAKE_ENCODER], BOTH, "auto", 0),
+        ({}, [FAKE_MODEL], [FAKE_MODEL], "auto", 0),
+        ({"encoder_cores": "shared"}, [FAKE_MODEL], BOTH, "auto", 0),
+        ({"encoder_cores": 3}, [FAKE_MODEL], BOTH, 5, 0),
+        ({"encoder_cores": 3}, [FAKE_ENCODER], BOTH, "auto", 0),
+        ({"encoder_cores": 3}, [FAKE_MODEL], [FAKE_MODEL], "auto", 0),
+        ({"encoder_cores": 3, "devices": ("cpu", "cpu")}, [FAKE_MODEL], BOTH, 2, 0),
+        ({"encoder_cores": 3, "threads": 7}, [FAKE_MODEL], BOTH, 7, 0),
+    ],
+)
+def test_image_engines_beside_encoders_let_texts_go_first_or_have_the_rest_of_the_cores(
+    settings, models, served, threads, niceness
+):
+    config, got = divide_cores(EngineConfig(**settings), models, served, num_cores=8)
+    assert (config.threads, got) == (threads, niceness)
+
+
+def test_encoders_cannot_have_all_cores_of_a_server_with_images():
+    message = "engine.encoder_cores is 2, and this server may use 2 cores: images would have none"
+    with pytest.raises(ConfigError, match=message):
+        divide_cores(EngineConfig(encoder_cores=2), [FAKE_MODEL], BOTH, num_cores=2)

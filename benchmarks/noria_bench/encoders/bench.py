@@ -149,7 +149,7 @@ class EncodersBench:
         )
         for corpus, texts in self.texts.items():
             file = str(self._vectors(corpus))
-            self._run_module(
+            run_module(
                 "servers.raw_loop", RawJob(self.spec, self.config.engine, tuple(texts[:_NUM_CHECKED]), vectors=file)
             )
         raw = self._raw_loop("mixed", "float32")
@@ -252,7 +252,8 @@ class EncodersBench:
         _log_status(f"round {number + 1}: {target.name}: starting")
         with self._server(target, settings) as server:
             found = self._client(target, server, "mixed", connections=_WARM_UP_CONNECTIONS, num_requests=_NUM_CHECKED)
-            check = self._measurement(target, Load("mixed", "closed", "own", _WARM_UP_CONNECTIONS), found)
+            load = Load("mixed", "closed", "own", _WARM_UP_CONNECTIONS)
+            check = make_measurement(load, found, target.precision)
             measurements = [self._measure(target, server, load, number) for load in self._loads()]
         return TargetRun(
             target=target.name,
@@ -288,7 +289,7 @@ class EncodersBench:
         cpu_s, batches = sum(server.cpu_s().values()), self._batches(target, server)
         with monitor_resources(server, interval_s=1.0) as resources:
             if load.client == "own":
-                measurement = self._measurement(target, load, self._own_load(target, server, load, number))
+                measurement = make_measurement(load, self._own_load(target, server, load, number), target.precision)
             else:
                 measurement = self._tool_load(target, server, load, number)
                 self._wait_until_idle(target, server)
@@ -364,41 +365,7 @@ class EncodersBench:
             num_requests=num_requests,
             arrivals=arrivals,
         )
-        return msgspec.json.decode(self._run_module("client", config), type=ClientResult)
-
-    def _run_module(self, name: str, job: msgspec.Struct) -> bytes:
-        """What a module of this package prints for a job. Raises RuntimeError if it fails; its stderr is ours."""
-        done = subprocess.run(
-            [sys.executable, "-m", f"noria_bench.encoders.{name}"],
-            input=_TO_JSON(job),
-            stdout=subprocess.PIPE,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{name} ended with status {done.returncode}; its stderr is above")
-        return done.stdout
-
-    def _measurement(self, target: EncoderTarget, load: Load, found: ClientResult) -> Measurement:
-        latencies_s = [*found.latencies_s, *[float("inf")] * found.num_failed]
-        p50_ms, p95_ms, p99_ms = (_milliseconds(percentile(latencies_s, share)) for share in (0.5, 0.95, 0.99))
-        is_exact = target.precision == "float32"
-        wrong = [
-            difference > TOLERANCE if is_exact else cosine < MIN_COSINE
-            for difference, cosine in zip(found.differences, found.cosines, strict=True)
-        ]
-        return Measurement(
-            load=load,
-            requests_per_s=found.requests_per_s,
-            num_ok=len(found.latencies_s),
-            num_failed=found.num_failed,
-            p50_ms=p50_ms,
-            p95_ms=p95_ms,
-            p99_ms=p99_ms,
-            num_compared=len(wrong),
-            num_wrong=sum(wrong),
-            max_difference=max(found.differences, default=None),
-            min_cosine=min(found.cosines, default=None),
-        )
+        return msgspec.json.decode(run_module("client", config), type=ClientResult)
 
     def _batches(self, target: EncoderTarget, server: RunningServer) -> Sequence[float]:
         """Batches, texts, tokens and tokens with padding, since the start; Noria's by its metrics."""
@@ -415,7 +382,7 @@ class EncodersBench:
         job = RawJob(
             self.spec, engine, tuple(self.texts[corpus] * (8 if corpus == "fixed" else 1)), self.options.seconds
         )
-        return msgspec.json.decode(self._run_module("servers.raw_loop", job), type=RawResult)
+        return msgspec.json.decode(run_module("servers.raw_loop", job), type=RawResult)
 
     def _raw_run(self, target: EncoderTarget, number: int) -> TargetRun:
         measurements = []
@@ -441,6 +408,38 @@ def _without_bfloat16() -> str | None:
     if importlib.util.find_spec("openvino") is None:
         return "it needs noria-serve[openvino]"
     return None if has_bfloat16() else "this CPU has no bfloat16 (neither AVX512-BF16 nor AMX)"
+
+
+def run_module(name: str, job: msgspec.Struct) -> bytes:
+    """What a module of this package prints for a job. Raises RuntimeError if it fails; its stderr is ours."""
+    command = [sys.executable, "-m", f"noria_bench.encoders.{name}"]
+    done = subprocess.run(command, input=_TO_JSON(job), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with status {done.returncode}; its stderr is above")
+    return done.stdout
+
+
+def make_measurement(load: Load, found: ClientResult, precision: str) -> Measurement:
+    """What the client found; vectors of another `precision` than float32 may differ more."""
+    latencies_s = [*found.latencies_s, *[float("inf")] * found.num_failed]
+    p50_ms, p95_ms, p99_ms = (_milliseconds(percentile(latencies_s, share)) for share in (0.5, 0.95, 0.99))
+    wrong = [
+        difference > TOLERANCE if precision == "float32" else cosine < MIN_COSINE
+        for difference, cosine in zip(found.differences, found.cosines, strict=True)
+    ]
+    return Measurement(
+        load=load,
+        requests_per_s=found.requests_per_s,
+        num_ok=len(found.latencies_s),
+        num_failed=found.num_failed,
+        p50_ms=p50_ms,
+        p95_ms=p95_ms,
+        p99_ms=p99_ms,
+        num_compared=len(wrong),
+        num_wrong=sum(wrong),
+        max_difference=max(found.differences, default=None),
+        min_cosine=min(found.cosines, default=None),
+    )
 
 
 def sum_series(text: str, name: str) -> float:

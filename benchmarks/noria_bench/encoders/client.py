@@ -45,6 +45,7 @@ class ClientConfig(Struct, frozen=True):
     num_requests: int | None = None  # ends the loop before its time
     # An open loop: intended starts in seconds, and the numbers of their texts.
     arrivals: tuple[tuple[float, int], ...] = ()
+    waits: bool = False  # prints an empty line when it is ready, and starts when it has read a line
 
 
 class ClientResult(Struct, frozen=True):
@@ -269,7 +270,10 @@ async def run(config: ClientConfig) -> ClientResult:
 def main() -> None:
     """Read the config from stdin, send the requests, print the result. The process ends with its parent."""
     die_with_parent()
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=ClientConfig)
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ClientConfig)
+    if config.waits:
+        print(flush=True)
+        sys.stdin.buffer.readline()
     sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(run(config))))
 
 

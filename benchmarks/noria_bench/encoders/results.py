@@ -89,9 +89,9 @@ class EncodersResult(Struct, frozen=True):
     complete: bool = False
 
 
-def write_result(result: EncodersResult, folder: pathlib.Path) -> pathlib.Path:
+def write_result(result: Struct, folder: pathlib.Path, name: str = FILE_NAME) -> pathlib.Path:
     """Write the document atomically; returns the file."""
-    file = folder / FILE_NAME
+    file = folder / name
     partial = file.with_suffix(".partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     return partial.replace(file)

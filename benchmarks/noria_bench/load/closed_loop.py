@@ -43,13 +43,14 @@ def run_closed_loop(
     body: Callable[[int], Mapping[str, Any]],
     path: str = "/t2i",
     max_requests: int | None = None,
+    ended: threading.Event | None = None,
 ) -> list[Reply]:
-    """Load `POST path` on loopback `port` for `seconds`, or with `max_requests`; request k has `body(k)`.
+    """Load `POST path` on loopback `port` for `seconds`, or with `max_requests`, or until `ended`.
 
-    Replies in order of their end.
+    Request k has `body(k)`. Returns replies in the order of their end.
     """
     numbers = itertools.count() if max_requests is None else iter(range(max_requests))
-    replies, interrupted = list[Reply](), threading.Event()
+    replies, interrupted = list[Reply](), ended or threading.Event()
     stop = time.monotonic() + seconds
 
     def user_loop() -> None:

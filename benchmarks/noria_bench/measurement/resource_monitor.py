@@ -57,7 +57,7 @@ def monitor_resources(
     The samples go into `into_trace`, if given, so that the caller has them even if the load raises an error.
     """
     trace, ended, rapl = ResourceTrace() if into_trace is None else into_trace, threading.Event(), RaplMeter()
-    started, machine_cpu_s, own_cpu_s = time.monotonic(), _machine_cpu_s(), _own_cpu_s(server)
+    started, all_cpu_s, own_cpu_s = time.monotonic(), machine_cpu_s(), _own_cpu_s(server)
     first = gpus.read() if gpus is not None else None
 
     def sample() -> None:
@@ -81,7 +81,7 @@ def monitor_resources(
         trace.energy_j = (
             energy_between_j(first, gpus.read()) if gpus is not None and first is not None else rapl.total_j()
         )
-        other_cpu_s = (_machine_cpu_s() - machine_cpu_s) - (_own_cpu_s(server) - own_cpu_s)
+        other_cpu_s = (machine_cpu_s() - all_cpu_s) - (_own_cpu_s(server) - own_cpu_s)
         trace.other_cpu_share = max(0.0, other_cpu_s / ((time.monotonic() - started) * (os.cpu_count() or 1)))
 
 
@@ -95,7 +95,7 @@ def energy_between_j(first: GpuReading, last: GpuReading) -> float | None:
     return None if first.energy_j is None or last.energy_j is None else last.energy_j - first.energy_j
 
 
-def _machine_cpu_s() -> float:
+def machine_cpu_s() -> float:
     """CPU seconds of all processes, and those stolen by other virtual machines."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)

@@ -6,6 +6,7 @@ sends them. The channel is open while the models are loading.
 """
 
 import abc
+import contextlib
 import faulthandler
 import logging
 import math
@@ -61,6 +62,7 @@ class EngineTask(msgspec.Struct, frozen=True):
     traces_endpoint: str = ""
     parent_pid: int | None = None  # the engine is killed when this process ends
     previous_exit: ExitCause = "none"  # how the previous process of this engine ended
+    niceness: int = 0  # added to the process's on a CPU, once the models are loaded
 
 
 class BaseEngine(abc.ABC):
@@ -337,6 +339,8 @@ def main(task: EngineTask) -> int:
     except SetupError as error:
         _log.error("%s", error.message)
         return error.exit_status
+    if runtime.device == "cpu" and task.niceness:
+        add_niceness(task.niceness)
     watchdog.expect_iteration(runtime.longest_iteration_s)
     engine: BaseEngine
     if isinstance(runtime, BatchRuntime):
@@ -365,6 +369,13 @@ def main(task: EngineTask) -> int:
     channel.close()
     close_tracer()
     return 0
+
+
+def add_niceness(increment: int) -> None:
+    """Add to the niceness of each of this process's threads, up to 19; threads that they start inherit it."""
+    for thread_id in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + increment)
 
 
 def _end_process(fault: threading.ExceptHookArgs) -> None:

@@ -57,6 +57,14 @@ def cpu_limit(root: pathlib.Path = pathlib.Path("/")) -> float | None:
     return min((int(quota) / int(period) for quota, period in quotas), default=None)
 
 
+def usable_cores(num_scheduled: int, limit: float | None) -> int:
+    """Threads that may run at once: the cores of the process's affinity, at most `limit`, its `cpu_limit`.
+
+    At least 1.
+    """
+    return max(1, num_scheduled if limit is None else min(num_scheduled, int(limit)))
+
+
 def _limits(name: str, root: pathlib.Path) -> list[str]:
     """The contents of the file `name` in this process's group and those above it, where it sets a limit."""
     group = _group(root)

@@ -1,12 +1,21 @@
-"""The models to serve: opens them, and says which engine runs which."""
+"""The models to serve: opens them, and says which engine runs which, and with how much of the CPU."""
 
+import os
 from collections.abc import Sequence
 
-from noria.config import Config
+import msgspec
+
+from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
+from noria.observe.cgroup import cpu_limit, usable_cores
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.text import EncoderModelSpec
+
+IMAGE_NICENESS = 7
+"""Of image engines beside text encoders. A thread then has a sixth of a core that others want too (sched(7): a weight
+of 215 to 1024), so that an iteration is slowed down by less than the ten times that count as a hang."""
 
 
 def open_models(config: Config) -> list[ModelSpec]:
@@ -62,3 +71,30 @@ def engine_groups(config: Config, models: Sequence[ModelSpec]) -> list[tuple[str
     return [
         (device, [spec for spec in models if spec.kind == kind]) for kind in kinds for device in config.engine.devices
     ]
+
+
+def divide_cores(
+    config: EngineConfig, models: Sequence[ModelSpec], served: Sequence[ModelSpec], num_cores: int | None = None
+) -> tuple[EngineConfig, int]:
+    """Return the settings and the niceness of an engine with `models`, one of the engines of all `served` models.
+
+    `num_cores` is the cores that the server may use; None: those of this process.
+
+    Raises:
+        ConfigError: `config.encoder_cores` leaves images no core.
+
+    """
+    has_images = any(isinstance(spec, DiffusionModelSpec) for spec in models)
+    if not has_images or not any(isinstance(spec, EncoderModelSpec) for spec in served):
+        return config, 0
+    if not isinstance(config.encoder_cores, int):
+        return config, IMAGE_NICENESS if config.encoder_cores == "auto" else 0
+    num_cores = num_cores or usable_cores(len(os.sched_getaffinity(0)), cpu_limit())
+    rest = num_cores - config.encoder_cores
+    if rest < 1:
+        raise ConfigError(
+            f"engine.encoder_cores is {config.encoder_cores}, and this server may use {num_cores} cores: images would "
+            "have none. Use a smaller number, `auto` or `shared`."
+        )
+    threads = max(1, rest // len(config.devices)) if config.threads == "auto" else config.threads
+    return msgspec.structs.replace(config, threads=threads), 0

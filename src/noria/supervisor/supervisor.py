@@ -53,7 +53,7 @@ from noria.supervisor.log_collector import LogCollector, collecting_logs
 from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
-from noria.supervisor.served_models import endpoint_models, engine_groups, open_models
+from noria.supervisor.served_models import divide_cores, endpoint_models, engine_groups, open_models
 
 log = logging.getLogger("noria.supervisor")
 
@@ -83,8 +83,8 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, `jobs.webhook_secret_file` is
             `auto` although servers share the database, tracing is configured but not possible, a trusted proxy is no
             address, an allowed host is no name, the certificate cannot be used, an address cannot be listened on, two
-            models share a name, an endpoint has no name or model of its own, or TMPDIR cannot be written to,
-            or is too long for Unix sockets.
+            models share a name, encoders leave images no core, an endpoint has no name or model of its own, or TMPDIR
+            cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -149,9 +149,10 @@ class Supervisor:
         self._exit_status = 0
 
     def _make_engine(self, name: str, device: str, address: str, models: Sequence[ModelSpec]) -> EngineChild:
-        config = self._config.engine
+        config, niceness = divide_cores(self._config.engine, models, self._models)
         task: dict[str, object] = {
             "config": config,
+            "niceness": niceness,
             "models": models,
             "device": device,
             "address": address,

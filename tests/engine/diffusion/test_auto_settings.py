@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
+from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
+from noria.observe.cgroup import usable_cores
 
 CPU, GPU = Machine(4, has_cuda=False), Machine(16, has_cuda=True)
 

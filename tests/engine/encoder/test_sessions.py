@@ -13,7 +13,7 @@ from noria.config import EngineConfig
 from noria.engine.encoder import sessions as module
 from noria.engine.encoder.fidelity import corpus_rows
 from noria.engine.encoder.graph_sessions import import_openvino
-from noria.engine.encoder.sessions import find_device, load_sessions, resolve_sessions
+from noria.engine.encoder.sessions import find_device, load_sessions, num_cores, resolve_sessions
 from noria.engine.encoder.torch_session import TorchSession, bucket
 from noria.errors import ConfigError, MissingExtra, ModelError
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
@@ -165,6 +165,22 @@ def test_small_models_have_a_session_for_each_core(
     settings: dict[str, Any], num_parameters: int, cores: int, expected: tuple[int, int]
 ) -> None:
     assert resolve_sessions(EngineConfig(**settings), num_parameters, cores) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores"),
+    [
+        ({}, 8),
+        ({"encoder_cores": 3}, 3),
+        ({"encoder_cores": 9}, 8),
+        ({"encoder_cores": 6, "devices": ("cpu", "cpu")}, 3),
+    ],
+)
+def test_encoders_use_the_cores_that_are_theirs(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], cores: int
+) -> None:
+    monkeypatch.setattr(module, "usable_cores", lambda *_: 8)
+    assert num_cores(EngineConfig(**settings)) == cores
 
 
 def test_a_device_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from noria.engine.diffusion.auto_settings import (
     Machine,
     resolve_auto,
     resolve_device,
-    usable_cores,
 )
 from noria.engine.diffusion.calibration import BUDGET_S
 from noria.models.families import FAMILIES, Family
+from noria.observe.cgroup import usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel

@@ -17,14 +17,6 @@ class Machine(msgspec.Struct, frozen=True):
     has_cuda: bool
 
 
-def usable_cores(num_scheduled: int, cgroup_cpus: float | None) -> int:
-    """Threads that may run at once: the cores of the process's affinity, at most the control group's limit.
-
-    At least 1.
-    """
-    return max(1, num_scheduled if cgroup_cpus is None else min(num_scheduled, int(cgroup_cpus)))
-
-
 def resolve_device(name: str, machine: Machine) -> str:
     """`cuda:0` or `cpu` for `auto`, by whether there is a GPU; `cuda:0` for `cuda`; any other name unchanged."""
     if name == "auto":

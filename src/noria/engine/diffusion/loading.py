@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from noria.config import EngineConfig, cache_folder
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
+from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.calibration import (
     CostCache,
     cost_folder,
@@ -135,7 +135,7 @@ def detect_machine() -> Machine:
     """The cores that this process may use, by its affinity and its control group, and whether there is CUDA."""
     import torch
 
-    cores = usable_cores(len(os.sched_getaffinity(0)), cgroup.cpu_limit())
+    cores = cgroup.usable_cores(len(os.sched_getaffinity(0)), cgroup.cpu_limit())
     return Machine(num_cores=cores, has_cuda=torch.cuda.is_available())
 
 

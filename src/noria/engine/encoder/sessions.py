@@ -17,7 +17,7 @@ from noria.errors import ConfigError
 from noria.extras import require
 from noria.models.encoder.onnx_export import find_or_export, model_cache
 from noria.models.encoder.token_rows import Session
-from noria.observe.cgroup import cpu_limit
+from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.text import EncoderModelSpec
 
@@ -109,8 +109,11 @@ def resolve_precision(config: EngineConfig, device: str) -> str:
 
 
 def num_cores(config: EngineConfig) -> int:
-    """The cores that each engine may use: those of the process's affinity and control group, divided by the engines."""
-    return max(1, min(len(os.sched_getaffinity(0)), int(cpu_limit() or 1_000_000)) // len(config.devices))
+    """The cores that each engine may use: those of the process, at most `config.encoder_cores`, over the engines."""
+    cores = usable_cores(len(os.sched_getaffinity(0)), cpu_limit())
+    if isinstance(config.encoder_cores, int):
+        cores = min(cores, config.encoder_cores)
+    return max(1, cores // len(config.devices))
 
 
 def resolve_sessions(config: EngineConfig, num_parameters: int, cores: int) -> tuple[int, int]:

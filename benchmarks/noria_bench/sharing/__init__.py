@@ -1,0 +1,1 @@
+"""What embeddings and images on one CPU cost each other."""

@@ -1,0 +1,30 @@
+"""Options of `noria bench sharing`. Imports little: the command line reads it before it knows which command runs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SharingOptions:
+    """What is measured; `seconds` are of each load, an open loop takes twice as long."""
+
+    connections: tuple[int, ...] = (1, 4)  # of the closed loops of texts
+    rate: float = 30.0  # of the open loop of texts, requests per second
+    num_users: int = 4  # of images
+    seconds: float = 4.0
+    num_rounds: int = 2
+    seed: int = 1
+
+
+QUICK = SharingOptions(connections=(1,), seconds=1.0, num_rounds=1)
+"""A run of about a minute, which shows that all works."""
+
+
+def read_rate(text: str) -> float:
+    """Parse the requests per second of an open loop. Raises ValueError unless it is 1 to 1000."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 1000:
+        raise ValueError(f"{text!r}; a rate is 1 to 1000 requests per second")
+    return value
