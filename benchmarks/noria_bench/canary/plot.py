@@ -28,6 +28,9 @@ def plot_canaries(result: Mapping[str, Any], file: pathlib.Path) -> pathlib.Path
             left.plot(*_thinned(scenario["trajectories"][0]), color=_COLOURS[name], label=scenario["name"])
         left.axhline(1 / settings["alpha"], color=FAILED_COLOUR, linewidth=0.8)
         left.set(xscale="log", yscale="log", xlabel="canary responses", ylabel="E", title="evidence (grey: A/A)")
+        left.minorticks_off()
+        for axis in (left.xaxis, left.yaxis):  # as text: the style has no formulas
+            axis.set_major_formatter("{x:g}")
         left.legend(frameon=False, fontsize=8)
         styles = dict.fromkeys(_COLOURS, 0)
         for scenario in harmful:
