@@ -34,7 +34,7 @@ HARMFUL = (
     Scenario("output + 1 σ", shift=1.0),
     Scenario("output + 0.5 σ", shift=0.5),
 )
-_NUM_PLOTTED = 20
+_NUM_PLOTTED = 12
 _NUM_REFERENCE, _NUM_CELLS = 5_000, 10
 
 
@@ -139,7 +139,7 @@ def _canary_table(scenarios: Sequence[dict[str, Any]]) -> Table:
 
 
 def _drift_table(rates: Sequence[dict[str, Any]]) -> Table:
-    columns = ("values, shift", "PSI > 0.1", "corrected PSI > 0.1", "KS p < 5 %", "chi-square p < 5 %")
+    columns = ("values, shift", "PSI above 0.1", "corrected PSI above 0.1", "KS below 5 %", "chi-square below 5 %")
     rows = tuple(
         (
             f"{each['values']}, {each['shift']:g} σ" if each["shift"] else f"{each['values']}, none",

@@ -14,8 +14,8 @@ from msgspec import Struct
 from noria.canary.distributions import CategoryCounts, Histogram, check_same_edges
 
 MIN_SAMPLES = 200
-"""Of each side. With fewer, even the corrected PSI of ten cells exceeds 0.1 by chance: measured in
-docs/benchmarks/canary.md."""
+"""Of each side. Without drift the corrected PSI of ten cells exceeds 0.1 in 0.1 % of the cases with so many, and in
+2.5 % with 100 (docs/benchmarks/canary.md)."""
 _MIN_EXPECTED = 5.0  # a cell of the chi-square test expects at least that many (Cochran, 1954)
 
 Cells = Mapping[str, int]
