@@ -1,4 +1,4 @@
-"""Events in the database: recorded once, and folded into runs, data sets and their versions."""
+"""Events in the database: recorded once, and folded into runs, datasets and their versions."""
 
 import concurrent.futures
 
@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from noria.registry.lineage_store import LineageStore
 from noria.registry.schema import dataset_versions, datasets, lineage_events, run_io, runs
-from registry.lineage_events import RUNS, SCENES, WORDS, dataset, event, step_of
+from registry.samples import RUNS, SCENES, WORDS, dataset, event, step_of
 
 
 @pytest.fixture

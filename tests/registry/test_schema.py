@@ -14,8 +14,8 @@ def deployed(engine):
     """A model version, deployed twice to one endpoint, and once in every other table."""
     text = {"at": 1.0, "by": "ann", "why": ""}
     rows = [
-        (schema.datasets, {"id": 1, "namespace": "file", "name": "/scenes"}),
-        (schema.dataset_versions, {"id": 1, "dataset_id": 1, "version": "7"}),
+        (schema.datasets, {"id": 1, "namespace": "file", "name": "/scenes", "key": "d"}),
+        (schema.dataset_versions, {"id": 1, "dataset_id": 1, "version": "7", "key": "v"}),
         (
             schema.lineage_events,
             {"digest": "sha256:e", "at": 1.0, "received_at": 2.0, "received_from": "ann", "body": "{}"},
@@ -92,7 +92,7 @@ def test_an_endpoint_has_one_unfinished_deployment(deployed):
 
 def test_a_row_must_refer_to_an_existing_one(engine):
     with pytest.raises(IntegrityError), write_transaction(engine) as connection:
-        connection.execute(schema.dataset_versions.insert().values(dataset_id=99, version="1"))
+        connection.execute(schema.dataset_versions.insert().values(dataset_id=99, version="1", key="v"))
 
 
 def test_a_row_with_a_known_key_is_not_inserted(engine):

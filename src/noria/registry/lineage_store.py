@@ -1,8 +1,9 @@
-"""Records OpenLineage's events, and keeps runs, their data sets and the versions of these as the events have them.
+"""Records OpenLineage's events, and keeps runs, their datasets and the versions of these as the events have them.
 
 Calls block: run them in threads. Any number of processes may call at once. `now` is Unix time in seconds.
 """
 
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -125,12 +126,15 @@ def io_rows(state: RunState) -> list[IoRow]:
 
 def _dataset_version(connection: Connection, ref: DatasetRef) -> int:
     """Return the id of a version, which is inserted if it is new."""
-    insert_if_new(connection, datasets, namespace=ref.namespace, name=ref.name)
-    dataset = sa.select(datasets.c.id).where(datasets.c.namespace == ref.namespace, datasets.c.name == ref.name)
-    dataset_id: int = connection.execute(dataset).scalar_one()
-    insert_if_new(connection, dataset_versions, dataset_id=dataset_id, version=ref.version, digest=ref.digest)
-    version = sa.select(dataset_versions.c.id).where(
-        dataset_versions.c.dataset_id == dataset_id, dataset_versions.c.version == ref.version
-    )
+    dataset_key, version_key = _key(ref.namespace, ref.name), _key(*ref)
+    insert_if_new(connection, datasets, namespace=ref.namespace, name=ref.name, key=dataset_key)
+    dataset_id = connection.execute(sa.select(datasets.c.id).where(datasets.c.key == dataset_key)).scalar_one()
+    values = {"dataset_id": dataset_id, "version": ref.version, "digest": ref.digest, "key": version_key}
+    insert_if_new(connection, dataset_versions, **values)
+    version = sa.select(dataset_versions.c.id).where(dataset_versions.c.key == version_key)
     found: int = connection.execute(version).scalar_one()
     return found
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -5,7 +5,7 @@ the digest of the event that stated it, and the latest statement holds. `merge` 
 and idempotent, and a state is the `merge` of what each event says, one at a time.
 
 Facets that are no part of the specification or of the wrong type state nothing. Noria's own is the run facet
-`noria_metrics`: `{"metrics": {NAME: NUMBER}}`. A version `sha256:…` of a data set is the digest of its content.
+`noria_metrics`: `{"metrics": {NAME: NUMBER}}`. A version `sha256:…` of a dataset is the digest of its content.
 """
 
 import functools
@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,39 +26,45 @@ Status = Literal["running", "complete", "aborted", "failed", "unknown"]
 
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _STATUSES: Mapping[str, Status] = {"COMPLETE": "complete", "ABORT": "aborted", "FAIL": "failed"}
-# Databases index them, and PostgreSQL has no index entries beyond 2,700 bytes.
-_MAX_BYTES = {"namespace": 500, "name": 2000, "version": 2000}
+MAX_VERSION_CHARS = 2000
+_MAX_TIME = 253_370_764_800.0  # the end of the year 9998: it has a date in every zone
 
-T = TypeVar("T")
-Name = Annotated[str, Meta(min_length=1)]
+_Namespace = Annotated[str, Meta(min_length=1, max_length=500, pattern="^[^\\u0000]*$")]
+_Name = Annotated[str, Meta(min_length=1, max_length=2000, pattern="^[^\\u0000]*$")]
 
 
-class _Dataset(Struct, frozen=True):
-    namespace: Name
-    name: Name
+class LineageDataset(Struct, frozen=True):
+    """A dataset in an event."""
+
+    namespace: _Namespace
+    name: _Name
     facets: dict[str, Any] | None = None
 
 
-class _Job(Struct, frozen=True):
-    namespace: Name
-    name: Name
+class LineageJob(Struct, frozen=True):
+    """A job in an event."""
+
+    namespace: _Namespace
+    name: _Name
 
 
-class _Run(Struct, frozen=True):
+class LineageRun(Struct, frozen=True):
+    """A run in an event."""
+
     runId: uuid.UUID
     facets: dict[str, Any] | None = None
 
 
-class _Body(Struct, frozen=True):
-    """A RunEvent; DatasetEvents and JobEvents have no `run`."""
+class LineageEventBody(Struct, frozen=True):
+    """A RunEvent; DatasetEvents and JobEvents have no `run`. What else an event has is kept."""
 
     eventTime: datetime
     eventType: EventType | None = None
-    run: _Run | None = None
-    job: _Job | None = None
-    dataset: _Dataset | None = None
-    inputs: list[_Dataset] | None = None
-    outputs: list[_Dataset] | None = None
+    run: LineageRun | None = None
+    job: LineageJob | None = None
+    dataset: LineageDataset | None = None
+    inputs: list[LineageDataset] | None = None
+    outputs: list[LineageDataset] | None = None
 
 
 class Statement(Struct, frozen=True, array_like=True):
@@ -70,7 +76,7 @@ class Statement(Struct, frozen=True, array_like=True):
 
 
 class RunState(Struct, frozen=True, omit_defaults=True):
-    """What the events of one run say of it. Data sets are JSON lists of namespace, name and version, "" if unstated."""
+    """What the events of one run say of it. Datasets are JSON lists of namespace, name and version, "" if unstated."""
 
     first_at: float  # the time of the first event
     started: Statement | None = None  # the first START, without a value
@@ -103,7 +109,7 @@ class Event(NamedTuple):
 
 
 class DatasetRef(NamedTuple):
-    """A version of a data set."""
+    """A version of a dataset."""
 
     namespace: str
     name: str
@@ -124,7 +130,7 @@ def parse_event(raw: bytes, where: str = "") -> Event:
 
     """
     try:
-        body = msgspec.json.decode(raw, type=_Body)
+        body = msgspec.json.decode(raw, type=LineageEventBody)
         # By digest, an event that is sent again with other white space is the same.
         canonical = msgspec.json.encode(msgspec.json.decode(raw), order="sorted")
     except msgspec.ValidationError as error:
@@ -133,7 +139,7 @@ def parse_event(raw: bytes, where: str = "") -> Event:
         raise InvalidField(f"{field or 'the event'}: {problem}.", field=field or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidBody(f"{where or 'the event '}is not JSON: {error}.") from error
-    at = _utc(body.eventTime).timestamp()
+    at = min(max(0.0, _utc(body.eventTime).timestamp()), _MAX_TIME)
     digest = f"sha256:{hashlib.sha256(canonical).hexdigest()}"
     if body.run is None:
         if body.job is None and body.dataset is None:
@@ -171,7 +177,7 @@ def fold(events: Iterable[Event], state: RunState | None = None) -> RunState:
 
 
 def refs(entries: Mapping[str, Statement]) -> dict[DatasetRef, str | None]:
-    """Return the data sets of `RunState.inputs` or `outputs`, with their URIs.
+    """Return the datasets of `RunState.inputs` or `outputs`, with their URIs.
 
     One whose version an event leaves out, and another states, is that version.
     """
@@ -180,14 +186,13 @@ def refs(entries: Mapping[str, Statement]) -> dict[DatasetRef, str | None]:
     return {ref: uri for ref, uri in found.items() if ref.version or (ref.namespace, ref.name) not in stated}
 
 
-def _statement(body: _Body, at: float, digest: str, where: str) -> RunState:
+def _statement(body: LineageEventBody, at: float, digest: str, where: str) -> RunState:
     """Return what one event says of its run."""
     assert body.run is not None and body.job is not None
 
     def stated(value: Any) -> Statement:
         return Statement(at, digest, value)
 
-    _check_lengths(body.job.namespace, body.job.name, f"{where}job")
     facets = body.run.facets or {}
     parent, error = _parent(facets, body.run.runId), _object(facets, "errorMessage").get("message")
     metrics = _object(facets, "noria_metrics").get("metrics")
@@ -210,28 +215,20 @@ def _statement(body: _Body, at: float, digest: str, where: str) -> RunState:
     )
 
 
-def _io(entries: list[_Dataset] | None, where: str) -> list[tuple[str, str | None]]:
+def _io(entries: list[LineageDataset] | None, where: str) -> list[tuple[str, str | None]]:
     found = []
     for number, dataset in enumerate(entries or ()):
         facets = dataset.facets or {}
         version, uri = _object(facets, "version").get("datasetVersion"), _object(facets, "dataSource").get("uri")
         ref = DatasetRef(dataset.namespace, dataset.name, version if isinstance(version, str) else "")
-        _check_lengths(ref.namespace, ref.name, f"{where}[{number}]", ref.version)
+        if len(ref.version) > MAX_VERSION_CHARS or "\0" in ref.version:
+            field = f"{where}[{number}].facets.version.datasetVersion"
+            raise InvalidField(
+                f"{field} is {short_repr(ref.version)}; allowed are {MAX_VERSION_CHARS} characters, and no NUL.",
+                field=field,
+            )
         found.append((msgspec.json.encode(ref).decode(), uri if isinstance(uri, str) else None))
     return found
-
-
-def _check_lengths(namespace: str, name: str, where: str, version: str = "") -> None:
-    for field, value in (("namespace", namespace), ("name", name), ("version", version)):
-        if len(value.encode()) > _MAX_BYTES[field]:
-            raise InvalidField(
-                f"{where}.{field} has {len(value.encode())} bytes; at most {_MAX_BYTES[field]} are allowed.",
-                field=f"{where}.{field}",
-            )
-        if "\0" in value:
-            raise InvalidField(
-                f"{where}.{field} is {short_repr(value)}, with a NUL character.", field=f"{where}.{field}"
-            )
 
 
 def _parent(facets: dict[str, Any], run_id: uuid.UUID) -> str | None:
@@ -248,7 +245,7 @@ def _params(facets: dict[str, Any]) -> list[tuple[str, Any]]:
     listed = _object(facets, "executionParameters").get("parameters")
     found = []
     for each in listed if isinstance(listed, list) else ():
-        name = (each.get("name") or each.get("key")) if isinstance(each, dict) else None
+        name = (each.get("key") or each.get("name")) if isinstance(each, dict) else None
         if isinstance(name, str):
             found.append((name, each.get("value")))
     return found

@@ -48,6 +48,11 @@ def _reference(name: str, target: str, *, primary_key: bool = False, nullable: b
     )
 
 
+def _key() -> Column[str]:
+    """A digest of the columns that identify a row, which may be longer than PostgreSQL's indexes take."""
+    return Column("key", Text, nullable=False, unique=True)
+
+
 def _time(name: str = "at") -> Column[float]:
     return Column(name, Float(53), nullable=False)
 
@@ -60,7 +65,7 @@ datasets = Table(
     _number(),
     Column("namespace", Text, nullable=False),
     Column("name", Text, nullable=False),
-    UniqueConstraint("namespace", "name"),
+    _key(),
 )
 
 # A version's parent is no column: it is the version of the same dataset that the run read which wrote this one.
@@ -71,7 +76,7 @@ dataset_versions = Table(
     _reference("dataset_id", "datasets.id"),
     Column("version", Text, nullable=False),  # as its events name it; empty: they did not
     Column("digest", Text),  # what the version says of the content; null: nothing
-    UniqueConstraint("dataset_id", "version"),
+    _key(),
     Index("noria_dataset_versions_digests", "digest"),
 )
 
@@ -240,6 +245,9 @@ deployment_heads = Table(
         postgresql_where=text("finished_at IS NULL"),
     ),
 )
+
+RETIRED_STATES = ("failed", "rolled_back", "replaced")
+"""The states of deployments that serve no requests any more."""
 
 routes = Table(
     "noria_routes",

@@ -1,8 +1,16 @@
-"""OpenLineage events for the tests, as parsed events or as JSON."""
+"""OpenLineage events, as parsed events or as JSON, and model folders that nobody wrote."""
 
 import json
 
+import pytest
+
+from noria.registry.manifest import Manifest
+from noria.registry.model_folder import ModelFolder
+from noria.registry.model_store import Change
 from noria.registry.openlineage import parse_event
+
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+"""A test of what is not SQL: one kind of database is enough."""
 
 RUNS = [f"01a2028d-9625-77a9-a141-efbbcc3a6ef{digit}" for digit in range(10)]
 SCENES, WORDS, WEIGHTS = (f"sha256:{letter * 64}" for letter in "abc")
@@ -34,3 +42,11 @@ def event(*args, **options):
 
 def step_of(run):
     return {"parent": {"run": {"runId": RUNS[run]}, "job": {"namespace": "demo", "name": "pipeline"}}}
+
+
+def at(now, why=""):
+    return Change(float(now), "ann", why)
+
+
+def folder(content="a", url="file:///models/a"):
+    return ModelFolder(url, url, "diffusion", f"print-{content}", Manifest(f"{content * 64}  file\n", 7), [])
