@@ -43,7 +43,7 @@ def server(serve, new_engine, tmp_path):
     """The address of a server, and its document as a file."""
     # What the document allows fits into a body.
     frontend = FrontendConfig(
-        max_body_bytes=4096, max_images=4, max_steps=100, max_prompt_chars=200, max_texts=4, max_text_chars=100
+        max_body_bytes=65_536, max_images=4, max_steps=100, max_prompt_chars=200, max_texts=4, max_text_chars=100
     )
     with serve(Config(frontend=frontend), new_engine()) as (url, _):
         with httpx.Client(base_url=url, verify=False) as client:

@@ -25,7 +25,7 @@ from noria.errors import (
 )
 from noria.frontend.http.errors import ErrorBody
 from noria.frontend.http.paths import is_open, needed_scope
-from noria.frontend.openapi import a1111, embeddings, images, jobs, open_inference, tei
+from noria.frontend.openapi import a1111, embeddings, images, jobs, lineage, open_inference, tei
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -55,6 +55,7 @@ from noria.frontend.services.request_validation import limits
 from noria.jobs.records import Job
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
+from noria.registry.openlineage import LineageEventBody
 
 _STRUCTS = (
     ImageRequestBody,
@@ -75,6 +76,7 @@ _STRUCTS = (
     JobRequestBody,
     Job,
     JobList,
+    LineageEventBody,
     ErrorBody,
     *tei.STRUCTS,
     *open_inference.STRUCTS,
@@ -86,6 +88,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
     "Options": {"samples_format": "png"},
     "EmbeddingsRequestBody": {"input": ["a red circle", "a blue square"]},
+    "LineageEventBody": lineage.EXAMPLE,
     "JobRequestBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
 }
 
@@ -145,6 +148,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
         (Txt2Img, a1111.DESCRIPTIONS),
         (Options, a1111.DESCRIPTIONS),
         (JobRequestBody, jobs.DESCRIPTIONS),
+        (LineageEventBody, lineage.DESCRIPTIONS),
         (EmbeddingsRequestBody, embeddings.DESCRIPTIONS),
     ):
         schema = schemas[body.__name__]
@@ -164,6 +168,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
     open_inference.add_to_schemas(schemas)
     a1111.add_to_schemas(schemas, spec, config)
     jobs.add_to_schemas(schemas)
+    lineage.add_to_schemas(schemas)
     return schemas
 
 
@@ -209,6 +214,7 @@ def _paths() -> dict[str, Any]:
             )
             | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
+        **lineage.paths(),
         **tei.paths(),
         **open_inference.paths(),
         **a1111.paths(),
