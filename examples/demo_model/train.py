@@ -6,16 +6,18 @@
 On CPUs run one process a core (each takes one thread): two processes beat one process of two threads by far. On a GPU
 run one process with a larger --batch. Resumes from OUT/checkpoint.pt, and the learning rate follows the minutes spent,
 so a run that is stopped and started again ends where an undisturbed one does. The finished pipeline is OUT/pipeline, in
-fp16.
+fp16. OUT/lineage.jsonl says what made it, and so does the pipeline, for `noria models add NAME OUT/pipeline`.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import pathlib
 import shutil
 import time
+import uuid
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -28,6 +30,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
+from noria.lineage import DatasetRef, Run, version_of
+from noria.registry.manifest import LINEAGE_FILE
 from scenes import COLOURS, RELATIONS, SHAPES, SIZES, Object, Scene, draw_scenes, render, vocabulary
 
 SIDE_PX = 128
@@ -41,6 +45,7 @@ USES = 8  # how often a scene is shown, on average
 ALWAYS_PADDING = 6  # last tokens that no caption of the grammar reaches
 EMPTY_CAPTIONS = 0.1  # share of captions dropped, for classifier-free guidance
 CHECKPOINT_EVERY_S = 300
+MODEL = "noria-shapes"
 
 
 def make_tokenizer(folder: pathlib.Path) -> None:
@@ -422,6 +427,29 @@ class Trainer:
         self.save()
 
 
+def begin_run(options: argparse.Namespace) -> Run:
+    """The run of this training, the same one when it is resumed. Its data is what draws the scenes."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    file, id_file = options.out / "lineage.jsonl", options.out / "run_id"
+    if not id_file.exists():
+        id_file.write_text(str(uuid.uuid4()))
+    before = options.start_from and options.start_from / LINEAGE_FILE
+    if before and before.exists() and not file.exists():
+        shutil.copy(before, file)
+    scenes = version_of(pathlib.Path(__file__).with_name("scenes.py")).rpartition("@")[2]
+    run = Run(
+        "train",
+        namespace="demo_model",
+        to=file,
+        inputs=[DatasetRef("demo_model", "scenes", scenes)],
+        params={name: value for name, value in vars(options).items() if name != "out"},
+        run_id=id_file.read_text(),
+    )
+    if options.start_from:
+        run.input_model(MODEL, options.start_from)
+    return run
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
@@ -445,19 +473,37 @@ def main() -> None:
     torch.set_flush_denormal(True)
     if world > 1:
         dist.init_process_group("gloo")
-    if rank == 0 and not (options.out / "vae" / "config.json").exists():
-        if options.start_from:
-            shutil.copytree(options.start_from / "tokenizer", options.out / "tokenizer")
-            AutoencoderTiny.from_pretrained(options.start_from / "vae", torch_dtype=torch.float32).save_pretrained(
-                options.out / "vae"
-            )
-        else:
-            make_tokenizer(options.out / "tokenizer")
-            torch.manual_seed(options.seed)
-            train_vae(new_vae(), options.vae_minutes * 60, device).save_pretrained(options.out / "vae")
-    if world > 1:
-        dist.barrier()
-    Trainer(options.out, options, device, rank, world).run()
+    with begin_run(options) if rank == 0 else contextlib.nullcontext() as run:
+        if run is not None and not (options.out / "vae" / "config.json").exists():
+            with run.step("autoencoder"):
+                prepare(options, device)
+        if world > 1:
+            dist.barrier()
+        trainer = Trainer(options.out, options, device, rank, world)
+        with contextlib.nullcontext() if run is None else run.step("diffusion") as step:
+            trainer.run()
+            if step is not None:
+                step.metric("steps", trainer.step)
+                step.metric("images", trainer.step * options.batch * world)
+                if trainer.running_mse is not None:
+                    step.metric("v_mse", trainer.running_mse)
+        if run is not None:
+            run.output_model(MODEL, options.out / "pipeline")
+    if run is not None:
+        shutil.copy(options.out / "lineage.jsonl", options.out / "pipeline" / LINEAGE_FILE)
+
+
+def prepare(options: argparse.Namespace, device: torch.device) -> None:
+    """Make the tokenizer and train the autoencoder, or take those of an earlier model."""
+    if options.start_from:
+        shutil.copytree(options.start_from / "tokenizer", options.out / "tokenizer")
+        AutoencoderTiny.from_pretrained(options.start_from / "vae", torch_dtype=torch.float32).save_pretrained(
+            options.out / "vae"
+        )
+    else:
+        make_tokenizer(options.out / "tokenizer")
+        torch.manual_seed(options.seed)
+        train_vae(new_vae(), options.vae_minutes * 60, device).save_pretrained(options.out / "vae")
 
 
 if __name__ == "__main__":

@@ -403,8 +403,21 @@ class EndpointConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return self.code.rpartition(":")[2]
 
 
+class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where models, their versions, and what made them are registered."""
+
+    database: Annotated[
+        str,
+        Meta(
+            description="database of the registry: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or "
+            "`postgresql://USER@HOST/NAME`, which may be that of the jobs (a password goes into PGPASSWORD or "
+            "PGPASSFILE)"
+        ),
+    ] = "auto"
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole configuration: models, engines, front ends, jobs, logs, traces."""
+    """The whole configuration: models, engines, front ends, jobs, registry, logs, traces."""
 
     model: Annotated[
         str, Meta(description="a folder in diffusers or transformers format, a hub id, `bundled` or `minilm`")
@@ -450,13 +463,14 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: Annotated[
         str,
         Meta(
-            description="folder for data that outlives the server, such as jobs; `auto` is `noria` in $XDG_DATA_HOME, "
-            "else in ~/.local/share"
+            description="folder for data that outlives the server, such as jobs and the registry; `auto` is `noria` in "
+            "$XDG_DATA_HOME, else in ~/.local/share"
         ),
     ] = "auto"
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
     frontend: FrontendConfig = msgspec.field(default_factory=FrontendConfig)
     jobs: JobsConfig = msgspec.field(default_factory=JobsConfig)
+    registry: RegistryConfig = msgspec.field(default_factory=RegistryConfig)
 
 
 def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:

@@ -26,6 +26,7 @@
     │   ├── EngineLost                   503  the engine exited with the request in flight, and none came back; retry
     │   ├── EngineCrashed                500  the request crashed the engine twice; do not retry
     │   ├── JobsUnavailable              503  the database or the results folder does not answer; retry
+    │   ├── RegistryUnavailable          503  the registry's database does not answer; retry
     │   ├── JobExpired                   504  no engine could run the job within its time to live
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
@@ -37,6 +38,7 @@
         ├── ConfigError                  a setting, a configuration file, an environment variable, a port
         ├── MissingExtra                 an optional package is not installed; names the extra that has it
         ├── ModelError                   a model folder: missing, damaged, or of an unsupported kind
+        ├── RegistryError                the registry has no such model, version, run …, or cannot be changed as asked
         ├── ImageFileError               an image file that cannot be read, or has no generation metadata
         └── LiveError                    `noria top`: the server is unreachable, is not Noria, or rejects
 
@@ -271,6 +273,14 @@ class JobsUnavailable(ServingError):
     retryable = True
 
 
+class RegistryUnavailable(ServingError):
+    """The database of the registry does not answer; routes other than the registry's do not need it."""
+
+    code = "registry_unavailable"
+    http_status = 503
+    retryable = True
+
+
 class JobExpired(ServingError):
     """No engine could run the job within its time to live; appears in job records, never as a response."""
 
@@ -337,6 +347,13 @@ class ModelError(SetupError):
 
     code = "model"
     exit_status = 3
+
+
+class RegistryError(SetupError):
+    """The registry does not have what is named, or cannot be changed as asked."""
+
+    code = "registry"
+    exit_status = 2
 
 
 class ImageFileError(SetupError):

@@ -45,8 +45,9 @@ class Setting(Struct, frozen=True):
 
     @property
     def flag(self) -> str:
-        """Its command-line flag, `--slots`; names are unique across the tree."""
-        return "--" + self.path[-1].replace("_", "-")
+        """Its command-line flag: `--slots`; with its section, `--registry-database`, if it is of the registry."""
+        names = self.path if self.path[0] == "registry" else self.path[-1:]
+        return "--" + "-".join(names).replace("_", "-")
 
 
 def list_settings(struct: type[Struct] = Config, prefix: tuple[str, ...] = ()) -> list[Setting]:

@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from noria.errors import ConfigError
+from noria.storage.append_only import make_append_only
 from noria.storage.database import Schema, about, database_url, open_database, write_transaction
 
 metadata = sa.MetaData()
@@ -104,3 +105,15 @@ def test_a_file_that_is_no_database_is_rejected(tmp_path):
     (tmp_path / "notes.sqlite").write_text("this is plain text and no database, long enough to be read as one" * 99)
     with pytest.raises(ConfigError, match="not a database"):
         open_at("auto", tmp_path)
+
+
+def test_a_failed_creation_leaves_nothing(database, tmp_path):
+    broken = sa.MetaData()
+    sa.Table("test_first", broken, sa.Column("text", sa.Text, primary_key=True))
+    make_append_only(broken, *broken.tables.values())
+    sa.event.listen(broken, "after_create", sa.DDL("INSERT INTO no_such_table VALUES (1)"))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        open_at(database, tmp_path, dataclasses.replace(SCHEMA, metadata=broken))
+    engine = open_at(database, tmp_path, dataclasses.replace(SCHEMA, metadata=sa.MetaData()))
+    assert sa.inspect(engine).get_table_names() == ["noria_about"]
+    engine.dispose()

@@ -26,7 +26,7 @@ def add_to(commands: Any) -> list[Parser]:
     create.add_argument(
         "--scopes",
         metavar="A,B",
-        help="what it may do, of generate, jobs, metrics, admin (generate,jobs,metrics)",
+        help="what it may do, of generate, jobs, metrics, registry, admin (generate,jobs,metrics)",
     )
     list_keys = add_command(subcommands, "list", run_list, "[--api-keys-file FILE]", "list the API keys of a server")
     _add_settings(list_keys, "frontend.api_keys_file")

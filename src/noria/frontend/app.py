@@ -39,6 +39,7 @@ from noria.frontend.routes.a1111.routes import A1111Routes
 from noria.frontend.routes.image_metadata import ImageMetadataRoute
 from noria.frontend.routes.images import ImageRoutes
 from noria.frontend.routes.jobs import JobRoutes
+from noria.frontend.routes.lineage import LineageRoutes
 from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
@@ -47,6 +48,7 @@ from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
+from noria.frontend.services.lineage import LineageService
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
@@ -55,6 +57,7 @@ from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec
+from noria.registry.schema import open_registry
 
 if TYPE_CHECKING:
     from noria.frontend.open_inference.grpc_server import GrpcServer
@@ -112,12 +115,12 @@ def build_app(
         open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer),
         lambda: clients.num_processes,
     )
-    images = ImageRoutes(generation_service, body_reader)
+    lineage = LineageService(functools.partial(open_registry, config))
     openai = OpenAIRoutes(generation_service, body_reader)
     live = LiveRoutes(engine_pool, config.frontend)
     server_routes = ServerRoutes(config, engine_pool, clients, rejection_log)
     routes = [
-        Route("/t2i", images.t2i, methods=["POST"]),
+        Route("/t2i", ImageRoutes(generation_service, body_reader).t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingRoutes(encoding_service, body_reader).embeddings, methods=["POST"]),
         Route(
@@ -131,6 +134,7 @@ def build_app(
         *TextJobRoutes(jobs, encoding_service, config).routes,  # before /v1/jobs/{id}
         *jobs.routes,
         *live.routes,
+        *LineageRoutes(lineage, body_reader).routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,
         *OpenInferenceRoutes(open_inference, body_reader).routes,
@@ -167,6 +171,7 @@ def build_app(
                     yield
             finally:
                 await jobs.stop()
+                await lineage.close()
                 encoding_service.close()
 
     app = Starlette(routes=routes, lifespan=lifespan)

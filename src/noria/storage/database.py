@@ -19,6 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -85,7 +86,7 @@ def database_url(schema: Schema, value: str, auto_file: pathlib.Path) -> URL:
         if url.database in (None, "", ":memory:"):
             raise ConfigError(
                 f"setting {schema.setting} is {short_repr(value)}, an in-memory database, which is lost at exit. "
-                "Name a file: sqlite:////var/lib/noria/jobs.sqlite."
+                f"Name a file: sqlite:////var/lib/noria/{schema.title}.sqlite."
             )
         return url
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
@@ -137,6 +138,13 @@ def write_transaction(engine: Engine) -> AbstractContextManager[Connection]:
     return engine.execution_options(**{_WRITES_OPTION: True}).begin()
 
 
+def insert_if_new(connection: Connection, table: Table, **values: Any) -> bool:
+    """Insert a row, unless there is one with the same key. Returns whether it is inserted."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    insert = dialect.insert(table).values(values).on_conflict_do_nothing()
+    return connection.execute(insert.returning(*table.primary_key)).first() is not None
+
+
 def interrupt(engine: Engine) -> None:
     """Fail all statements that wait for PostgreSQL, and all later ones: the process is about to end."""
     if (limits := engine.get_execution_options().get(_LIMITS_OPTION)) is not None:
@@ -182,6 +190,7 @@ def _create_engine(url: URL, num_connections: int) -> Engine:
         connection.isolation_level = None  # sqlite3 begins no transaction by itself; `begin` below does
         _enable_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

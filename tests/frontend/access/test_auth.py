@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
-from noria.errors import ConfigError, RateLimited
+from noria.errors import ConfigError, RateLimited, Unauthorized
 from noria.frontend.access import key_reload
 from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
@@ -312,7 +312,8 @@ def test_exemplars_need_the_scope_metrics(client_with_scopes):
         name: "request_id=" in client_with_scopes(name).get("/metrics", headers=headers).text
         for name in (*ALL_SCOPES, "of_before")
     }
-    assert has_exemplars == {"generate": False, "jobs": False, "metrics": True, "admin": True, "of_before": True}
+    others = {"generate": False, "jobs": False, "registry": False}
+    assert has_exemplars == others | {"metrics": True, "admin": True, "of_before": True}
 
 
 def test_an_admin_sees_cancels_and_erases_the_jobs_of_every_key(client_with_scopes, captured_log_fields):
@@ -450,3 +451,21 @@ def test_limits_that_a_changed_key_loses_and_gets_are_applied():
     with pytest.raises(RateLimited):
         client.texts.charge(1, 1000.0)
     assert client.allowed_priority(None) == "low"
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [("127.0.0.1", 200), ("::1", 200), ("::ffff:127.0.0.1", 200), ("unix", 200), ("192.0.2.7", 401), ("other", 401)],
+)
+def test_without_keys_only_clients_of_the_same_machine_change_the_registry(address, status):
+    async def answer(_):
+        return JSONResponse({})
+
+    route = Route("/", AuthenticatedEndpoint(answer, ClientDirectory([], 1), "registry"))
+
+    def refuse(_, error):
+        return JSONResponse({"message": error.message}, error.http_status)
+
+    app = Starlette(routes=[route], exception_handlers={Unauthorized: refuse})
+    client = TestClient(app, client=(address, 1))
+    assert client.get("/").status_code == status

@@ -29,11 +29,11 @@ from noria.protocol.request import Priority
 
 KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # needs no escaping in logs, headers and TOML
 
-KeyScope = Literal["generate", "jobs", "metrics", "admin"]
+KeyScope = Literal["generate", "jobs", "metrics", "registry", "admin"]
 """What a key may do; `admin` includes the others."""
 
 ALL_SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
-DEFAULT_SCOPES: frozenset[KeyScope] = ALL_SCOPES - {"admin"}
+DEFAULT_SCOPES: frozenset[KeyScope] = frozenset({"generate", "jobs", "metrics"})
 """Those of a key whose table names none: what every key could do before there were scopes."""
 
 

@@ -6,6 +6,7 @@ Without a file of keys every request is accepted, and all of them share one clie
 import base64
 import binascii
 import hmac
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from noria.errors import Unauthorized
 from noria.frontend.access.api_keys import ApiKey, KeyScope, format_scopes, key_digest
 from noria.frontend.access.quotas import ApiClient
+from noria.frontend.http.connection import UNIX_CLIENT
 from noria.observe.logs.log_record import fields
 
 _log = logging.getLogger("noria.keys")
@@ -157,8 +159,22 @@ class AuthenticatedEndpoint:
         api_client = scope["state"]["api_client"] = self._clients.find(http.headers)
         if self._needed_scope is not None:
             api_client.require_scope(self._needed_scope)
+        if self._needed_scope == "registry" and api_client.name is None and not _is_this_machine(scope["client"]):
+            raise Unauthorized(
+                "this server has no API keys, so only clients on its own machine may change the registry; its "
+                "operator can set frontend.api_keys_file."
+            )
         response = await self._endpoint(http)
         await response(scope, receive, send)
+
+
+def _is_this_machine(client: Sequence[Any] | None) -> bool:
+    """Return whether a connection is from a Unix socket or a loopback address."""
+    host = "" if client is None else str(client[0])
+    try:
+        return host == UNIX_CLIENT or ipaddress.ip_address(host.removeprefix("::ffff:")).is_loopback
+    except ValueError:
+        return False
 
 
 def presented_key(headers: Mapping[str, str]) -> bytes | None:

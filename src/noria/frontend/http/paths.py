@@ -22,6 +22,9 @@ A1111_ROOT = "/sdapi/v1"
 TEI_PATHS = frozenset({"/", "/embed", "/predict", "/rerank", "/similarity", "/tokenize", "/info", "/health"})
 """The routes of text-embeddings-inference, whose errors have its own form; GET / is a page."""
 
+LINEAGE_PATH = "/api/v1/lineage"
+"""OpenLineage's path, to which its clients post."""
+
 _SCOPES: dict[str, KeyScope | None] = {
     "/t2i": "generate",
     "/v1/images/": "generate",
@@ -38,6 +41,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/v1/jobs": "jobs",
     "/v1/models": None,
     "/v1/live": None,
+    LINEAGE_PATH: "registry",
 }  # by the beginning of the path
 
 

@@ -25,6 +25,7 @@ _GROUPS = {
     "Models": ("/v1/models",),
     "Jobs": ("/v1/jobs",),
     "The running batch": ("/v1/live",),
+    "Lineage": ("/api/v1/lineage",),
     "A1111's API": ("/sdapi/",),
     "The server itself": ("/",),
 }
@@ -117,11 +118,12 @@ def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
     ]
     bodies = spec.get("requestBody", {}).get("content", {})
     if "application/json" in bodies:
-        parts.append(_fields(f"{method.upper()} {path}", _resolve_ref(bodies["application/json"]["schema"], schemas)))
+        schema, is_list = _json_body(bodies, schemas)
+        parts.append(_fields(f"{'each item of ' if is_list else ''}{method.upper()} {path}", schema))
     elif bodies:
         parts.append(f"<p>Body: {', '.join(f'<code>{media_type}</code>' for media_type in bodies)}</p>")
     parts.append(f"<pre>{escape(_curl(operation, schemas))}</pre>")
-    for media_type, content in spec["responses"]["200"]["content"].items():
+    for media_type, content in _contents_of_success(spec).items():
         shape = _resolve_ref(content["schema"], schemas) if "schema" in content else {}
         names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
         parts.append(f"<p>Response: <code>{media_type}</code>{' with ' + names if names else ''}</p>")
@@ -241,7 +243,7 @@ def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
     """Return a command that sends the request. Path parameters are written in capitals."""
     spec, path = operation.spec, operation.path
     bodies = spec.get("requestBody", {}).get("content", {})
-    content = spec["responses"]["200"]["content"]
+    content = _contents_of_success(spec)
     parts = ["curl -s"]
     if list(content) == ["text/event-stream"]:
         parts.append("-N")
@@ -251,7 +253,8 @@ def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
     if "security" in spec:
         parts.append('-H "authorization: Bearer $NORIA_API_KEY"')
     if "application/json" in bodies:
-        example = _resolve_ref(bodies["application/json"]["schema"], schemas)["example"]
+        schema, is_list = _json_body(bodies, schemas)
+        example = [schema["example"]] if is_list else schema["example"]
         parts.append(f"-H 'content-type: application/json' \\\n  -d '{json.dumps(example)}'")
     elif "text/plain" in bodies:
         parts.append("-H 'content-type: text/plain' --data-binary @texts.txt")
@@ -267,6 +270,19 @@ def _with_inline_code(text: str) -> str:
     return "".join(
         f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(escape(text).split("`"))
     )
+
+
+def _json_body(bodies: dict[str, Any], schemas: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the schema of a JSON body, or of the items of one that is a list; and whether it is."""
+    schema = bodies["application/json"]["schema"]
+    is_list = schema.get("type") == "array"
+    return _resolve_ref(schema["items"] if is_list else schema, schemas), is_list
+
+
+def _contents_of_success(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the bodies of the response 200 by media type; none if there is no such response."""
+    contents: dict[str, Any] = spec["responses"].get("200", {}).get("content", {})
+    return contents
 
 
 def _resolve_ref(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from noria.errors import (
 )
 from noria.frontend.http.errors import ErrorBody
 from noria.frontend.http.paths import is_open, needed_scope
-from noria.frontend.openapi import a1111, embeddings, endpoints, images, jobs, open_inference, tei
+from noria.frontend.openapi import a1111, embeddings, endpoints, images, jobs, lineage, open_inference, tei
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -56,6 +56,7 @@ from noria.jobs.records import Job
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
 from noria.protocol.text import EncoderModelSpec
+from noria.registry.openlineage import LineageEventBody
 
 _STRUCTS = (
     ImageRequestBody,
@@ -76,6 +77,7 @@ _STRUCTS = (
     JobRequestBody,
     Job,
     JobList,
+    LineageEventBody,
     ErrorBody,
     *tei.STRUCTS,
     *open_inference.STRUCTS,
@@ -87,6 +89,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
     "Options": {"samples_format": "png"},
     "EmbeddingsRequestBody": {"input": ["a red circle", "a blue square"]},
+    "LineageEventBody": lineage.EXAMPLE,
     "JobRequestBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
 }
 
@@ -150,6 +153,7 @@ def _schemas(
         (Txt2Img, a1111.DESCRIPTIONS),
         (Options, a1111.DESCRIPTIONS),
         (JobRequestBody, jobs.DESCRIPTIONS),
+        (LineageEventBody, lineage.DESCRIPTIONS),
         (EmbeddingsRequestBody, embeddings.DESCRIPTIONS),
     ):
         schema = schemas[body.__name__]
@@ -169,6 +173,7 @@ def _schemas(
     open_inference.add_to_schemas(schemas)
     a1111.add_to_schemas(schemas, spec, config)
     jobs.add_to_schemas(schemas)
+    lineage.add_to_schemas(schemas)
     return schemas
 
 
@@ -215,6 +220,7 @@ def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
             )
             | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
+        **lineage.paths(),
         **tei.paths(),
         **open_inference.paths(),
         **a1111.paths(),

@@ -1,0 +1,1 @@
+"""The commands of the registry: models, what made them, and its database."""

@@ -1,0 +1,391 @@
+"""Models, their versions and aliases.
+
+A version is the content of a folder: the same content is the same version of a model, however often it is added.
+Versions and what happened to them and to aliases are never deleted; a removed version can be added again.
+
+Calls block. Any number of processes may call at once. `now` is Unix time in seconds; `by` names who asks.
+"""
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Struct
+from sqlalchemy import Connection, Engine
+
+from noria.errors import RegistryError, did_you_mean, short_repr
+from noria.registry.lineage_store import record_events
+from noria.registry.model_folder import ModelFolder
+from noria.registry.openlineage import DatasetRef, Event, EventType, parse_event
+from noria.registry.run_events import MODELS_NAMESPACE, RunId, model_ref, run_event
+from noria.registry.schema import (
+    RETIRED_STATES,
+    alias_events,
+    aliases,
+    artifacts,
+    deployment_heads,
+    deployments,
+    endpoints,
+    locations,
+    models,
+    runs,
+    version_events,
+    versions,
+)
+from noria.storage.database import insert_if_new, write_transaction
+
+_NAME = re.compile(r"[A-Za-z0-9_.+/-]{1,128}")
+_ALIAS = re.compile(r"(?!\d+\Z)[A-Za-z0-9_.+-]{1,64}")  # not a number: that is a version
+_ADD_JOB = "models.add"
+
+
+class Change(Struct, frozen=True):
+    """Who asked for a change, when and why."""
+
+    at: float
+    by: str
+    why: str = ""
+
+
+class Version(Struct, frozen=True):
+    """A version of a model."""
+
+    id: int
+    model: str
+    number: int
+    digest: str  # of its manifest
+    kind: str
+    fingerprint: str
+    source: str
+    size_bytes: int
+    num_files: int
+    aliases: tuple[str, ...]
+    urls: tuple[str, ...]
+    added: Change  # the last time
+    removed: Change | None  # None: it is there
+
+    @property
+    def name(self) -> str:
+        """`MODEL@NUMBER`."""
+        return f"{self.model}@{self.number}"
+
+
+class AliasChange(Struct, frozen=True):
+    """An event of an alias."""
+
+    alias: str
+    number: int | None  # of the version that it names from then on; None: the alias is deleted
+    change: Change
+
+
+class ModelStore:
+    """The models of a database opened by `schema.open_registry`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def add(
+        self,
+        name: str,
+        folder: ModelFolder,
+        change: Change,
+        *,
+        alias: str | None = None,
+        run_id: str | None = None,
+        inputs: Mapping[DatasetRef, str | None] | None = None,
+    ) -> tuple[Version, bool]:
+        """Add a version, or find the one with the same content; returns it, and whether it was there before.
+
+        `run_id` is the run that made it, `inputs` are data that it was made from. All is one transaction.
+
+        Raises:
+            RegistryError: a name is not allowed, or there is no such run.
+
+        """
+        check_model_name(name)
+        with write_transaction(self._engine) as connection:
+            model_id = _lock_model(connection, name)
+            version_id, was_there = _insert_version(connection, model_id, folder, change)
+            if alias is not None:
+                _set_alias(connection, model_id, alias, version_id, change)
+            events = [*folder.events, *_lineage(connection, name, folder, change, run_id, inputs or {})]
+            record_events(connection, events, change.by, change.at)
+            version = _read_version(connection, version_id)
+        return version, was_there
+
+    def all_versions(self, model: str | None = None, *, with_removed: bool = False) -> list[Version]:
+        """The versions of all models or of one, by model and number. Raises RegistryError: there is no such model."""
+        with self._engine.connect() as connection:
+            if model is not None:
+                _model_id(connection, model)
+            found = _read_versions(connection, sa.true() if model is None else models.c.name == model)
+        return [version for version in found if with_removed or version.removed is None]
+
+    def get(self, spec: str) -> Version:
+        """The version that `MODEL`, `MODEL@NUMBER` or `MODEL@ALIAS` names; of a model alone the latest.
+
+        Raises:
+            RegistryError: there is none.
+
+        """
+        with self._engine.connect() as connection:
+            return _find(connection, spec)
+
+    def by_fingerprint(self, fingerprint: str) -> list[Version]:
+        """The versions whose models have the fingerprint, which image files carry."""
+        with self._engine.connect() as connection:
+            return _read_versions(connection, versions.c.fingerprint == fingerprint)
+
+    def manifest(self, version: Version) -> str:
+        """The manifest of a version."""
+        with self._engine.connect() as connection:
+            query = sa.select(artifacts.c.manifest).where(artifacts.c.digest == version.digest)
+            manifest: str = connection.execute(query).scalar_one()
+            return manifest
+
+    def alias_history(self, model: str) -> list[AliasChange]:
+        """All events of a model's aliases, the oldest first. Raises RegistryError: there is no such model."""
+        with self._engine.connect() as connection:
+            query = (
+                sa.select(alias_events, versions.c.number)
+                .outerjoin(versions, alias_events.c.version_id == versions.c.id)
+                .where(alias_events.c.model_id == _model_id(connection, model))
+                .order_by(alias_events.c.seq)
+            )
+            return [
+                AliasChange(row.alias, row.number, Change(row.at, row.by, row.why)) for row in connection.execute(query)
+            ]
+
+    def set_alias(self, spec: str, alias: str, change: Change) -> Version:
+        """Let `alias` name the version of `spec`; returns the version. Raises RegistryError."""
+        with write_transaction(self._engine) as connection:
+            version = _find(connection, spec)
+            _set_alias(connection, _lock_model(connection, version.model), alias, version.id, change)
+            return _read_version(connection, version.id)
+
+    def delete_alias(self, model: str, alias: str, change: Change) -> None:
+        """Let `alias` name nothing. Raises RegistryError: the model has no such alias."""
+        with write_transaction(self._engine) as connection:
+            model_id = _model_id(connection, model)
+            is_alias = sa.and_(aliases.c.model_id == model_id, aliases.c.alias == alias)
+            if not connection.execute(aliases.delete().where(is_alias)).rowcount:
+                raise _unknown_alias(connection, model, alias)
+            _write_alias_event(connection, model_id, alias, None, change)
+
+    def remove(self, spec: str, change: Change) -> Version:
+        """Remove a version from the lists; its history stays. Returns it.
+
+        Raises:
+            RegistryError: there is none, or an alias or a deployment uses it.
+
+        """
+        with write_transaction(self._engine) as connection:
+            version = _find(connection, spec)
+            _lock_model(connection, version.model)
+            if version.aliases:
+                raise RegistryError(
+                    f"{version.name} is named by the alias {version.aliases[0]}. Move it first, noria models alias "
+                    f"{version.model}@NUMBER {version.aliases[0]}, or delete it with --delete."
+                )
+            used_by = connection.scalars(
+                sa.select(endpoints.c.name)
+                .join(deployments, deployments.c.endpoint_id == endpoints.c.id)
+                .join(deployment_heads, deployment_heads.c.deployment_id == deployments.c.id)
+                .where(deployments.c.version_id == version.id, deployment_heads.c.state.not_in(RETIRED_STATES))
+            ).first()
+            if used_by is not None:
+                raise RegistryError(
+                    f"{version.name} is deployed to the endpoint {used_by}. Deploy another version there first."
+                )
+            _write_version_event(connection, version.id, "removed", change)
+            return _read_version(connection, version.id)
+
+
+def check_model_name(name: str) -> None:
+    """Raise RegistryError if a name is not allowed."""
+    if not _NAME.fullmatch(name):
+        raise RegistryError(f"the model name {short_repr(name)} is not allowed; 1 to 128 of A-Z a-z 0-9 _ . + / - are.")
+
+
+def _lock_model(connection: Connection, name: str) -> int:
+    """Return the id of a model, which is created if it is new; no other transaction changes the model until the end."""
+    insert_if_new(connection, models, name=name)
+    found: int = connection.execute(sa.select(models.c.id).where(models.c.name == name).with_for_update()).scalar_one()
+    return found
+
+
+def _insert_version(connection: Connection, model_id: int, folder: ModelFolder, change: Change) -> tuple[int, bool]:
+    """Return the id of the version with the folder's content, and whether it was there."""
+    manifest, digest = folder.manifest, folder.manifest.digest
+    insert_if_new(connection, artifacts, digest=digest, size_bytes=manifest.size_bytes, manifest=manifest.text)
+    insert_if_new(connection, locations, digest=digest, url=folder.url)
+    of_model = versions.c.model_id == model_id
+    known = connection.scalar(sa.select(versions.c.id).where(of_model, versions.c.manifest_digest == digest))
+    if known is not None:
+        is_there = _read_version(connection, known).removed is None
+        if not is_there:
+            _write_version_event(connection, known, "added", change)
+        return known, is_there
+    last = connection.scalar(sa.select(sa.func.max(versions.c.number)).where(of_model))
+    values = {
+        "model_id": model_id,
+        "number": (last or 0) + 1,
+        "manifest_digest": digest,
+        "code_digest": "",
+        "kind": folder.kind,
+        "fingerprint": folder.fingerprint,
+        "source": folder.source,
+    }
+    new: int = connection.execute(versions.insert().values(values).returning(versions.c.id)).scalar_one()
+    _write_version_event(connection, new, "added", change)
+    return new, False
+
+
+def _lineage(
+    connection: Connection,
+    name: str,
+    folder: ModelFolder,
+    change: Change,
+    run_id: str | None,
+    inputs: Mapping[DatasetRef, str | None],
+) -> Sequence[Event]:
+    """Return the event that connects a version with its run and data, if one is named.
+
+    Without a run, adding the version is the run; the same command again is the same one.
+    """
+    output = model_ref(name, folder.manifest.digest)
+    if run_id is not None:
+        row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
+        if row is None:
+            raise RegistryError(
+                f"there is no run {short_repr(run_id)}. Send its OpenLineage events first, or leave --run out: runs "
+                "whose outputs name the digest of this folder are found without it."
+            )
+        run = RunId(run_id, row.job_namespace, row.job_name)
+    elif inputs:
+        named = f"{output}{sorted(inputs)}"
+        run = RunId(str(uuid.uuid5(uuid.NAMESPACE_URL, named)), MODELS_NAMESPACE, _ADD_JOB)
+    else:
+        return []
+    event_type: EventType = "OTHER" if run_id is not None else "COMPLETE"
+    event = run_event(event_type, change.at, run, inputs=inputs, outputs={output: folder.url})
+    return [parse_event(msgspec.json.encode(event))]
+
+
+def _set_alias(connection: Connection, model_id: int, alias: str, version_id: int, change: Change) -> None:
+    if not _ALIAS.fullmatch(alias):
+        raise RegistryError(
+            f"the alias {short_repr(alias)} is not allowed; 1 to 64 of A-Z a-z 0-9 _ . + - are, but not digits alone."
+        )
+    is_alias = sa.and_(aliases.c.model_id == model_id, aliases.c.alias == alias)
+    if connection.scalar(sa.select(aliases.c.version_id).where(is_alias)) == version_id:
+        return
+    if not insert_if_new(connection, aliases, model_id=model_id, alias=alias, version_id=version_id):
+        connection.execute(aliases.update().where(is_alias).values(version_id=version_id))
+    _write_alias_event(connection, model_id, alias, version_id, change)
+
+
+def _write_alias_event(
+    connection: Connection, model_id: int, alias: str, version_id: int | None, change: Change
+) -> None:
+    values = {"model_id": model_id, "alias": alias, "version_id": version_id, **msgspec.structs.asdict(change)}
+    connection.execute(alias_events.insert().values(values))
+
+
+def _write_version_event(connection: Connection, version_id: int, event_type: str, change: Change) -> None:
+    values = {"version_id": version_id, "type": event_type, **msgspec.structs.asdict(change)}
+    connection.execute(version_events.insert().values(values))
+
+
+def _model_id(connection: Connection, name: str) -> int:
+    found: int | None = connection.scalar(sa.select(models.c.id).where(models.c.name == name))
+    if found is None:
+        known = sorted(connection.scalars(sa.select(models.c.name)))
+        listed = f"Known are {', '.join(known[:20])}." if known else "There is none yet: noria models add NAME FOLDER."
+        raise RegistryError(f"there is no model {short_repr(name)}.{did_you_mean(name, known)} {listed}")
+    return found
+
+
+def _unknown_alias(connection: Connection, model: str, alias: str) -> RegistryError:
+    query = sa.select(aliases.c.alias).join(models).where(models.c.name == model)
+    known = sorted(connection.scalars(query))
+    listed = f"Its aliases are {', '.join(known)}." if known else "It has none."
+    return RegistryError(f"the model {model} has no alias {short_repr(alias)}.{did_you_mean(alias, known)} {listed}")
+
+
+def _find(connection: Connection, spec: str) -> Version:
+    """Return the version that `MODEL`, `MODEL@NUMBER` or `MODEL@ALIAS` names, unless it is removed."""
+    model, _, wanted = spec.partition("@")
+    _model_id(connection, model)
+    found = _read_versions(connection, models.c.name == model)
+    present = [version for version in found if version.removed is None]
+    if not wanted:
+        if not present:
+            raise RegistryError(f"all versions of {model} are removed. Add one: noria models add {model} FOLDER.")
+        return present[-1]
+    if not wanted.isdecimal():
+        for version in present:
+            if wanted in version.aliases:
+                return version
+        raise _unknown_alias(connection, model, wanted)
+    for version in found:
+        if version.number == int(wanted):
+            if version.removed is not None:
+                raise RegistryError(
+                    f"{version.name} was removed by {version.removed.by}. Add it again: noria models add {model} "
+                    f"{version.source}."
+                )
+            return version
+    numbers = ", ".join(str(version.number) for version in present) or "none"
+    raise RegistryError(f"the model {model} has no version {wanted}. Its versions are {numbers}.")
+
+
+def _read_version(connection: Connection, version_id: int) -> Version:
+    (found,) = _read_versions(connection, versions.c.id == version_id)
+    return found
+
+
+def _read_versions(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Version]:
+    """Return the versions for which `condition` holds, by model and number."""
+    query = (
+        sa.select(versions, models.c.name, artifacts.c.size_bytes, artifacts.c.manifest)
+        .join(models, versions.c.model_id == models.c.id)
+        .join(artifacts, versions.c.manifest_digest == artifacts.c.digest)
+        .where(condition)
+        .order_by(models.c.name, versions.c.number)
+    )
+    rows = connection.execute(query).all()
+    ids, digests = [row.id for row in rows], {row.manifest_digest for row in rows}
+    changes: dict[int, dict[str, Change]] = {}
+    last_types: dict[int, str] = {}
+    of_versions = sa.select(version_events).where(version_events.c.version_id.in_(ids)).order_by(version_events.c.seq)
+    for row in connection.execute(of_versions):
+        changes.setdefault(row.version_id, {})[row.type] = Change(row.at, row.by, row.why)
+        last_types[row.version_id] = row.type
+    alias_rows = connection.execute(sa.select(aliases).where(aliases.c.version_id.in_(ids)).order_by(aliases.c.alias))
+    names: dict[int, list[str]] = {}
+    for alias in alias_rows:
+        names.setdefault(alias.version_id, []).append(alias.alias)
+    urls: dict[str, list[str]] = {}
+    for location in connection.execute(sa.select(locations).where(locations.c.digest.in_(digests))):
+        urls.setdefault(location.digest, []).append(location.url)
+    return [
+        Version(
+            id=row.id,
+            model=row.name,
+            number=row.number,
+            digest=row.manifest_digest,
+            kind=row.kind,
+            fingerprint=row.fingerprint,
+            source=row.source,
+            size_bytes=row.size_bytes,
+            num_files=row.manifest.count("\n"),
+            aliases=tuple(names.get(row.id, ())),
+            urls=tuple(sorted(urls.get(row.manifest_digest, ()))),
+            added=changes[row.id]["added"],
+            removed=changes[row.id]["removed"] if last_types[row.id] == "removed" else None,
+        )
+        for row in rows
+    ]

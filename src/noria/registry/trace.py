@@ -1,0 +1,246 @@
+"""Walks from a model or data to the runs and data that made it, or down to all that was made from it.
+
+A run's inputs are its own and those of its steps; its outputs are its own. So the way up goes from an output to its
+run, to that run's inputs and to its steps, and theirs; the way down goes the same ways backwards. It is one of
+versions: data whose version no event states leads nowhere, because any run may have written what was read.
+
+A model is a dataset whose version is the digest of its manifest, whatever name a run gave it.
+"""
+
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Struct
+from sqlalchemy import Connection
+
+from noria.errors import RegistryError, short_repr
+from noria.registry.openlineage import RunState, Statement
+from noria.registry.schema import dataset_versions, datasets, models, run_io, runs, versions
+
+MAX_NODES = 2000
+_DIGEST = re.compile(r"sha256:([0-9a-f]{8,64})")
+
+Direction = Literal["up", "down"]
+Role = Literal["made by", "input", "step", "read by", "output", "part of"]
+
+
+class NodeId(NamedTuple):
+    """A model by its digest, data by the id of its version, or a run by its id."""
+
+    kind: Literal["model", "dataset", "run"]
+    key: str | int
+
+
+class ModelNode(Struct, frozen=True, tag="model"):
+    """Versions with the same content."""
+
+    names: list[str]  # MODEL@NUMBER
+    digest: str
+
+
+class DatasetNode(Struct, frozen=True, tag="dataset"):
+    """A version of a dataset."""
+
+    namespace: str
+    name: str
+    version: str  # empty: not stated
+    digest: str | None
+    uris: list[str]
+
+
+class RunNode(Struct, frozen=True, tag="run"):
+    """A run, which may be a step of another."""
+
+    run_id: str
+    job_namespace: str
+    job_name: str
+    status: str
+    started_at: float
+    ended_at: float | None
+    parent_id: str | None
+    params: dict[str, Any]
+    metrics: dict[str, float]
+    error: str | None
+
+
+Node = ModelNode | DatasetNode | RunNode
+
+
+class Edge(NamedTuple):
+    """`to` is `role` of `start`: the run that it was made by, an input of it."""
+
+    start: int  # of `Graph.nodes`
+    to: int
+    role: Role
+
+
+class Graph(Struct, frozen=True):
+    """What was found, the subjects first."""
+
+    direction: Direction
+    num_subjects: int
+    nodes: list[Node]
+    edges: list[Edge]
+    is_cut: bool  # there is more than `MAX_NODES`
+
+
+def trace(connection: Connection, subjects: Iterable[NodeId], direction: Direction) -> Graph:
+    """Walk in one direction from all `subjects`, breadth first."""
+    found = {subject: number for number, subject in enumerate(subjects)}
+    num_subjects, edges, is_cut = len(found), [], False
+    queue = list(found)
+    for node in queue:
+        for role, other in _NEXT[direction, node.kind](connection, node):
+            if other not in found:
+                if len(found) >= MAX_NODES:
+                    is_cut = True
+                    continue
+                found[other] = len(found)
+                queue.append(other)
+            edges.append(Edge(found[node], found[other], role))
+    return Graph(direction, num_subjects, [_describe(connection, node) for node in queue], edges, is_cut)
+
+
+def find_digest(connection: Connection, text: str) -> list[NodeId]:
+    """Return the model or the data with a digest: `sha256:` and at least its first 8 digits.
+
+    Raises:
+        RegistryError: it is not one, the registry does not have it, or it has several that begin so.
+
+    """
+    match = _DIGEST.fullmatch(text)
+    if match is None:
+        raise RegistryError(f"{short_repr(text)} is no digest; allowed is sha256: and its first 8 to 64 digits.")
+    columns = (versions.c.manifest_digest, dataset_versions.c.digest)
+    digests = {
+        digest
+        for column in columns
+        for digest in connection.scalars(sa.select(column).where(column.startswith(text)).distinct().limit(3))
+    }
+    if not digests:
+        raise RegistryError(f"the registry has no model and no data with the digest {text}.")
+    if len(digests) > 1:
+        raise RegistryError(f"several digests begin with {text}: {', '.join(sorted(digests))}. Give more digits.")
+    digest = digests.pop()
+    rows = connection.execute(_VERSION.where(dataset_versions.c.digest == digest)).all()
+    return sorted({_node_of(row) for row in rows}) or [NodeId("model", digest)]  # a model that no run has named
+
+
+def find_dataset(connection: Connection, namespace: str, name: str, version: str) -> NodeId:
+    """Return a version of a dataset. Raises RegistryError: the registry does not have it."""
+    of_dataset = sa.and_(datasets.c.namespace == namespace, datasets.c.name == name)
+    row = connection.execute(_VERSION.where(of_dataset, dataset_versions.c.version == version)).first()
+    if row is not None:
+        return _node_of(row)
+    query = sa.select(dataset_versions.c.version).join(datasets).where(of_dataset).limit(20)
+    known = sorted(version or "(not stated)" for version in connection.scalars(query))
+    listed = f"Its versions are {', '.join(known)}." if known else "There is no such dataset."
+    raise RegistryError(f"the registry has no version {short_repr(version)} of {namespace} {name}. {listed}")
+
+
+def find_run(connection: Connection, run_id: str) -> NodeId:
+    """Return a run. Raises RegistryError: the registry does not have it."""
+    known = connection.scalar(sa.select(runs.c.run_id).where(runs.c.run_id == str(uuid.UUID(run_id))))
+    if known is None:
+        raise RegistryError(f"the registry has no run {run_id}.")
+    return NodeId("run", known)
+
+
+_VERSION = (
+    sa.select(dataset_versions.c.id, dataset_versions.c.digest, versions.c.id.label("model_version"))
+    .join(datasets, dataset_versions.c.dataset_id == datasets.c.id)
+    .outerjoin(versions, versions.c.manifest_digest == dataset_versions.c.digest)
+)
+"""Versions of datasets, each also with the versions of models that it is."""
+
+
+def _node_of(row: Any) -> NodeId:
+    return NodeId("dataset", row.id) if row.model_version is None else NodeId("model", row.digest)
+
+
+def _runs_of(connection: Connection, node: NodeId, direction: str, role: Role) -> list[tuple[Role, NodeId]]:
+    """Return the runs that have a model or data as input, or as output."""
+    is_node = dataset_versions.c.digest == node.key if node.kind == "model" else dataset_versions.c.id == node.key
+    query = (
+        sa.select(runs.c.run_id)
+        .join(run_io, run_io.c.run_id == runs.c.run_id)
+        .join(dataset_versions, run_io.c.dataset_version_id == dataset_versions.c.id)
+        .where(is_node, dataset_versions.c.version != "", run_io.c.direction == direction)
+        .group_by(runs.c.run_id, runs.c.started_at)
+        .order_by(runs.c.started_at, runs.c.run_id)
+    )
+    return [(role, NodeId("run", run_id)) for run_id in connection.scalars(query)]
+
+
+def _io_of(connection: Connection, run: NodeId, direction: str, role: Role) -> list[tuple[Role, NodeId]]:
+    """Return the inputs, or the outputs, of a run."""
+    query = (
+        _VERSION.join(run_io, run_io.c.dataset_version_id == dataset_versions.c.id)
+        .where(run_io.c.run_id == run.key, run_io.c.direction == direction)
+        .order_by(datasets.c.namespace, datasets.c.name, dataset_versions.c.version)
+    )
+    return [(role, node) for node in dict.fromkeys(map(_node_of, connection.execute(query)))]
+
+
+def _above(connection: Connection, run: NodeId) -> list[tuple[Role, NodeId]]:
+    steps = sa.select(runs.c.run_id).where(runs.c.parent_id == run.key).order_by(runs.c.started_at, runs.c.run_id)
+    found: list[tuple[Role, NodeId]] = [("step", NodeId("run", run_id)) for run_id in connection.scalars(steps)]
+    return _io_of(connection, run, "input", "input") + found
+
+
+def _below(connection: Connection, run: NodeId) -> list[tuple[Role, NodeId]]:
+    parent = sa.select(runs.c.parent_id).where(runs.c.run_id == run.key).scalar_subquery()
+    known = connection.scalars(sa.select(runs.c.run_id).where(runs.c.run_id == parent))
+    found: list[tuple[Role, NodeId]] = [("part of", NodeId("run", run_id)) for run_id in known]
+    return _io_of(connection, run, "output", "output") + found
+
+
+_NEXT: dict[tuple[Direction, str], Callable[[Connection, NodeId], list[tuple[Role, NodeId]]]] = {
+    ("up", "model"): lambda connection, node: _runs_of(connection, node, "output", "made by"),
+    ("up", "dataset"): lambda connection, node: _runs_of(connection, node, "output", "made by"),
+    ("up", "run"): _above,
+    ("down", "model"): lambda connection, node: _runs_of(connection, node, "input", "read by"),
+    ("down", "dataset"): lambda connection, node: _runs_of(connection, node, "input", "read by"),
+    ("down", "run"): _below,
+}
+
+
+def _describe(connection: Connection, node: NodeId) -> Node:
+    match node.kind:
+        case "model":
+            query = (
+                sa.select(models.c.name, versions.c.number)
+                .join(versions)
+                .where(versions.c.manifest_digest == node.key)
+                .order_by(models.c.name, versions.c.number)
+            )
+            return ModelNode([f"{name}@{number}" for name, number in connection.execute(query)], str(node.key))
+        case "dataset":
+            columns = (datasets.c.namespace, datasets.c.name, dataset_versions.c.version, dataset_versions.c.digest)
+            row = connection.execute(sa.select(*columns).join(datasets).where(dataset_versions.c.id == node.key)).one()
+            of_version = run_io.c.dataset_version_id == node.key
+            uris = connection.scalars(sa.select(run_io.c.uri).where(of_version, run_io.c.uri.is_not(None)).distinct())
+            return DatasetNode(*row, sorted(uri for uri in uris if uri is not None))
+        case "run":
+            row = connection.execute(sa.select(runs).where(runs.c.run_id == node.key)).one()
+            state = msgspec.json.decode(row.state, type=RunState)
+            return RunNode(
+                run_id=row.run_id,
+                job_namespace=row.job_namespace,
+                job_name=row.job_name,
+                status=row.status,
+                started_at=row.started_at,
+                ended_at=row.ended_at,
+                parent_id=row.parent_id,
+                params=_values(state.params),
+                metrics=_values(state.metrics),
+                error=None if state.error is None else state.error.value,
+            )
+
+
+def _values(entries: dict[str, Statement]) -> dict[str, Any]:
+    return {name: entries[name].value for name in sorted(entries)}
