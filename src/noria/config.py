@@ -225,7 +225,13 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "others; 0 is none. Needs `noria-serve[grpc]`",
         ),
     ] = 0
-    processes: Annotated[int, Meta(ge=1, le=64, description="front-end processes sharing the port")] = 1
+    processes: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | Annotated[str, Meta(pattern=r"^(auto|\d{1,2}(-\d{1,2})?)\Z")],
+        Meta(
+            description="front-end processes sharing the port: a number, the fewest and the most, such as `1-4`, "
+            "between which it follows the load, or `auto`, which is 1 to half of the cores: docs/operations.md"
+        ),
+    ] = 1
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
     max_steps: Annotated[int, Meta(ge=1, le=1000, description="maximum inference steps of one request")] = 200

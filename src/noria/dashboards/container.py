@@ -50,6 +50,11 @@ CONTAINER = Dashboard(
                     stacked=True,
                 ),
                 timeseries(
+                    "Front ends",
+                    "Those that accept connections; with bounds in `frontend.processes` their number follows the load.",
+                    Query(f"noria_frontends{{{_INSTANCE_FILTER}}}", "{{instance}}"),
+                ),
+                timeseries(
                     "Memory by process",
                     "Resident memory. It is constant under any load; growth is a bug.",
                     Query(f"noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}", "{{process}}"),

@@ -74,20 +74,22 @@ def build_app(
     metrics_port: int | None = None,
     load_tokenizer: Callable[[EncoderModelSpec], Tokenizer] | None = None,
     endpoint_models: Mapping[str, EncoderModelSpec] = MappingProxyType({}),
+    num_frontends: int = 1,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
     `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, calls `app.state.load`,
     which loads the code of endpoints, before the lifespan begins, and `app.state.drain` when the server stops accepting
-    connections. `metrics_port` is the port that serves /metrics alone; None: there is none. `load_tokenizer` loads the
-    tokenizer of a text encoder; by default that of its folder. `endpoint_models` are those of endpoints, by the
-    endpoint's name.
+    connections; or, if it need not stop soon, `app.state.retire`, which also waits for the end of jobs and gRPC calls.
+    `metrics_port` is the port that serves /metrics alone; None: there is none. `load_tokenizer` loads the tokenizer of
+    a text encoder; by default that of its folder. `endpoint_models` are those of endpoints, by the endpoint's name.
+    `num_frontends` share the clients' limits, until `app.state.share_limits` is called with another number.
 
     Raises:
         ConfigError: the file of API keys is invalid.
 
     """
-    clients = ClientDirectory(read_keys(config.frontend.api_keys_file), config.frontend.processes)
+    clients = ClientDirectory(read_keys(config.frontend.api_keys_file), num_frontends)
     generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
     encoding_service = EncodingService(engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer)
@@ -108,6 +110,7 @@ def build_app(
         body_reader,
         config,
         open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer),
+        lambda: clients.num_processes,
     )
     images = ImageRoutes(generation_service, body_reader)
     openai = OpenAIRoutes(generation_service, body_reader)
@@ -129,7 +132,7 @@ def build_app(
         *jobs.routes,
         *live.routes,
         *A1111Routes(generation_service, body_reader).routes,
-        *TeiRoutes(encoding_service, body_reader, config).routes,
+        *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,
         *OpenInferenceRoutes(open_inference, body_reader).routes,
         Route("/healthz", server_routes.healthz),
         Route("/readyz", server_routes.readyz),
@@ -151,11 +154,6 @@ def build_app(
         rejection_log.record(http, error)
         headers = {"Connection": "close"} if http.scope["state"].get("must_close") else None
         return error_response(error, http, headers)
-
-    def drain() -> None:
-        jobs.drain()
-        live.drain()
-        grpc_server.drain()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -179,9 +177,25 @@ def build_app(
         internal_error_response,
         tracer,
     )
-    app.state.load, app.state.drain = endpoints.load, drain
+    app.state.load, app.state.drain = endpoints.load, functools.partial(_drain, jobs, live, grpc_server)
+    app.state.retire = functools.partial(_retire, jobs, live, grpc_server)
+    app.state.share_limits = clients.share_among
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
     return app
+
+
+def _drain(jobs: JobRoutes, live: LiveRoutes, grpc_server: "GrpcServer | _NoGrpcServer") -> None:
+    """Begin no more work, and end what has no end."""
+    jobs.drain()
+    live.drain()
+    grpc_server.drain()
+
+
+async def _retire(jobs: JobRoutes, live: LiveRoutes, grpc_server: "GrpcServer | _NoGrpcServer", limit_s: float) -> None:
+    """As `_drain`, and wait for the end of what was begun; gRPC calls are cancelled after `limit_s` seconds."""
+    jobs.drain()
+    live.drain()
+    await asyncio.gather(jobs.wait_until_idle(), grpc_server.retire(limit_s))
 
 
 @contextlib.asynccontextmanager
@@ -203,6 +217,9 @@ class _NoGrpcServer(contextlib.nullcontext[None]):
     """In place of a `GrpcServer`, if there is none."""
 
     def drain(self) -> None:
+        """Do nothing."""
+
+    async def retire(self, limit_s: float) -> None:
         """Do nothing."""
 
 

@@ -2,7 +2,8 @@
 
 The supervisor binds the port and passes the socket's descriptor, so several front ends share the port, and no
 connection is lost when one of them restarts. On SIGTERM or SIGINT the process stops accepting connections, answers
-requests in flight for up to `frontend.drain_s`, answers the rest with 503, and exits with status 0.
+requests in flight for up to `frontend.drain_s`, answers the rest with 503, and exits with status 0. Told to retire,
+because the other front ends suffice, it stops accepting connections and does the same when its clients have left.
 """
 
 import asyncio
@@ -13,13 +14,14 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
 from types import FrameType
+from typing import Literal
 
 import msgspec
 import setproctitle
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import State
 
 from noria.config import Config, FrontendConfig
 from noria.errors import SetupError
@@ -31,7 +33,7 @@ from noria.jobs.service import open_job_service, random_worker_id
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.traces.setup import open_tracer
-from noria.protocol.messages import engine_name
+from noria.protocol.messages import FRONTEND_READY, NumFrontends, Retire, engine_name
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.text import EncoderModelSpec
 
@@ -39,6 +41,9 @@ _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight;
 _CLOSE_GRACE_S = 1.0  # after that, for the work of closed connections to end by itself before uvicorn cancels it
 # Longer than clients keep an idle connection (httpx 5 s, nginx 60 s), so that none sends into a closing one.
 _KEEP_ALIVE_S = 75
+# One that joins others listens when it knows the engines; they answer at once unless they are down.
+_FIRST_STATES_WAIT_S = 5.0
+_RETIRE_POLL_S = 0.1
 # New objects until a collection; the requests in flight alone have more than Python's 700.
 _GC_THRESHOLD = 5000
 
@@ -54,9 +59,17 @@ class FrontendTask(msgspec.Struct, frozen=True):
     default_models: dict[str, str] = {}  # name of the model for requests that name none, by kind
     endpoint_models: dict[str, EncoderModelSpec] = {}  # of `config.endpoints`, by the endpoint's name
     metrics_fd: int | None = None  # another listening socket, for /metrics alone
+    control_fd: int | None = None  # a connection to the supervisor, inherited
+    num_frontends: int = 1  # with this one
+    start_reason: Literal["initial", "load", "restarted"] = "initial"
     parent_pid: int | None = None  # the supervisor's
     # `server/name`, the same after a restart.
     worker_id: str = msgspec.field(default_factory=random_worker_id)
+
+    @property
+    def name(self) -> str:
+        """The name of the process, such as `frontend-0`."""
+        return self.worker_id.rpartition("/")[2]
 
 
 def run(task: FrontendTask) -> None:
@@ -67,20 +80,35 @@ def run(task: FrontendTask) -> None:
 
     """
     config, worker_id = task.config, task.worker_id
-    setproctitle.setproctitle(f"noria frontend {worker_id.rpartition('/')[2]}")
+    setproctitle.setproctitle(f"noria frontend {task.name}")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # after a shutdown, uvicorn raises the signal again
         signal.signal(number, _ignore_signal)
     declarations.init_engine_series([engine_name(number) for number in range(len(task.engines))])
     outcomes.init_unknown_model_series()
-    declarations.FRONTEND_STARTS.labels(worker_id.rpartition("/")[2]).inc()
-    engine_pool = EnginePool(task.engines, config.frontend.restart_wait_s, worker_id, task.default_models)
-    tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
+    declarations.FRONTEND_STARTS.labels(task.name, "restarted")  # 0, so that Prometheus sees the first increase
+    declarations.FRONTEND_STARTS.labels(task.name, task.start_reason).inc()
+    engine_pool = EnginePool(
+        task.engines,
+        config.frontend.restart_wait_s,
+        worker_id,
+        task.default_models,
+        first_states_wait_s=0.0 if task.start_reason == "initial" else _FIRST_STATES_WAIT_S,
+    )
+    tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, task.name)
     jobs = open_job_service(config, worker_id, tracer)
     listeners = [socket.socket(fileno=fd) for fd in (task.fd, task.metrics_fd) if fd is not None]
     metrics_port = None if task.metrics_fd is None else listeners[1].getsockname()[1]
-    app = build_app(config, engine_pool, lambda: jobs, tracer, metrics_port, endpoint_models=task.endpoint_models)
-    server = http_server(app, engine_pool, config.frontend)
+    app = build_app(
+        config,
+        engine_pool,
+        lambda: jobs,
+        tracer,
+        metrics_port,
+        endpoint_models=task.endpoint_models,
+        num_frontends=task.num_frontends,
+    )
+    server = http_server(app, engine_pool, config.frontend, task)
     gc.collect()
     gc.set_threshold(_GC_THRESHOLD)
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
@@ -88,16 +116,19 @@ def run(task: FrontendTask) -> None:
     close_tracer()
 
 
-def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig) -> uvicorn.Server:
+def http_server(
+    app: Starlette, engine_pool: EnginePool, config: FrontendConfig, task: FrontendTask | None = None
+) -> uvicorn.Server:
     """Return the uvicorn server of this process: uvloop, httptools, our timeouts, and none of uvicorn's log lines.
 
-    Raises ConfigError if the certificate cannot be used.
+    It follows the messages of the supervisor if `task` has its connection. Raises ConfigError if the certificate cannot
+    be used.
     """
     return _DrainingServer(
         engine_pool,
-        app.state.load,
-        app.state.drain,
-        config.drain_s,
+        app.state,
+        config,
+        task,
         Certificate(config.ssl_certfile, config.ssl_keyfile) if config.ssl_certfile else None,
         uvicorn.Config(
             app,
@@ -118,6 +149,8 @@ def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig)
 class _DrainingServer(uvicorn.Server):
     """A uvicorn server that drains: it answers the last requests with 503, where uvicorn would close their connections.
 
+    It also shares its clients with a new front end, and retires, when the supervisor says so.
+
     With a certificate its TCP sockets speak TLS. Unix sockets never do: both ends of them are on this machine.
     """
 
@@ -127,29 +160,37 @@ class _DrainingServer(uvicorn.Server):
     def __init__(
         self,
         engine_pool: EnginePool,
-        load: Callable[[], Awaitable[None]],
-        on_drain: Callable[[], None],
-        drain_s: float,
+        app_state: State,  # what `build_app` put there
+        settings: FrontendConfig,
+        task: FrontendTask | None,
         certificate: Certificate | None,
         config: uvicorn.Config,
     ) -> None:
         super().__init__(config)
-        self._engine_pool, self._load, self._on_drain, self._drain_s = engine_pool, load, on_drain, drain_s
+        self._engine_pool, self._app_state, self._settings, self._task = engine_pool, app_state, settings, task
+        self._num_frontends = 1 if task is None else task.num_frontends
         self._certificate = certificate
-        self._following: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._told_to_exit = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load the code of endpoints, then start listening. Raises ConfigError."""
-        await self._load()
+        await self._app_state.load()
         if self._certificate is None:
             await super().startup(sockets)
-            return
+        else:
+            await self._start_with_tls(self._certificate, sockets)
+        declarations.FRONTENDS.set(1)
+        if self._task is not None and self._task.control_fd is not None:
+            control = socket.socket(fileno=self._task.control_fd)
+            self._background.append(asyncio.create_task(self._follow_supervisor(control, self._task.name)))
+
+    async def _start_with_tls(self, certificate: Certificate, sockets: list[socket.socket] | None) -> None:
         with_tls = [each for each in sockets or () if each.family != socket.AF_UNIX]
         await super().startup([each for each in sockets or () if each.family == socket.AF_UNIX])
-        self._following = asyncio.create_task(self._certificate.follow())
+        self._background.append(asyncio.create_task(certificate.follow()))
         for listener in with_tls:
-            server = TlsServer(listener, self._make_protocol, self._certificate)
+            server = TlsServer(listener, self._make_protocol, certificate)
             self.servers.append(server)  # type: ignore[arg-type]
 
     def _make_protocol(self) -> TimeoutHttpProtocol:
@@ -176,17 +217,71 @@ class _DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain and stop."""
-        log.info("draining for up to %g s", self._drain_s, extra=fields(event="drain_began", drain_s=self._drain_s))
-        if self._following is not None:
-            self._following.cancel()
-        self._on_drain()  # ends the streams of jobs and of the live view; their clients reconnect elsewhere
+        drain_s = self._settings.drain_s
+        log.info("draining for up to %g s", drain_s, extra=fields(event="drain_began", drain_s=drain_s))
+        for task in self._background:
+            task.cancel()
+        self._app_state.drain()  # ends the streams of jobs and of the live view; their clients reconnect elsewhere
         loop = asyncio.get_running_loop()
-        stop = loop.call_later(self._drain_s, self._engine_pool.stop)
-        abort = loop.call_later(self._drain_s + _REJECT_GRACE_S, self._abort_connections)
+        stop = loop.call_later(drain_s, self._engine_pool.stop)
+        abort = loop.call_later(drain_s + _REJECT_GRACE_S, self._abort_connections)
         await super().shutdown(sockets)
         stop.cancel()
         abort.cancel()
         log.info("drained", extra=fields(event="drain_ended"))
+
+    async def _follow_supervisor(self, control: socket.socket, name: str) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=control)
+        writer.write(FRONTEND_READY)
+        while line := await reader.readline():
+            match msgspec.json.decode(line, type=NumFrontends | Retire):
+                case NumFrontends(count):
+                    self._share_clients(count)
+                case Retire():
+                    declarations.FRONTEND_STOPS.labels(name).inc()
+                    await self._retire()
+
+    def _share_clients(self, num_frontends: int) -> None:
+        """Share limits with the other front ends, and connections if they have become more.
+
+        Of n front ends' connections, one in n is closed after its next response. Its client's next connection goes to
+        a front end that has time for it: rather to the new one.
+        """
+        if num_frontends > self._num_frontends:
+            for connection in list(self._connections)[::num_frontends]:
+                connection.close_after_response()
+        self._num_frontends = num_frontends
+        self._app_state.share_limits(num_frontends)
+
+    @property
+    def _connections(self) -> set[TimeoutHttpProtocol]:
+        return self.server_state.connections  # type: ignore[return-value]
+
+    async def _retire(self) -> None:
+        """Accept no more connections, and stop when all clients have left and jobs and gRPC calls have ended.
+
+        An idle connection stays open until its client has used it once more, or for as long as any idle one: no request
+        is sent into a connection that is being closed.
+        """
+        log.info("retiring", extra=fields(event="retirement_began"))
+        declarations.FRONTENDS.set(0)
+        limit_s = self._settings.request_timeout_s + _KEEP_ALIVE_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                ending = asyncio.gather(self._stop_accepting(), self._app_state.retire(limit_s))
+                while not ending.done() or self._connections:
+                    for connection in self._connections:
+                        connection.close_after_response()
+                    await asyncio.sleep(_RETIRE_POLL_S)
+                await ending
+        self.should_exit = True
+
+    async def _stop_accepting(self) -> None:
+        for server in self.servers:
+            if isinstance(server, TlsServer):
+                await server.stop_accepting()
+            else:
+                server.close()
 
     def _abort_connections(self) -> None:
         """Close the connections of clients that have not read their responses, which cancels their requests."""
@@ -202,7 +297,7 @@ def main() -> None:
     """Read the task from the command line and run it."""
     task = msgspec.json.decode(sys.argv[1], type=FrontendTask)
     die_with_parent(parent_pid=task.parent_pid)
-    with logging_here(task.worker_id.rpartition("/")[2], task.config.log_level, task.config.log_format):
+    with logging_here(task.name, task.config.log_level, task.config.log_format):
         try:
             run(task)
         except SetupError as error:

@@ -103,6 +103,11 @@ class JobService:
         for worker in self._workers:
             worker.stop_claiming()
 
+    async def wait_until_idle(self) -> None:
+        """Wait, after `drain`, until no job runs here."""
+        for worker in self._workers:
+            await worker.wait_until_idle()
+
     async def stop(self) -> None:
         """Requeue running jobs and close everything, whether PostgreSQL answers or not."""
         interruption = threading.Timer(_STOP_TIMEOUT_S, self._store.interrupt)

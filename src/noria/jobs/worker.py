@@ -151,6 +151,11 @@ class JobWorker:
         """Claim no more jobs."""
         self._is_claiming = False
 
+    async def wait_until_idle(self) -> None:
+        """Wait until no job runs here."""
+        while self._running_jobs:
+            await asyncio.wait([running_job.conclusion for running_job in self._running_jobs])
+
     async def run(self) -> None:
         """Execute jobs until cancelled; call `stop` afterwards."""
         await run_periodically(self._tick, self._pause)

@@ -247,3 +247,17 @@ def deserialize_from_engine(frame: bytes | memoryview) -> FromEngine:
         return _from_engine_decoder.decode(frame)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+class NumFrontends(Struct, frozen=True, tag=True):
+    """From the supervisor to a front end, as a line of JSON: how many share clients and limits from now on."""
+
+    count: int
+
+
+class Retire(Struct, frozen=True, tag=True):
+    """From the supervisor to a front end, as a line of JSON: end when all clients have left."""
+
+
+FRONTEND_READY = b"ready\n"
+"""From a front end to the supervisor: it accepts connections."""

@@ -8,12 +8,15 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from noria.observe.logs.log_record import fields
-from noria.protocol.messages import EngineState, ExitCause
+from noria.protocol.messages import EngineState, ExitCause, NumFrontends, Retire
 from noria.supervisor.exit_cause import classify_exit, combine_exits
 from noria.supervisor.hang_detector import HangDetector
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
@@ -59,8 +62,8 @@ class Child:
         self._was_killed_for_hanging = False
         self._num_oom_kills_before = self.num_oom_kills()
 
-    def ended(self, status: int, now: float) -> Restart | GiveUp:
-        """Record that the process ended with `status`; return what to do next."""
+    def ended(self, status: int, now: float) -> Restart | GiveUp | None:
+        """Record that the process ended with `status`; return what to do next. None: nothing, it was to end."""
         return self.restart_policy.ended(status, now, killed=status < 0 and self._exit_cause(status) == "killed")
 
     def _exit_cause(self, status: int) -> ExitCause:
@@ -108,7 +111,7 @@ class EngineChild(Child):
             self.hang_detector.ended()  # so that it is killed once
             self.send_signal(signal.SIGKILL)
 
-    def ended(self, status: int, now: float) -> Restart | GiveUp:
+    def ended(self, status: int, now: float) -> Restart | GiveUp | None:
         """As `Child.ended`; the task of the next run says how this one ended."""
         exit_cause = self._exit_cause(status)
         self.previous_exit = exit_cause if self._is_ready else combine_exits(self.previous_exit, exit_cause)
@@ -116,3 +119,51 @@ class EngineChild(Child):
         self.hang_detector.ended()
         self._ended_incarnation = self.incarnation
         return super().ended(status, now)
+
+
+@dataclass(kw_only=True)
+class FrontendChild(Child):
+    """A front end: it says when it accepts connections, and is told of the others and to retire.
+
+    One pair of sockets serves all its runs, so that what a run has not read is read by the next one.
+    """
+
+    on_accepting: Callable[[], None] = lambda: None
+    is_accepting: bool = False
+    is_retired: bool = False  # it ends, and is not restarted
+    is_counted: bool = False  # among those that share the clients; managed by `FrontendGroup`
+    _sockets: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+
+    def __post_init__(self) -> None:
+        ours, its = self._sockets
+        ours.setblocking(False)
+        self.pass_fds = (*self.pass_fds, its.fileno())
+        self.task = self.task | {"control_fd": its.fileno()}
+
+    def started(self, now: float) -> None:
+        """Record that the process was started."""
+        super().started(now)
+        asyncio.get_running_loop().add_reader(self._sockets[0], self._on_ready)
+
+    def _on_ready(self) -> None:
+        self._sockets[0].recv(4096)
+        self.is_accepting = True
+        self.on_accepting()
+
+    def tell(self, message: NumFrontends | Retire) -> None:
+        """Send it a message."""
+        with contextlib.suppress(OSError):  # it has not read for long
+            self._sockets[0].send(msgspec.json.encode(message) + b"\n")
+
+    def ended(self, status: int, now: float) -> Restart | GiveUp | None:
+        """As `Child.ended`; the next run is a restart."""
+        self.is_accepting = False
+        self.task = self.task | {"start_reason": "restarted"}
+        decision = super().ended(status, now)
+        return None if self.is_retired else decision
+
+    def close(self) -> None:
+        """Close the sockets, when it has ended for good."""
+        asyncio.get_running_loop().remove_reader(self._sockets[0])
+        for each in self._sockets:
+            each.close()

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 from noria.errors import ConfigError
 
+# The longest path of a Unix socket: sun_path of unix(7) without the terminating zero.
+MAX_ADDRESS_BYTES = 107
 _PREFIX, _LOCK_NAME = "noria-", "supervisor.lock"
 
 
@@ -70,3 +72,13 @@ class _Lock:
     def close(self) -> None:
         """Release the lock."""
         os.close(self._fd)
+
+
+def check_address_lengths(addresses: list[str]) -> None:
+    """Raise ConfigError if the temporary directory makes socket paths too long; ZeroMQ's own error names no file."""
+    longest = max((os.fsencode(address.removeprefix("ipc://")) for address in addresses), key=len)
+    if len(longest) > MAX_ADDRESS_BYTES:
+        raise ConfigError(
+            f"the path of the engines' sockets, such as {os.fsdecode(longest)!r}, has {len(longest)} bytes; "
+            f"the system allows {MAX_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
+        )

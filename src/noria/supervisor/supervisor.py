@@ -25,14 +25,13 @@ import zmq
 from prometheus_client import multiprocess
 
 from noria.config import Config, data_folder
-from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies
 from noria.frontend.http.tls import check_certificate
 from noria.jobs.results import reject_password
 from noria.jobs.webhooks.signing import secret_file
-from noria.observe.cgroup import memory_events, num_oom_kills
+from noria.observe.cgroup import cpu_limit, memory_events, num_oom_kills, usable_cores
 from noria.observe.logs.setup import child_log_environment, fields
 from noria.observe.metrics.dead_processes import merge_dead_processes
 from noria.observe.metrics.mmap_writer import BYTES_PER_PROCESS, has_space
@@ -40,7 +39,9 @@ from noria.observe.traces.setup import check_traces
 from noria.protocol.messages import EngineState, Hello, Ping, Pong, engine_name
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
-from noria.supervisor.child_process import Child, ChildKind, EngineChild
+from noria.supervisor.child_process import Child, ChildKind, EngineChild, FrontendChild
+from noria.supervisor.frontend_group import FrontendGroup
+from noria.supervisor.frontend_scaler import process_bounds
 from noria.supervisor.hang_detector import HangDetector
 from noria.supervisor.listener import (
     open_listeners,
@@ -50,7 +51,7 @@ from noria.supervisor.listener import (
     warn_if_open,
 )
 from noria.supervisor.log_collector import LogCollector, collecting_logs
-from noria.supervisor.private_folder import private_folder
+from noria.supervisor.private_folder import check_address_lengths, private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
 from noria.supervisor.served_models import divide_cores, endpoint_models, engine_groups, open_models
@@ -67,8 +68,6 @@ ENGINE_STOP_TIMEOUT_S = 5.0
 # A front end answers within 1 s; the rest is a margin for a busy machine.
 FRONTEND_READY_AFTER_S = 3.0
 PING_INTERVAL_S = 2.0
-# The longest path of a Unix socket: sun_path of unix(7) without the terminating zero.
-MAX_ADDRESS_BYTES = 107
 
 
 def child_command(kind: ChildKind, task_json: str) -> list[str]:
@@ -103,13 +102,22 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     check_proxies(config.frontend.trusted_proxies)
     check_hosts(config.frontend.allowed_hosts)
     check_certificate(config.frontend)
+    num_cores = usable_cores(len(os.sched_getaffinity(0)), cpu_limit())
+    num_frontends = process_bounds(config.frontend.processes, num_cores)
     raise_file_limit()
     models = open_models(config)
     with open_listeners(config.frontend) as listeners, private_folder() as directory:
         warn_if_open(listeners[0], config.frontend)
-        _check_space(directory, config.frontend.processes + len(engine_groups(config, models)))
+        _check_space(directory, num_frontends[1] + len(engine_groups(config, models)))
         supervisor = Supervisor(
-            config, models, listeners, directory, log_collector, started_s=started_s, build_command=build_command
+            config,
+            models,
+            listeners,
+            directory,
+            log_collector,
+            num_frontends,
+            started_s=started_s,
+            build_command=build_command,
         )
         return asyncio.run(supervisor.run())
 
@@ -124,6 +132,7 @@ class Supervisor:
         listeners: Sequence[socket.socket],  # of the server; then of its metrics, if they have one
         directory: str,
         log_collector: LogCollector,
+        num_frontends: tuple[int, int],  # the fewest and the most
         *,
         started_s: float,
         build_command: CommandBuilder,
@@ -136,14 +145,13 @@ class Supervisor:
         self._url = server_url(listeners[0], has_tls=bool(config.frontend.ssl_certfile))
         groups = engine_groups(config, models)
         addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(groups))]
-        _check_address_lengths(addresses)
+        check_address_lengths(addresses)
         self._engines = [
             self._make_engine(engine_name(index), device, address, held)
             for index, ((device, held), address) in enumerate(zip(groups, addresses, strict=True))
         ]
-        self._frontends = [
-            self._make_frontend(f"frontend-{index}", addresses) for index in range(config.frontend.processes)
-        ]
+        self._child_tasks: dict[str, asyncio.Task[None]] = {}
+        self._frontends = FrontendGroup(num_frontends, functools.partial(self._make_frontend, addresses))
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._exit_status = 0
@@ -172,7 +180,8 @@ class Supervisor:
             num_oom_kills=self._num_oom_kills,
         )
 
-    def _make_frontend(self, name: str, addresses: list[str]) -> Child:
+    def _make_frontend(self, addresses: list[str], name: str, num_frontends: int) -> FrontendChild:
+        is_first = not self._child_tasks  # else the server runs already, and does not depend on it
         fd, *metrics_fds = fds = [listener.fileno() for listener in self._listeners]
         task: dict[str, object] = {
             "config": self._config,
@@ -183,12 +192,14 @@ class Supervisor:
             "default_models": {spec.kind: spec.name for spec in reversed(self._models)},
             "parent_pid": os.getpid(),
             "worker_id": f"{self._server_id}/{name}",
+            "num_frontends": num_frontends,
+            "start_reason": "initial" if is_first else "load",
         }
-        return Child(
+        return FrontendChild(
             kind="frontend",
             name=name,
             task=task,
-            restart_policy=RestartPolicy(assumed_ready_after_s=FRONTEND_READY_AFTER_S),
+            restart_policy=RestartPolicy(assumed_ready_after_s=FRONTEND_READY_AFTER_S, was_ever_ready=not is_first),
             num_oom_kills=self._num_oom_kills,
             pass_fds=tuple(fds),
         )
@@ -200,23 +211,25 @@ class Supervisor:
             # Under nohup SIGHUP stays ignored.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 loop.add_signal_handler(signum, self._on_signal, signum)
-        child_tasks = {
-            child.name: asyncio.create_task(self._run_child(child)) for child in (*self._engines, *self._frontends)
-        }
-        readiness = asyncio.create_task(self._wait_until_ready())
+        for child in (*self._engines, *self._frontends.children):
+            self._start(child)
+        background = [
+            asyncio.create_task(work) for work in (self._wait_until_ready(), self._frontends.scale(self._start))
+        ]
         stop_requested = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([stop_requested, readiness, *child_tasks.values()], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stop_requested, *background], return_when=asyncio.FIRST_COMPLETED)
         self._stopping.set()  # also after an internal error, which is raised below
         # Front ends close their copies too: new connections are refused instead of left waiting.
         for listener in self._listeners:
             listener.close()
-        await self._stop_children(self._frontends, child_tasks, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
-        await self._stop_children(self._engines, child_tasks, ENGINE_STOP_TIMEOUT_S)
-        readiness.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await readiness
+        await self._stop_children(self._frontends.children, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
+        await self._stop_children(self._engines, ENGINE_STOP_TIMEOUT_S)
+        for task in background:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         self._log_collector.close()
-        for child_task in child_tasks.values():
+        for child_task in self._child_tasks.values():
             child_task.result()  # raises the internal error of a task, now that all children have ended
         log.info("stopped", extra=fields(event="stopped", status=self._exit_status))
         return self._exit_status
@@ -231,8 +244,19 @@ class Supervisor:
             log.info(message, signum.name, extra=fields(event="stopping", signal=signum.name))
             self._stopping.set()
 
+    def _start(self, child: Child) -> None:
+        task = self._child_tasks[child.name] = asyncio.create_task(self._run_child(child))
+        task.add_done_callback(functools.partial(self._on_child_done, child))
+
+    def _on_child_done(self, child: Child, task: asyncio.Task[None]) -> None:
+        if isinstance(child, FrontendChild) and not self._stopping.is_set() and task.exception() is None:
+            del self._child_tasks[child.name]
+            self._frontends.remove(child)
+        else:
+            self._stopping.set()  # also after an internal error, which `run` raises
+
     async def _run_child(self, child: Child) -> None:
-        """Start `child`, and start it again whenever it ends, until the server stops."""
+        """Start `child`, and start it again whenever it ends, until it has retired or the server stops."""
         while not self._stopping.is_set():
             with self._log_collector.open_pipe(child.name) as output:
                 child.process = await asyncio.create_subprocess_exec(
@@ -263,6 +287,9 @@ class Supervisor:
                     extra=fields(event="dead_processes_not_merged"),
                 )
             match decision:
+                case None:
+                    child.log(logging.INFO, "ended", f"ended {_describe_status(status)}", status=status)
+                    return
                 case Restart(delay_s):
                     message = f"ended {_describe_status(status)}; starting it again in {delay_s:.1f} s"
                     child.log(logging.ERROR, "restarted", message, status=status, delay_s=delay_s)
@@ -274,20 +301,18 @@ class Supervisor:
                     self._exit_status = exit_status
                     self._stopping.set()
 
-    async def _stop_children(
-        self, children: Sequence[Child], child_tasks: dict[str, asyncio.Task[None]], grace_s: float
-    ) -> None:
+    async def _stop_children(self, children: Sequence[Child], grace_s: float) -> None:
         """Send `children` SIGTERM, and SIGKILL to those left after `grace_s` seconds or at the second signal."""
         for child in children:
             child.send_signal(signal.SIGTERM)
         ended: asyncio.Future[Any] = asyncio.gather(
-            *(child_tasks[child.name] for child in children), return_exceptions=True
+            *(self._child_tasks[child.name] for child in children), return_exceptions=True
         )
         killing: asyncio.Future[Any] = asyncio.create_task(self._killing.wait())
         await asyncio.wait([ended, killing], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
         for child in children:
-            if not child_tasks[child.name].done():
+            if not self._child_tasks[child.name].done():
                 child.log(logging.WARNING, "killed", "is killed: it has not ended in time")
                 child.send_signal(signal.SIGKILL)
         await ended
@@ -308,7 +333,7 @@ class Supervisor:
 
     async def _announce_when_ready(self, engines_ready: list[asyncio.Event]) -> None:
         await wait_until_answering(self._url)
-        for frontend in self._frontends:
+        for frontend in self._frontends.children:
             frontend.restart_policy.ready()
         for event in engines_ready:
             await event.wait()
@@ -343,16 +368,6 @@ class Supervisor:
             # zmq.Again: the engine is not running, or does not read. The ping counts as unanswered.
             with contextlib.suppress(zmq.Again):
                 await connection.send(Ping())
-
-
-def _check_address_lengths(addresses: list[str]) -> None:
-    """Raise ConfigError if the temporary directory makes socket paths too long; ZeroMQ's own error names no file."""
-    longest = max((os.fsencode(address.removeprefix("ipc://")) for address in addresses), key=len)
-    if len(longest) > MAX_ADDRESS_BYTES:
-        raise ConfigError(
-            f"the path of the engines' sockets, such as {os.fsdecode(longest)!r}, has {len(longest)} bytes; "
-            f"the system allows {MAX_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
-        )
 
 
 def _check_space(directory: str, num_processes: int) -> None:

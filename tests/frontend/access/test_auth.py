@@ -424,6 +424,20 @@ def test_a_changed_key_keeps_what_is_in_flight_and_charged():
     client.images.charge(19, 1000.0)
 
 
+def test_front_ends_share_the_limits_by_their_present_number():
+    clients = ClientDirectory([ApiKey("alice", "a" * 64, max_images_in_flight=4, texts_per_minute=60)], 1)
+    (client,) = clients._clients.values()
+    client.images.acquire(3, 1000.0, 0.0)
+    clients.share_among(2)
+    with pytest.raises(RateLimited, match=r"3 images in flight.*limit of 2"):
+        client.images.acquire(1, 1000.0, 0.0)
+    with pytest.raises(RateLimited, match="30 texts a minute"):
+        client.texts.charge(31, 1000.0)
+    clients.update([ApiKey("alice", "a" * 64, max_images_in_flight=8)])
+    clients.share_among(1)
+    client.images.acquire(5, 1000.0, 0.0)
+
+
 def test_limits_that_a_changed_key_loses_and_gets_are_applied():
     limited, unlimited = ApiKey("alice", "a" * 64, texts_per_minute=1, priority="low"), ApiKey("alice", "a" * 64)
     clients = ClientDirectory([limited], 1)

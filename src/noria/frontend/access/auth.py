@@ -29,7 +29,7 @@ class ClientDirectory:
 
     def __init__(self, keys: Sequence[ApiKey], num_processes: int) -> None:
         """`num_processes` front ends share each key's limits."""
-        self._num_processes = num_processes
+        self.num_processes = num_processes
         self._clients = {key: ApiClient(key, num_processes) for key in keys}
         self._anonymous_client = None if keys else ApiClient(None, num_processes)
         self._revoked_names: dict[str, str] = {}  # by digest
@@ -46,9 +46,9 @@ class ClientDirectory:
         clients = {key.sha256: client for key, client in self._clients.items()}
         for digest, key in after.items():
             if digest not in before:
-                clients[digest] = ApiClient(key, self._num_processes)
+                clients[digest] = ApiClient(key, self.num_processes)
             elif key != before[digest]:
-                clients[digest].update(key, self._num_processes)
+                clients[digest].update(key, self.num_processes)
         self._clients = {key: clients[key.sha256] for key in keys}
         for digest, key in after.items():
             self._revoked_names.pop(digest, None)
@@ -63,6 +63,16 @@ class ClientDirectory:
             )
         for digest in list(self._revoked_names)[:-_MAX_REVOKED_KEYS]:
             del self._revoked_names[digest]
+
+    def share_among(self, num_processes: int) -> None:
+        """Grant the share of one of `num_processes` front ends from now on; what is in flight and charged still counts.
+
+        A rate's bucket stays as full as it is in proportion, so that all front ends together never hold more than a
+        minute's worth.
+        """
+        self.num_processes = num_processes
+        for key, client in self._clients.items():
+            client.update(key, num_processes)
 
     def revoked_name(self, key: bytes) -> str | None:
         """Return the name of a key that was revoked since the start; None if it was not."""

@@ -9,6 +9,7 @@ not read pixels.
 """
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,15 +67,17 @@ class EnginePool:
         restart_wait_s: float = 60.0,
         name: str | None = None,
         default_models: Mapping[str, str] | None = None,
+        first_states_wait_s: float = 0.0,
     ) -> None:
         """`name` identifies this front end; None: a random one.
 
         When a front end of this name reconnects, engines cancel its previous requests. `default_models` has the name of
-        each kind's default model; None: the first one of the first engine.
+        each kind's default model; None: the first one of the first engine. `first_states_wait_s` is how long the entry
+        waits for the states of all engines.
         """
         self._name = name or uuid.uuid4().hex
         self._addresses = tuple(addresses)
-        self._restart_wait_s = restart_wait_s
+        self._restart_wait_s, self._first_states_wait_s = restart_wait_s, first_states_wait_s
         self._engines: list[EngineClient] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
@@ -93,6 +96,9 @@ class EnginePool:
     async def __aenter__(self) -> Self:
         self._engines = [EngineClient(EngineConnection(address), self._name) for address in self._addresses]
         self._tasks = [asyncio.create_task(self._read_events(engine)) for engine in self._engines]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._first_states_wait_s), self._changed:
+                await self._changed.wait_for(lambda: all(engine.state != "unknown" for engine in self.engines))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -118,6 +118,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
     _unfinished_bytes = 0
     _has_tls = False
     _running_cycle: RequestResponseCycle | None = None  # of pipelined requests, `cycle` is the last
+    _closes_after_response = False
     _next_log_at: ClassVar[float] = 0.0
 
     @classmethod
@@ -207,6 +208,15 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         super().shutdown()
         self._start_close_timer()
 
+    def close_after_response(self) -> None:
+        """Have the connection closed after its next response, which says so: `Connection: close`.
+
+        An idle connection stays open for the request that its client may be sending, as long as any idle one.
+        """
+        self._closes_after_response = True
+        if self._running_cycle is not None and not self._running_cycle.response_started and not self.pipeline:
+            self._running_cycle.keep_alive = False
+
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection, on which nothing has arrived for too long."""
         super().timeout_keep_alive_handler()
@@ -265,6 +275,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running_cycle = cycle
+        if self._closes_after_response and not self.pipeline:
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def _head_bytes(self) -> int:

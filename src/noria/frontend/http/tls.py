@@ -116,30 +116,48 @@ class TlsServer:
         listener.setblocking(False)
         self._listener, self._make_protocol, self._certificate = listener, make_protocol, certificate
         self._loop = asyncio.get_running_loop()
-        self._tasks = {self._loop.create_task(self._accept())}
+        self._accepting = self._loop.create_task(self._accept())
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def stop_accepting(self) -> None:
+        """Accept no more connections; return when the handshakes of those that are accepted have ended."""
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
 
     def close(self) -> None:
         """Accept no more connections, and close those whose handshake has not ended."""
-        for task in self._tasks:
+        for task in (self._accepting, *self._handshakes):
             task.cancel()
 
     async def wait_closed(self) -> None:
         """Wait until `close` has had its effect."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
+
+    async def _wait_until_readable(self) -> None:
+        readable = asyncio.Event()
+        self._loop.add_reader(self._listener, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(self._listener)
 
     async def _accept(self) -> None:
         while True:
+            await self._wait_until_readable()  # not sock_accept, which loses a connection if it is cancelled then
             try:
-                client, _ = await self._loop.sock_accept(self._listener)
+                client, _ = self._listener.accept()
+            except BlockingIOError:  # another front end has it
+                continue
             except OSError:  # it has gone already, or no descriptor is left
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
+            client.setblocking(False)
             if connection.TimeoutHttpProtocol.has_reserved_descriptor(client.fileno(), self._loop.time()):
                 client.close()
                 continue
             handshake = self._loop.create_task(self._make_handshake(client))
-            self._tasks.add(handshake)
-            handshake.add_done_callback(self._tasks.discard)
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
 
     async def _make_handshake(self, client: socket.socket) -> None:
         try:

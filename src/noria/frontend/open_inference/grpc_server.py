@@ -129,8 +129,15 @@ class GrpcServer:
 
     def drain(self) -> None:
         """Accept no more calls. Those in flight fail when the engine pool stops, and are cancelled a moment later."""
-        grace_s = self._config.drain_s + _CANCEL_GRACE_S
+        self._stop(self._config.drain_s + _CANCEL_GRACE_S)
+
+    async def retire(self, limit_s: float) -> None:
+        """Accept no more calls; return when those in flight have ended, the last cancelled after `limit_s` seconds."""
+        await asyncio.wait([self._stop(limit_s)])
+
+    def _stop(self, grace_s: float) -> asyncio.Task[None]:
         self._stopping = self._stopping or asyncio.create_task(self._server.stop(grace_s))
+        return self._stopping
 
     async def __aexit__(self, *_: object) -> None:
         """Wait for the end of the drain."""

@@ -80,9 +80,11 @@ class JobRoutes:
         body_reader: JsonBodyReader,
         config: Config,
         open_service: Callable[[], JobService],
+        num_frontends: Callable[[], int],
     ) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
         self._encoding_service, self._config, self._open_service = encoding_service, config, open_service
+        self._num_frontends = num_frontends
         self._started_service: JobService | None = None
         self._stream_limiter = ConcurrencyLimiter(
             "streams of the events of jobs", MAX_STREAMS, MAX_STREAMS_PER_CLIENT, _STREAM_RETRY_AFTER_S
@@ -104,7 +106,7 @@ class JobRoutes:
         self._started_service = await asyncio.to_thread(self._open_service)
         concurrency = self._config.jobs.concurrency
         await self._started_service.start(
-            GenerationJobExecutor(self._generation_service, concurrency, self._config.frontend.processes),
+            GenerationJobExecutor(self._generation_service, concurrency, self._num_frontends),
             TextJobExecutor(self._encoding_service, self._started_service.text_files, concurrency),
         )
 
@@ -113,6 +115,10 @@ class JobRoutes:
         self._draining.set()
         if self._started_service is not None:
             self._started_service.drain()
+
+    async def wait_until_idle(self) -> None:
+        """Wait, after `drain`, until no job runs here."""
+        await self.service.wait_until_idle()
 
     async def stop(self) -> None:
         """Requeue the running jobs and close the store."""

@@ -37,7 +37,7 @@ class GenerationJobExecutor:
         self,
         generation_service: GenerationService,
         concurrency: int | Literal["auto"],
-        num_frontends: int,
+        num_frontends: Callable[[], int],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._generation_service, self._clock = generation_service, clock
@@ -55,7 +55,7 @@ class GenerationJobExecutor:
         if self._concurrency != "auto":
             return self._concurrency
         num_slots = self._generation_service.engine_pool.num_slots(DiffusionModelSpec) or _DEFAULT_NUM_SLOTS
-        return math.ceil(2 * num_slots / self._num_frontends)
+        return math.ceil(2 * num_slots / self._num_frontends())
 
     async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:
         """Generate the images of one job. Calls `on_progress` with progress as JSON. Raises NoriaError."""

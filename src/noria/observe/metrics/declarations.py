@@ -168,10 +168,19 @@ EVENT_LOOP_LAG_SECONDS = _histogram(
     buckets=_LAG_BUCKETS_S,
 )
 
+FRONTENDS = _gauge(_SECTION, "noria_frontends", "Front ends that accept connections.")
 FRONTEND_STARTS = _counter(
     _SECTION,
     "noria_frontend_starts",
-    "Front-end processes started, by name. Each starts once per server run, unless it is restarted.",
+    "Front-end processes started, by name and cause: `initial` (with the server), `load` (one more), `restarted` (the "
+    "previous process ended).",
+    "process",
+    "cause",
+)
+FRONTEND_STOPS = _counter(
+    _SECTION,
+    "noria_frontend_stops",
+    "Front-end processes that stopped because the others suffice for the load, by name.",
     "process",
 )
 

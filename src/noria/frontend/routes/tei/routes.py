@@ -5,7 +5,7 @@ no model, so each route takes the first model of its task, unless the body has N
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -102,8 +102,15 @@ _CLASSIFICATIONS: Sequence[EncoderTask] = ("classification", "reranking")
 class TeiRoutes:
     """The routes."""
 
-    def __init__(self, encoding_service: EncodingService, body_reader: JsonBodyReader, config: Config) -> None:
+    def __init__(
+        self,
+        encoding_service: EncodingService,
+        body_reader: JsonBodyReader,
+        config: Config,
+        num_frontends: Callable[[], int],
+    ) -> None:
         self._encoding_service, self._body_reader, self._config = encoding_service, body_reader, config
+        self._num_frontends = num_frontends
 
     @property
     def routes(self) -> list[Route]:
@@ -176,7 +183,7 @@ class TeiRoutes:
                 max_batch_requests=None if engine.encoder_batch_texts == "auto" else engine.encoder_batch_texts,
                 max_client_batch_size=frontend.max_texts,
                 auto_truncate=frontend.truncate_texts,
-                tokenization_workers=frontend.processes,
+                tokenization_workers=self._num_frontends(),
                 version=__version__,
             )
         )
