@@ -175,7 +175,7 @@ def test_a_front_end_starts_under_load_and_stops_without_it_and_no_request_fails
         clients.stop()
         assert clients.failures == []
         assert clients.num_requests > 100
-        assert metric("noria_frontend_starts_total", process="frontend-1", reason="load") == 1
+        assert metric("noria_frontend_starts_total", process="frontend-1", cause="load") == 1
         assert metric("noria_frontend_stops_total", process="frontend-1") == 1
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     events = [line.get("event") for line in lines if line.get("child") == "frontend-1"]

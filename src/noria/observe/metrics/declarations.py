@@ -172,10 +172,10 @@ FRONTENDS = _gauge(_SECTION, "noria_frontends", "Front ends that accept connecti
 FRONTEND_STARTS = _counter(
     _SECTION,
     "noria_frontend_starts",
-    "Front-end processes started, by name and reason: `initial` (with the server), `load` (one more), `restarted` (the "
+    "Front-end processes started, by name and cause: `initial` (with the server), `load` (one more), `restarted` (the "
     "previous process ended).",
     "process",
-    "reason",
+    "cause",
 )
 FRONTEND_STOPS = _counter(
     _SECTION,

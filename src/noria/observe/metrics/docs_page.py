@@ -52,7 +52,7 @@ QUERIES = {
     "Which engines crashed or were killed": "sum by (instance, engine) "
     '(increase(noria_engine_starts_total{previous_exit!="none"}[15m])) > 0',
     "Which front ends restart repeatedly": "sum by (instance, process) "
-    '(increase(noria_frontend_starts_total{reason="restarted"}[15m])) > 2.5',
+    '(increase(noria_frontend_starts_total{cause="restarted"}[15m])) > 2.5',
     "Which engines ran out of device memory": "sum by (instance, engine) "
     "(increase(noria_out_of_memory_total[15m])) > 0",
 }
