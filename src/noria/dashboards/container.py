@@ -53,6 +53,10 @@ CONTAINER = Dashboard(
                     "Front ends",
                     "Those that accept connections; with bounds in `frontend.processes` their number follows the load.",
                     Query(f"noria_frontends{{{_INSTANCE_FILTER}}}", "{{instance}}"),
+                    Query(
+                        f"sum by (instance) (increase(noria_frontend_stops_total{{{_INSTANCE_FILTER}}}[5m]))",
+                        "{{instance}} retired in 5 min",
+                    ),
                 ),
                 timeseries(
                     "Memory by process",

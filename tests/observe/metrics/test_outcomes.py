@@ -14,6 +14,7 @@ from noria.observe.metrics.outcomes import OTHER, REJECTION_REASONS, count_reque
 NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "user_code_failed",
     "user_code_busy",
+    "registry_unavailable",
     "invalid_body",
     "unauthorized",
     "host_not_allowed",
