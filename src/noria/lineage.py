@@ -1,5 +1,7 @@
 """Records what a script does as a run of the registry, in OpenLineage's events.
 
+For example::
+
     from noria.lineage import Run, version_of
 
     with Run("train", to="http://127.0.0.1:8000", inputs=[version_of("scenes")], params={"rate": 1e-3}) as run:
