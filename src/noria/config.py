@@ -289,7 +289,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="TOML file of API keys, their scopes and limits (`noria key`), read again when it has changed; "
-            "empty is no keys: any client that reaches the port may do everything"
+            "empty is no keys: any client that reaches the port may do everything but change the registry"
         ),
     ] = ""
     live: Annotated[

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import pathlib
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,6 @@ from sqlalchemy import Connection, Engine, Table
 from noria.errors import RegistryError
 from noria.registry.schema import SCHEMA, metadata
 from noria.storage.database import write_transaction
-from noria.storage.private_files import create_private_file
 
 _NUM_ROWS = 500  # of one statement
 
@@ -46,16 +46,16 @@ def backup(engine: Engine, file: pathlib.Path, now: float) -> int:
         RegistryError: the file exists, or cannot be written; there is no part of it then.
 
     """
-    partial = file.with_name(f"{file.name}.part")
+    partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     try:
-        if file.exists():
-            raise RegistryError(f"{file} exists already; give a new name.")
-        create_private_file(partial)
-        with engine.connect() as connection, partial.open("wb") as opened:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with engine.connect() as connection, open(descriptor, "wb") as opened:
             num_rows = _write(connection, opened.write, now)
             opened.flush()
             os.fsync(opened.fileno())
-        partial.rename(file)
+        os.link(partial, file)  # unlike `rename`, it replaces nothing
+    except FileExistsError as error:
+        raise RegistryError(f"{file} exists already; give a new name.") from error
     except OSError as error:
         raise RegistryError(f"{file} cannot be written: {error.strerror}.") from error
     finally:

@@ -51,7 +51,7 @@ def format_digest(digest: "hashlib._Hash") -> str:
 
 def parse(manifest: str) -> dict[str, str]:
     """Return the hexadecimal SHA-256 of each file of a manifest, by its path in the folder."""
-    return {path: digest for digest, _, path in (line.partition("  ") for line in manifest.splitlines())}
+    return {path: digest for digest, _, path in (line.partition("  ") for line in manifest.split("\n") if line)}
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:

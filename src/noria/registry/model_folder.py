@@ -12,6 +12,7 @@ from noria.registry.openlineage import Event, parse_event
 
 _PACKAGED = ("bundled", "minilm")  # models in Python packages: their folders move with the environment
 _PACKAGED_SCHEME = "noria"
+_MAX_LINEAGE_BYTES = 16_777_216
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ def _read_lineage(folder: pathlib.Path) -> list[Event]:
     file = folder / LINEAGE_FILE
     if not file.exists():
         return []
+    if not file.is_file() or file.stat().st_size > _MAX_LINEAGE_BYTES:
+        raise ModelError(f"{file}: is no regular file of at most {_MAX_LINEAGE_BYTES} bytes.")
     try:
-        lines = file.read_bytes().splitlines()
+        lines = file.read_bytes().split(b"\n")
         return [parse_event(line, f"line {number}: ") for number, line in enumerate(lines, 1) if line.strip()]
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error

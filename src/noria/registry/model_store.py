@@ -257,6 +257,7 @@ def _lineage(
     """
     output = model_ref(name, folder.manifest.digest)
     if run_id is not None:
+        run_id = run_id.strip().lower()  # as a parsed UUID is written
         row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
         if row is None:
             raise RegistryError(

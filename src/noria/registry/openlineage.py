@@ -27,6 +27,8 @@ Status = Literal["running", "complete", "aborted", "failed", "unknown"]
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _STATUSES: Mapping[str, Status] = {"COMPLETE": "complete", "ABORT": "aborted", "FAIL": "failed"}
 MAX_VERSION_CHARS = 2000
+_MAX_URI_CHARS = 2000
+_MAX_DATASETS = 1000  # of an event, inputs and outputs each: every event of a run writes its data anew
 _MAX_TIME = 253_370_764_800.0  # the end of the year 9998: it has a date in every zone
 
 _Namespace = Annotated[str, Meta(min_length=1, max_length=500, pattern="^[^\\u0000]*$")]
@@ -63,8 +65,8 @@ class LineageEventBody(Struct, frozen=True):
     run: LineageRun | None = None
     job: LineageJob | None = None
     dataset: LineageDataset | None = None
-    inputs: list[LineageDataset] | None = None
-    outputs: list[LineageDataset] | None = None
+    inputs: Annotated[list[LineageDataset], Meta(max_length=_MAX_DATASETS)] | None = None
+    outputs: Annotated[list[LineageDataset], Meta(max_length=_MAX_DATASETS)] | None = None
 
 
 class Statement(Struct, frozen=True, array_like=True):
@@ -227,7 +229,8 @@ def _io(entries: list[LineageDataset] | None, where: str) -> list[tuple[str, str
                 f"{field} is {short_repr(ref.version)}; allowed are {MAX_VERSION_CHARS} characters, and no NUL.",
                 field=field,
             )
-        found.append((msgspec.json.encode(ref).decode(), uri if isinstance(uri, str) else None))
+        has_uri = isinstance(uri, str) and len(uri) <= _MAX_URI_CHARS and "\0" not in uri
+        found.append((msgspec.json.encode(ref).decode(), uri if has_uri else None))
     return found
 
 

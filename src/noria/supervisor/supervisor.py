@@ -213,15 +213,15 @@ class Supervisor:
                 loop.add_signal_handler(signum, self._on_signal, signum)
         for child in (*self._engines, *self._frontends.children):
             self._start(child)
-        background = [
-            asyncio.create_task(work) for work in (self._wait_until_ready(), self._frontends.scale(self._start))
-        ]
+        scaling = asyncio.create_task(self._frontends.scale(self._start))
+        background = [asyncio.create_task(self._wait_until_ready()), scaling]
         stop_requested = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([stop_requested, *background], return_when=asyncio.FIRST_COMPLETED)
         self._stopping.set()  # also after an internal error, which is raised below
         # Front ends close their copies too: new connections are refused instead of left waiting.
         for listener in self._listeners:
             listener.close()
+        scaling.cancel()
         await self._stop_children(self._frontends.children, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
         await self._stop_children(self._engines, ENGINE_STOP_TIMEOUT_S)
         for task in background:

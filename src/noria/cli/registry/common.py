@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from noria.cli.parser import Parser, add_settings, config_from
+from noria.errors import RegistryError
 from noria.observe.terminal_text import escape_for_terminal
 from noria.settings import list_settings
 
@@ -36,12 +37,23 @@ def add_json_flag(parser: Parser) -> None:
 
 @contextlib.contextmanager
 def registry_of(arguments: "argparse.Namespace") -> "Iterator[Engine]":
-    """Open the registry that the settings name, and close it. Raises ConfigError."""
+    """Open the registry that the settings name, and close it.
+
+    Raises:
+        ConfigError: it cannot be opened.
+        RegistryError: the database failed later.
+
+    """
+    from sqlalchemy.exc import DBAPIError
+
     from noria.registry.schema import open_registry
 
     engine = open_registry(config_from(arguments))
     try:
         yield engine
+    except DBAPIError as error:
+        reason = str(error.orig).strip().partition("\n")[0]
+        raise RegistryError(f"the registry's database failed: {reason}. Try again.") from error
     finally:
         engine.dispose()
 

@@ -159,7 +159,9 @@ class AuthenticatedEndpoint:
         api_client = scope["state"]["api_client"] = self._clients.find(http.headers)
         if self._needed_scope is not None:
             api_client.require_scope(self._needed_scope)
-        if self._needed_scope == "registry" and api_client.name is None and not _is_this_machine(scope["client"]):
+        # Behind a proxy the address is what a header says, which may be the client's own.
+        is_local = _is_this_machine(scope["client"]) and "x-forwarded-for" not in http.headers
+        if self._needed_scope == "registry" and api_client.name is None and not is_local:
             raise Unauthorized(
                 "this server has no API keys, so only clients on its own machine may change the registry; its "
                 "operator can set frontend.api_keys_file."

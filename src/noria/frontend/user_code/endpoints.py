@@ -173,11 +173,7 @@ class UserEndpoints:
         log_record = current_log_record()
         log_record.add(endpoint=name)
         try:
-            returned = await self._run(endpoint, body, caller)
-            try:
-                content = await asyncio.to_thread(to_json, returned)
-            except Exception as error:
-                raise _log_failure(endpoint, "the response", error, caller.request_id) from error
+            content: bytes = await self._run(endpoint, body, caller, as_json=True)
         except NoriaError as error:
             log_record.add(outcome=error.code, error=error.message, total_s=time.perf_counter() - started)
             raise
@@ -187,11 +183,16 @@ class UserEndpoints:
         log_record.add(outcome=outcomes.OK, total_s=time.perf_counter() - started)
         return content
 
-    async def _run(self, endpoint: Endpoint, body: dict[str, Any], caller: Caller) -> Any:
-        """Run an endpoint and count its outcome. Returns what its `postprocess` returned."""
+    async def _run(self, endpoint: Endpoint, body: dict[str, Any], caller: Caller, *, as_json: bool = False) -> Any:
+        """Run an endpoint and count its outcome. Returns what its `postprocess` returned, or that as JSON."""
         name, outcome = endpoint.config.name, InternalError.code
         try:
             returned = await self._run_stages(endpoint, body, caller)
+            if as_json:
+                try:
+                    returned = await asyncio.to_thread(to_json, returned)
+                except Exception as error:
+                    raise _log_failure(endpoint, "the response", error, caller.request_id) from error
             outcome = outcomes.OK
             return returned
         except NoriaError as error:

@@ -22,6 +22,7 @@ from noria.observe.metrics import declarations
 
 _log = logging.getLogger("noria.user_code")
 _RETRY_AFTER_S = 5.0
+_MAX_WAITING = 16  # calls for each thread
 
 Outcome = tuple[Any, BaseException | None]
 """What a call returned, or what it raised."""
@@ -53,7 +54,7 @@ class UserThreads:
 
         Raises:
             TimeoutError: it has not returned within `timeout_s`; it may still run.
-            UserCodeBusy: all threads are in calls that have exceeded their time limits.
+            UserCodeBusy: all threads are in calls that have exceeded their time limits, or too many calls wait.
 
         """
         loop = asyncio.get_running_loop()
@@ -61,6 +62,12 @@ class UserThreads:
             raise UserCodeBusy(
                 f"all {self._max_threads} threads for the code of endpoints are in calls that have exceeded their time "
                 "limit; raise frontend.user_code_threads, or mend the code.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if self._num_waiting >= _MAX_WAITING * self._max_threads:
+            raise UserCodeBusy(
+                f"{self._num_waiting} calls of the code of endpoints wait for {self._max_threads} threads; try again "
+                "later, or raise frontend.user_code_threads.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         context = contextvars.copy_context()
