@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import msgspec
 
-from noria.errors import NoriaError, RegistryError
+from noria.errors import RegistryError
 from noria.registry.manifest import format_digest, read_manifest
 from noria.registry.openlineage import DatasetRef, EventType, parse_event
 from noria.registry.run_events import RunId, as_lines, dataset_ref, model_ref, parse_dataset, run_event
@@ -103,10 +103,17 @@ class Run:
         event = self._event(event_type, None if error is None else f"{type(error).__name__}: {error}")
         try:
             self._send(event)
-        except NoriaError as unsent:
-            file = pathlib.Path(f"noria-lineage-{self.run_id}.jsonl").absolute()
+        except Exception as unsent:  # of a database, for example: none may hide the exception of the block
+            self._keep(event, unsent)
+
+    def _keep(self, event: dict[str, Any], unsent: Exception) -> None:
+        file = pathlib.Path(f"noria-lineage-{self.run_id}.jsonl").absolute()
+        try:
             _append(file, event)
-            log.warning("%s The event is kept in %s; post its lines later.", unsent.message, file)
+        except RegistryError as error:
+            log.error("%s %s The event is: %s", unsent, error.message, as_lines([event]).decode())
+        else:
+            log.warning("%s The event is kept in %s; post its lines later.", unsent, file)
 
     def param(self, name: str, value: Any) -> None:
         """Record a parameter of the run."""
@@ -170,15 +177,14 @@ def _sender(to: str, api_key: str | None) -> Callable[[dict[str, Any]], None]:
 
 
 def _record(event: dict[str, Any]) -> None:
-    import getpass
-
     from noria.registry.lineage_store import LineageStore
+    from noria.registry.model_store import user_name
     from noria.registry.schema import open_registry
     from noria.settings import load
 
     store = LineageStore(open_registry(load(None, os.environ, {})))
     try:
-        store.record([parse_event(msgspec.json.encode(event))], getpass.getuser(), time.time())
+        store.record([parse_event(msgspec.json.encode(event))], user_name(), time.time())
     finally:
         store.close()
 

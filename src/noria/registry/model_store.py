@@ -6,6 +6,8 @@ Versions and what happened to them and to aliases are never deleted; a removed v
 Calls block. Any number of processes may call at once. `now` is Unix time in seconds; `by` names who asks.
 """
 
+import getpass
+import os
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -39,6 +41,14 @@ from noria.storage.database import insert_if_new, write_transaction
 _NAME = re.compile(r"[A-Za-z0-9_.+/-]{1,128}")
 _ALIAS = re.compile(r"(?!\d+\Z)[A-Za-z0-9_.+-]{1,64}")  # not a number: that is a version
 _ADD_JOB = "models.add"
+
+
+def user_name() -> str:
+    """Return the name of the user who runs this process."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have none
+        return f"uid {os.getuid()}"
 
 
 class Change(Struct, frozen=True):

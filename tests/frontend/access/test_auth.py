@@ -469,3 +469,4 @@ def test_without_keys_only_clients_of_the_same_machine_change_the_registry(addre
     app = Starlette(routes=[route], exception_handlers={Unauthorized: refuse})
     client = TestClient(app, client=(address, 1))
     assert client.get("/").status_code == status
+    assert client.get("/", headers={"X-Forwarded-For": address}).status_code == 401

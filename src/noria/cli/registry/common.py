@@ -1,8 +1,6 @@
 """What the commands of the registry share: its settings, who asks, tables and times as text, JSON."""
 
 import contextlib
-import getpass
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -60,7 +58,7 @@ def registry_of(arguments: "argparse.Namespace") -> "Iterator[Engine]":
 
 def change_of(arguments: "argparse.Namespace") -> "Change":
     """Return who asks for a change, now, and why."""
-    from noria.registry.model_store import Change
+    from noria.registry.model_store import Change, user_name
 
     return Change(time.time(), user_name(), arguments.why)
 
@@ -68,14 +66,6 @@ def change_of(arguments: "argparse.Namespace") -> "Change":
 def add_why_flag(parser: Parser) -> None:
     """Add --why."""
     parser.add_argument("--why", metavar="TEXT", default="", help="the reason, which is kept with the change")
-
-
-def user_name() -> str:
-    """Return the name of the user who runs this process."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have none
-        return f"uid {os.getuid()}"
 
 
 def format_time(at: float) -> str:
