@@ -60,8 +60,8 @@ def noria():
         yield server
 
 
-NOT_LOADED = ("noria_text_batch", "noria_user_", "noria_endpoint_")
-"""Metrics of texts and of user code: the server of these tests has neither."""
+NOT_LOADED = ("noria_text_batch", "noria_user_", "noria_endpoint_", "noria_frontend_stops")
+"""Metrics of texts, of user code and of front ends that retire: the server of these tests has none."""
 
 
 class Prometheus:
