@@ -122,7 +122,7 @@ class UserEndpoints:
         self._encoding_service, self._generation_service = encoding_service, generation_service
         self._threads = UserThreads(max_threads)
         self._tracer = tracer
-        self._tasks: set[asyncio.Task[Outcome]] = set()  # a task that nobody refers to may be lost
+        self._tasks: set[asyncio.Task[Outcome]] = set()  # asyncio keeps weak references only
         for name in self._endpoints:
             for outcome in (outcomes.OK, UserCodeFailed.code, UserCodeBusy.code, DeadlineExceeded.code):
                 declarations.ENDPOINT_REQUESTS.labels(name, outcome)
