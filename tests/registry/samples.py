@@ -6,8 +6,8 @@ import pytest
 
 from noria.registry.manifest import Manifest
 from noria.registry.model_folder import ModelFolder
-from noria.registry.model_store import Change
 from noria.registry.openlineage import parse_event
+from noria.registry.versions import Change
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 """A test of what is not SQL: one kind of database is enough."""

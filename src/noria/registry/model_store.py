@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy import Connection, Engine
 
-from noria.errors import RegistryError, did_you_mean, short_repr
+from noria.errors import RegistryError, short_repr
 from noria.registry.lineage_store import record_events
 from noria.registry.model_folder import ModelFolder
 from noria.registry.openlineage import DatasetRef, Event, EventType, parse_event
@@ -36,6 +36,15 @@ from noria.registry.schema import (
     version_events,
     versions,
 )
+from noria.registry.versions import (
+    Change,
+    Version,
+    find_version,
+    model_id_of,
+    read_version,
+    read_versions,
+    unknown_alias,
+)
 from noria.storage.database import insert_if_new, write_transaction
 
 _NAME = re.compile(r"[A-Za-z0-9_.+/-]{1,128}")
@@ -49,37 +58,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have none
         return f"uid {os.getuid()}"
-
-
-class Change(Struct, frozen=True):
-    """Who asked for a change, when and why."""
-
-    at: float
-    by: str
-    why: str = ""
-
-
-class Version(Struct, frozen=True):
-    """A version of a model."""
-
-    id: int
-    model: str
-    number: int
-    digest: str  # of its manifest
-    kind: str
-    fingerprint: str
-    source: str
-    size_bytes: int
-    num_files: int
-    aliases: tuple[str, ...]
-    urls: tuple[str, ...]
-    added: Change  # the last time
-    removed: Change | None  # None: it is there
-
-    @property
-    def name(self) -> str:
-        """`MODEL@NUMBER`."""
-        return f"{self.model}@{self.number}"
 
 
 class AliasChange(Struct, frozen=True):
@@ -122,15 +100,15 @@ class ModelStore:
                 _set_alias(connection, model_id, alias, version_id, change)
             events = [*folder.events, *_lineage(connection, name, folder, change, run_id, inputs or {})]
             record_events(connection, events, change.by, change.at)
-            version = _read_version(connection, version_id)
+            version = read_version(connection, version_id)
         return version, was_there
 
     def all_versions(self, model: str | None = None, *, with_removed: bool = False) -> list[Version]:
         """The versions of all models or of one, by model and number. Raises RegistryError: there is no such model."""
         with self._engine.connect() as connection:
             if model is not None:
-                _model_id(connection, model)
-            found = _read_versions(connection, sa.true() if model is None else models.c.name == model)
+                model_id_of(connection, model)
+            found = read_versions(connection, sa.true() if model is None else models.c.name == model)
         return [version for version in found if with_removed or version.removed is None]
 
     def get(self, spec: str) -> Version:
@@ -141,12 +119,12 @@ class ModelStore:
 
         """
         with self._engine.connect() as connection:
-            return _find(connection, spec)
+            return find_version(connection, spec)
 
     def by_fingerprint(self, fingerprint: str) -> list[Version]:
         """The versions whose models have the fingerprint, which image files carry."""
         with self._engine.connect() as connection:
-            return _read_versions(connection, versions.c.fingerprint == fingerprint)
+            return read_versions(connection, versions.c.fingerprint == fingerprint)
 
     def manifest(self, version: Version) -> str:
         """The manifest of a version."""
@@ -161,7 +139,7 @@ class ModelStore:
             query = (
                 sa.select(alias_events, versions.c.number)
                 .outerjoin(versions, alias_events.c.version_id == versions.c.id)
-                .where(alias_events.c.model_id == _model_id(connection, model))
+                .where(alias_events.c.model_id == model_id_of(connection, model))
                 .order_by(alias_events.c.seq)
             )
             return [
@@ -171,17 +149,18 @@ class ModelStore:
     def set_alias(self, spec: str, alias: str, change: Change) -> Version:
         """Let `alias` name the version of `spec`; returns the version. Raises RegistryError."""
         with write_transaction(self._engine) as connection:
-            version = _find(connection, spec)
-            _set_alias(connection, _lock_model(connection, version.model), alias, version.id, change)
-            return _read_version(connection, version.id)
+            model_id = _lock_known_model(connection, spec.partition("@")[0])
+            version = find_version(connection, spec)
+            _set_alias(connection, model_id, alias, version.id, change)
+            return read_version(connection, version.id)
 
     def delete_alias(self, model: str, alias: str, change: Change) -> None:
         """Let `alias` name nothing. Raises RegistryError: the model has no such alias."""
         with write_transaction(self._engine) as connection:
-            model_id = _model_id(connection, model)
+            model_id = _lock_known_model(connection, model)
             is_alias = sa.and_(aliases.c.model_id == model_id, aliases.c.alias == alias)
             if not connection.execute(aliases.delete().where(is_alias)).rowcount:
-                raise _unknown_alias(connection, model, alias)
+                raise unknown_alias(connection, model, alias)
             _write_alias_event(connection, model_id, alias, None, change)
 
     def remove(self, spec: str, change: Change) -> Version:
@@ -192,8 +171,8 @@ class ModelStore:
 
         """
         with write_transaction(self._engine) as connection:
-            version = _find(connection, spec)
-            _lock_model(connection, version.model)
+            _lock_known_model(connection, spec.partition("@")[0])
+            version = find_version(connection, spec)
             if version.aliases:
                 raise RegistryError(
                     f"{version.name} is named by the alias {version.aliases[0]}. Move it first, noria models alias "
@@ -210,7 +189,7 @@ class ModelStore:
                     f"{version.name} is deployed to the endpoint {used_by}. Deploy another version there first."
                 )
             _write_version_event(connection, version.id, "removed", change)
-            return _read_version(connection, version.id)
+            return read_version(connection, version.id)
 
 
 def check_model_name(name: str) -> None:
@@ -226,6 +205,12 @@ def _lock_model(connection: Connection, name: str) -> int:
     return found
 
 
+def _lock_known_model(connection: Connection, name: str) -> int:
+    """As `_lock_model`. Raises RegistryError: there is no such model."""
+    model_id_of(connection, name)
+    return _lock_model(connection, name)
+
+
 def _insert_version(connection: Connection, model_id: int, folder: ModelFolder, change: Change) -> tuple[int, bool]:
     """Return the id of the version with the folder's content, and whether it was there."""
     manifest, digest = folder.manifest, folder.manifest.digest
@@ -234,7 +219,7 @@ def _insert_version(connection: Connection, model_id: int, folder: ModelFolder, 
     of_model = versions.c.model_id == model_id
     known = connection.scalar(sa.select(versions.c.id).where(of_model, versions.c.manifest_digest == digest))
     if known is not None:
-        is_there = _read_version(connection, known).removed is None
+        is_there = read_version(connection, known).removed is None
         if not is_there:
             _write_version_event(connection, known, "added", change)
         return known, is_there
@@ -308,95 +293,3 @@ def _write_alias_event(
 def _write_version_event(connection: Connection, version_id: int, event_type: str, change: Change) -> None:
     values = {"version_id": version_id, "type": event_type, **msgspec.structs.asdict(change)}
     connection.execute(version_events.insert().values(values))
-
-
-def _model_id(connection: Connection, name: str) -> int:
-    found: int | None = connection.scalar(sa.select(models.c.id).where(models.c.name == name))
-    if found is None:
-        known = sorted(connection.scalars(sa.select(models.c.name)))
-        listed = f"Known are {', '.join(known[:20])}." if known else "There is none yet: noria models add NAME FOLDER."
-        raise RegistryError(f"there is no model {short_repr(name)}.{did_you_mean(name, known)} {listed}")
-    return found
-
-
-def _unknown_alias(connection: Connection, model: str, alias: str) -> RegistryError:
-    query = sa.select(aliases.c.alias).join(models).where(models.c.name == model)
-    known = sorted(connection.scalars(query))
-    listed = f"Its aliases are {', '.join(known)}." if known else "It has none."
-    return RegistryError(f"the model {model} has no alias {short_repr(alias)}.{did_you_mean(alias, known)} {listed}")
-
-
-def _find(connection: Connection, spec: str) -> Version:
-    """Return the version that `MODEL`, `MODEL@NUMBER` or `MODEL@ALIAS` names, unless it is removed."""
-    model, _, wanted = spec.partition("@")
-    _model_id(connection, model)
-    found = _read_versions(connection, models.c.name == model)
-    present = [version for version in found if version.removed is None]
-    if not wanted:
-        if not present:
-            raise RegistryError(f"all versions of {model} are removed. Add one: noria models add {model} FOLDER.")
-        return present[-1]
-    if not wanted.isdecimal():
-        for version in present:
-            if wanted in version.aliases:
-                return version
-        raise _unknown_alias(connection, model, wanted)
-    for version in found:
-        if version.number == int(wanted):
-            if version.removed is not None:
-                raise RegistryError(
-                    f"{version.name} was removed by {version.removed.by}. Add it again: noria models add {model} "
-                    f"{version.source}."
-                )
-            return version
-    numbers = ", ".join(str(version.number) for version in present) or "none"
-    raise RegistryError(f"the model {model} has no version {wanted}. Its versions are {numbers}.")
-
-
-def _read_version(connection: Connection, version_id: int) -> Version:
-    (found,) = _read_versions(connection, versions.c.id == version_id)
-    return found
-
-
-def _read_versions(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Version]:
-    """Return the versions for which `condition` holds, by model and number."""
-    query = (
-        sa.select(versions, models.c.name, artifacts.c.size_bytes, artifacts.c.manifest)
-        .join(models, versions.c.model_id == models.c.id)
-        .join(artifacts, versions.c.manifest_digest == artifacts.c.digest)
-        .where(condition)
-        .order_by(models.c.name, versions.c.number)
-    )
-    rows = connection.execute(query).all()
-    ids, digests = [row.id for row in rows], {row.manifest_digest for row in rows}
-    changes: dict[int, dict[str, Change]] = {}
-    last_types: dict[int, str] = {}
-    of_versions = sa.select(version_events).where(version_events.c.version_id.in_(ids)).order_by(version_events.c.seq)
-    for row in connection.execute(of_versions):
-        changes.setdefault(row.version_id, {})[row.type] = Change(row.at, row.by, row.why)
-        last_types[row.version_id] = row.type
-    alias_rows = connection.execute(sa.select(aliases).where(aliases.c.version_id.in_(ids)).order_by(aliases.c.alias))
-    names: dict[int, list[str]] = {}
-    for alias in alias_rows:
-        names.setdefault(alias.version_id, []).append(alias.alias)
-    urls: dict[str, list[str]] = {}
-    for location in connection.execute(sa.select(locations).where(locations.c.digest.in_(digests))):
-        urls.setdefault(location.digest, []).append(location.url)
-    return [
-        Version(
-            id=row.id,
-            model=row.name,
-            number=row.number,
-            digest=row.manifest_digest,
-            kind=row.kind,
-            fingerprint=row.fingerprint,
-            source=row.source,
-            size_bytes=row.size_bytes,
-            num_files=row.manifest.count("\n"),
-            aliases=tuple(names.get(row.id, ())),
-            urls=tuple(sorted(urls.get(row.manifest_digest, ()))),
-            added=changes[row.id]["added"],
-            removed=changes[row.id]["removed"] if last_types[row.id] == "removed" else None,
-        )
-        for row in rows
-    ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from noria.registry.model_store import Change
+    from noria.registry.versions import Change
 
 _SETTINGS = ("data_dir", "registry.database")
 
@@ -58,7 +58,8 @@ def registry_of(arguments: "argparse.Namespace") -> "Iterator[Engine]":
 
 def change_of(arguments: "argparse.Namespace") -> "Change":
     """Return who asks for a change, now, and why."""
-    from noria.registry.model_store import Change, user_name
+    from noria.registry.model_store import user_name
+    from noria.registry.versions import Change
 
     return Change(time.time(), user_name(), arguments.why)
 

@@ -20,7 +20,8 @@ from noria.cli.registry.common import (
 from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from noria.registry.model_store import ModelStore, Version
+    from noria.registry.model_store import ModelStore
+    from noria.registry.versions import Version
 
 _VERSION_HELP = "MODEL, MODEL@NUMBER or MODEL@ALIAS; a model alone is its latest version"
 
