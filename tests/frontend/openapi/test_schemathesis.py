@@ -69,7 +69,7 @@ def server(serve, new_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(frontends, "FakeTokenizer", Tokenizer)
     # What the document allows fits into a body.
     frontend = FrontendConfig(
-        max_body_bytes=65_536, max_images=4, max_steps=100, max_prompt_chars=200, max_texts=4, max_text_chars=100
+        max_body_bytes=262_144, max_images=4, max_steps=100, max_prompt_chars=200, max_texts=4, max_text_chars=100
     )
     with serve(Config(frontend=frontend), new_engine(models=MODELS)) as (url, _):
         with httpx.Client(base_url=url, verify=False) as client:

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from noria.errors import EngineUnavailable, ModelNotFound, NoriaError, OperationNotSupported
+from noria.errors import EngineUnavailable, ModelNotFound, NoriaError, OperationNotSupported, RouteNotFound
 from noria.frontend.http.errors import OpenInferenceErrorBody
 from noria.frontend.http.paths import OPEN_INFERENCE_ROOT as ROOT
 from noria.frontend.open_inference.inference import PARAMETERS
@@ -64,7 +64,8 @@ def paths() -> dict[str, Any]:
             described = _operation(summary, description, [ModelNotFound, EngineUnavailable], body)
             paths[path + suffix] = {method: described | {"parameters": parameters}}
     for name in ("load", "unload"):
-        described = _operation(f"Reject to {name} a model", "Models are loaded at the start.", [OperationNotSupported])
+        errors: list[type[NoriaError]] = [OperationNotSupported, RouteNotFound]
+        described = _operation(f"Reject to {name} a model", "Models are loaded at the start.", errors)
         paths[f"{ROOT}/repository/models/{{model}}/{name}"] = {
             "post": described | {"parameters": [parameter("model", "path")]}
         }
