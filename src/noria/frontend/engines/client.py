@@ -196,7 +196,8 @@ class EngineClient:
         self.num_results_in_flight += request.payload.num_results
         try:
             await self.connection.send(Submit(request), data)
-            return await attempt.outcome
+            # Shielded: what arrives between a cancellation and the handling of it is not lost.
+            return await asyncio.shield(attempt.outcome)
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
@@ -212,8 +213,6 @@ class EngineClient:
     async def _cancel(self, attempt: _Attempt) -> None:
         """Cancel the request at the engine and wait a moment for the reply, which has its timings."""
         attempt.on_update = None
-        if attempt.outcome.cancelled():  # with the call that waited for it
-            attempt.outcome = asyncio.get_running_loop().create_future()
         try:
             with contextlib.suppress(zmq.ZMQError):
                 await self.connection.send(Cancel(attempt.request.attempt_id))
