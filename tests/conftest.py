@@ -39,7 +39,7 @@ LONGEST = (
     "jobs/test_worker.py",
     "sampling/test_parity.py",
     "engine/test_multi_model.py",
-    "models/encoder/test_onnx_export.py",
+    "engine/encoder/test_sessions.py",
     "jobs/test_completion.py",
     "cli/top/test_command.py",
 )

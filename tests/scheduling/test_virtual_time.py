@@ -191,7 +191,7 @@ PREFERRED = {
 
 
 @every_policy
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     patient=st.builds(
         TrafficRequest,

@@ -15,6 +15,10 @@ from noria.models.encoder import onnx_export
 from noria.models.encoder.onnx_export import export, find, find_or_export, model_cache
 from noria.protocol.text import EncoderModelSpec
 
+# The first export of a process takes 10 s, the others 2 s; tests/engine/encoder/test_sessions.py exports in the fast
+# tests, too.
+pytestmark = pytest.mark.slow
+
 
 class WithoutMask(torch.nn.Module):
     """A model that sees padding."""
