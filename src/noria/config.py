@@ -390,6 +390,7 @@ class EndpointConfig(Struct, frozen=True, forbid_unknown_fields=True):
     code: Annotated[str, Meta(pattern=r"^.+:[A-Za-z_]\w*\Z")]  # FILE.py:CLASS
     model: str = ""  # the text encoder of its texts; empty: the first one
     timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 30.0  # of each call of preprocess and postprocess
+    load_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 300.0  # of the file and its `load`
     settings: dict[str, Any] = {}  # what `load` gets as `ctx.settings`
 
     @property
@@ -430,8 +431,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[EndpointConfig, ...],
         Meta(
             description="endpoints with code of your own, [[endpoints]] tables in the file: `name`, `code` "
-            "(`FILE.py:CLASS`), `model`, `timeout_s`, `settings`; in variables and flags a TOML array of tables: "
-            "docs/user-code.md"
+            "(`FILE.py:CLASS`), `model`, `timeout_s`, `load_timeout_s`, `settings`; in variables and flags a TOML "
+            "array of tables: docs/user-code.md"
         ),
     ] = ()
     log_level: Annotated[

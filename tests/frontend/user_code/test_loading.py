@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import msgspec
 import pytest
@@ -17,8 +18,8 @@ from noria.frontend.user_code.statistics import declare_statistics
 from noria.user_code import Context
 
 
-def load(file, class_name="Code"):
-    config = EndpointConfig("captions", f"{file}:{class_name}")
+def load(file, class_name="Code", load_timeout_s=60.0):
+    config = EndpointConfig("captions", f"{file}:{class_name}", load_timeout_s=load_timeout_s)
     return asyncio.run(load_code(config, Context("captions", file.parent, {}, None)))
 
 
@@ -65,6 +66,23 @@ def test_code_that_cannot_be_used_is_rejected_with_file_and_line(tmp_path, text,
     assert message.startswith(f"endpoint 'captions': {tmp_path / 'code.py'}")
     assert says in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(("method", "wait"), [("def", "threading.Event().wait(2)"), ("async def", "await sleep(20)")])
+def test_code_that_does_not_finish_loading_is_rejected_and_the_code_of_before_stays(tmp_path, method, wait):
+    file, method_text = tmp_path / "code.py", "    def preprocess(self, body, state): pass\n"
+    file.write_text(f"class Code:\n{method_text}")
+    load(file)
+    module = sys.modules["noria_endpoint_captions"]
+    file.write_text(
+        f"import threading\nfrom asyncio import sleep\nclass Code:\n{method_text}    {method} load(self, ctx): {wait}\n"
+    )
+    with pytest.raises(ConfigError, match=r"Code was not loaded within 0.2 s.*load_timeout_s"):
+        load(file, load_timeout_s=0.2)
+    assert sys.modules["noria_endpoint_captions"] is module
+    for thread in threading.enumerate():
+        if thread.name.startswith("user-code"):
+            thread.join(60)
 
 
 def test_a_file_that_is_missing_or_that_others_can_change_is_rejected(tmp_path):

@@ -34,6 +34,7 @@ class LineageService:
         )
         self._opening = asyncio.Lock()
         self._engine: Engine | None = None
+        self._closed_until = 0.0  # by the clock: it could not be opened a moment ago
 
     async def record(self, body: bytes, received_from: str) -> None:
         """Record one event.
@@ -58,13 +59,16 @@ class LineageService:
         await self._offload(LineageStore(self._engine).record, events, received_from, self._clock())
 
     async def _open(self) -> Engine:
+        """Open the registry, unless that failed a moment ago: so calls that waited for it do not all wait again."""
+        wait_s = self._closed_until - self._clock()
+        if 0 < wait_s <= _RETRY_AFTER_S:
+            raise _cannot_be_opened(wait_s)
         try:
             return await self._offload(self._open_engine)
-        except ConfigError as error:
+        except (ConfigError, RegistryUnavailable) as error:
             log.error("%s", error.message)
-            raise RegistryUnavailable(
-                "the registry cannot be opened; the server's log has the reason.", retry_after_s=_RETRY_AFTER_S
-            ) from error
+            self._closed_until = self._clock() + _RETRY_AFTER_S
+            raise _cannot_be_opened(_RETRY_AFTER_S) from error
 
     async def close(self) -> None:
         """End the calls that wait for the database, and close it."""
@@ -73,6 +77,12 @@ class LineageService:
         await asyncio.to_thread(self._offload.close)
         if self._engine is not None:
             self._engine.dispose()
+
+
+def _cannot_be_opened(retry_after_s: float) -> RegistryUnavailable:
+    return RegistryUnavailable(
+        "the registry cannot be opened; the server's log has the reason.", retry_after_s=retry_after_s
+    )
 
 
 def _parse_batch(body: bytes) -> list[Event]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from noria.config import EndpointConfig
 from noria.errors import ConfigError, did_you_mean, short_repr
+from noria.frontend.user_code.threads import UserThreads
 from noria.storage.private_files import read_own_file
 from noria.user_code import Context
 
@@ -40,19 +41,44 @@ async def load_code(config: EndpointConfig, context: Context) -> LoadedCode:
     """Read the file in a thread, make an object of its class and call its `load`.
 
     Raises:
-        ConfigError: the file cannot be read or could be changed by other users, its code or `load` raises, the class is
-            missing, or has methods or statistics that are not allowed.
+        ConfigError: the file cannot be read or could be changed by other users, its code or `load` raises or takes too
+            long, the class is missing, or has methods or statistics that are not allowed.
 
     """
-    methods, statistics = await asyncio.to_thread(_load_in_thread, config, context)
+    module_name = _module_name(config)
+    previous = sys.modules.get(module_name)
+    try:
+        async with asyncio.timeout(config.load_timeout_s):
+            return await _load(config, context)
+    except BaseException as error:  # what was loaded before stays in use
+        sys.modules.pop(module_name, None)
+        if previous is not None:
+            sys.modules[module_name] = previous
+        if isinstance(error, TimeoutError):
+            raise ConfigError(
+                f"endpoint {config.name!r}: {config.file}: {config.class_name} was not loaded within "
+                f"{config.load_timeout_s:g} s. Mend it, or raise load_timeout_s of the endpoint."
+            ) from error
+        raise
+
+
+async def _load(config: EndpointConfig, context: Context) -> LoadedCode:
+    threads = UserThreads(1)  # a daemon: one that does not end does not keep the process from ending
+    try:
+        loaded, error = await threads.run(config.load_timeout_s, _load_in_thread, config, context)
+    finally:
+        threads.close()
+    if error is not None:
+        raise error
+    methods, statistics = loaded
     load = methods.get("load")
     if load is not None and load.is_async:
         try:
             await load.function(context)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:
-            raise _failure(config, error) from error
+        except BaseException as failure:
+            raise _failure(config, failure) from failure
     return LoadedCode(methods.get("preprocess"), methods.get("postprocess"), statistics)
 
 
@@ -82,15 +108,12 @@ def _read_class(config: EndpointConfig) -> type:
         source = read_own_file(file)
     except OSError as error:
         raise ConfigError(f"endpoint {config.name!r}: {file} cannot be used: {error.strerror or error}.") from error
-    module = types.ModuleType(f"noria_endpoint_{re.sub(r'[^a-zA-Z0-9]', '_', config.name)}")
+    module = types.ModuleType(_module_name(config))
     module.__file__ = str(file)
-    previous = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module  # where dataclasses and pickles look for the names in their annotations
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)  # noqa: S102 - the operator's own code
     except BaseException as error:
-        if previous is not None:
-            sys.modules[module.__name__] = previous
         raise _failure(config, error) from error
     found = getattr(module, config.class_name, None)
     if not isinstance(found, type):
@@ -102,6 +125,10 @@ def _read_class(config: EndpointConfig) -> type:
             f"{did_you_mean(config.class_name, classes)} It has {', '.join(classes) or 'none'}."
         )
     return found
+
+
+def _module_name(config: EndpointConfig) -> str:
+    return f"noria_endpoint_{re.sub(r'[^a-zA-Z0-9]', '_', config.name)}"
 
 
 def _read_method(config: EndpointConfig, loaded: object, name: str) -> Method | None:
