@@ -356,8 +356,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of the texts of all jobs that have not ended, of one API key a quarter; more are "
-            "rejected with 429",
+            description="maximum size of the stored texts of all jobs that have not ended, of one API key a quarter; "
+            "more are rejected with 429",
         ),
     ] = 1_073_741_824
     max_pending_webhooks: Annotated[

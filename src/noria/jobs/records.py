@@ -110,7 +110,7 @@ class NewJob:
     made_by: str = ""  # the name of the API key; empty if the server has no keys
     idempotency_key: str | None = None
     body_digest: str = ""  # of the body sent with the idempotency key
-    text_bytes: int = 0  # of the body of a job of texts; 0: a job of images
+    text_bytes: int = 0  # of the texts of a job of texts, as they are stored; 0: a job of images
     chunks: Iterable[bytes] = ()  # its texts, JSON; read once
 
 
@@ -146,7 +146,7 @@ class JobRecord:
     error: str | None
     error_code: str | None
     metrics: str  # JSON
-    text_bytes: int  # of the body of a job of texts; 0: a job of images
+    text_bytes: int  # of the texts of a job of texts, as they are stored; 0: a job of images
 
 
 @dataclass(frozen=True)

@@ -106,3 +106,11 @@ def test_lines_of_results():
         b'{"index":7,"labels":[{"score":0.75,"label":"good"},{"score":0.25,"label":"bad"}]}\n'
         b'{"index":8,"labels":[{"score":0.5,"label":"bad"},{"score":0.5,"label":"good"}]}\n'
     )
+
+
+def test_the_stored_bytes_are_those_of_the_chunks_which_may_be_longer_than_the_body():
+    file = io.BytesIO()
+    lines = TextLines("text", LineLimits(100, 100, allows_pairs=False), 4, file)
+    lines.feed(b"\x01" * 90 + b"\n" + "é".encode())
+    lines.finish()
+    assert lines.stored_bytes == len(file.getvalue()) > 6 * 90

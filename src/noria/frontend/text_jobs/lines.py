@@ -51,7 +51,8 @@ class TextLines:
 
     def __init__(self, line_format: LineFormat, limits: LineLimits, num_columns: int, file: IO[bytes]) -> None:
         """`num_columns` is how many numbers the result of a text has."""
-        self.num_texts = self.num_chunks = self.num_bytes = 0
+        self.num_texts = self.num_chunks = 0
+        self.stored_bytes = 0  # of all chunks: escapes of JSON may make a body six times as long
         self.digest = hashlib.sha256()  # of the body
         self._format, self._limits, self._file = line_format, limits, file
         self._max_line_bytes = _MAX_BYTES_PER_CHAR * limits.max_chars + _MAX_OTHER_BYTES
@@ -63,7 +64,6 @@ class TextLines:
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the body. Raises InvalidField, which names the line."""
         self.digest.update(piece)
-        self.num_bytes += len(piece)
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             self._add(line)
@@ -131,6 +131,6 @@ class TextLines:
 
     def _write_chunk(self) -> None:
         chunk = TextChunk(self.num_texts - len(self._texts) + 1, self._texts)
-        self._file.write(msgspec.json.encode(chunk) + b"\n")
+        self.stored_bytes += self._file.write(msgspec.json.encode(chunk) + b"\n")
         self.num_chunks += 1
         self._texts, self._text_bytes = [], 0

@@ -123,7 +123,7 @@ class TextJobRoutes:
                 body_digest=hashlib.sha256(
                     msgspec.json.encode((line_format, options)) + lines.digest.digest()
                 ).hexdigest(),
-                text_bytes=lines.num_bytes,
+                text_bytes=lines.stored_bytes,
                 chunks=file,
             )
             return await self._jobs.accept(http, new_job, api_client.texts, lines.num_texts)
