@@ -1,4 +1,4 @@
-"""Tables of history: the database itself rejects every change to a row and every deletion, whoever asks."""
+"""Tables of history: the database itself rejects every change to a row and every deletion, also of other programs."""
 
 import sqlalchemy as sa
 from sqlalchemy import DDL, ExecutableDDLElement, MetaData, Table

@@ -1,4 +1,4 @@
-"""Folders and files that only their owner reads: prompts, images and secrets are in them."""
+"""Folders and files that only their owner reads: requests, results, the registry and secrets are in them."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ def make_private_folder(folder: pathlib.Path) -> None:
 
 
 def make_own_folder(folder: pathlib.Path) -> None:
-    """Create `folder` for its owner only, or check an existing one: code and models in it must be nobody else's.
+    """Create `folder` for its owner only, or check an existing one: code and models in it must belong to no other user.
 
     Raises:
         OSError: it cannot be created, or other users can change what is in it.
@@ -66,7 +66,7 @@ def warn_if_open_to_others(folder: pathlib.Path) -> None:
     mode = folder.stat().st_mode & 0o7777
     if mode & _OTHERS:
         log.warning(
-            "the data folder %s has the mode %o: other users of this machine may read prompts and images in it; "
+            "the data folder %s has the mode %o: other users of this machine may read requests and results in it; "
             "chmod -R go= %s",
             folder,
             mode,

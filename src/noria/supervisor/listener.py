@@ -117,7 +117,7 @@ def _unix_listener(path: pathlib.Path) -> Iterator[socket.socket]:
             with _locked(path.parent):
                 _remove_if_unused(path)
                 listener.bind(str(path))
-                path.chmod(0o660)  # before `listen`, until which nobody can connect
+                path.chmod(0o660)  # before `listen`: no client can connect until then
                 listener.listen(_BACKLOG)
             identity = _identity(path)
         except OSError as error:
@@ -172,7 +172,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _remove_if_unused(path: pathlib.Path) -> None:
-    """Remove the file of a Unix socket on which nobody listens."""
+    """Remove the file of a Unix socket on which no process listens."""
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)  # a full backlog means that somebody listens

@@ -1,8 +1,8 @@
 """TLS: the certificate, which is read again when its files have changed, and the handshakes of new connections.
 
-Each connection keeps the certificate that it began with. A TLS server of asyncio tells nobody of a connection before
-its handshake has ended. So this module accepts connections itself: before the handshake they have the same limits of
-time and descriptors as others.
+Each connection keeps the certificate that it began with. asyncio reports a TLS connection only after its handshake. So
+this module accepts connections itself: before the handshake they have the same limits of time and descriptors as
+others.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def tls_context(certfile: str, keyfile: str) -> ssl.SSLContext:
 
 def _reject_passphrase() -> NoReturn:
     raise ConfigError(
-        "the private key in frontend.ssl_keyfile has a passphrase, which nobody could type when the server restarts. "
+        "the private key in frontend.ssl_keyfile has a passphrase, which cannot be typed in when the server restarts. "
         "Write it without one (openssl pkey), readable for the server's user only."
     )
 
