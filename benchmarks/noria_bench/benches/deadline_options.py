@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from noria_bench.load.workload import Arrivals
+from noria_bench.option_values import read_number
 
 DeadlineTarget = Literal["least-slack", "shortest-first", "fcfs", "reference"]
 """A scheduling policy of Noria, or the reference server (the target `reference-batched`)."""
@@ -45,10 +46,4 @@ def read_deadline_targets(text: str) -> tuple[DeadlineTarget, ...]:
 
 def read_seconds(text: str) -> float:
     """Parse the length of a run. Raises ValueError unless it is 1 to 3600 seconds."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds <= 3600.0:
-        raise ValueError(f"{text!r}; a run lasts 1 to 3600 seconds")
-    return seconds
+    return read_number(text, 1, 3600, "a run lasts 1 to 3600 seconds")

@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import statistics
-import sys
 from typing import Any
 
 import msgspec
@@ -25,8 +24,10 @@ from noria_bench.load.workload import caption
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.provenance_text import result_line
 from noria_bench.reports.table import Table, format_number
+from noria_bench.running import status_log
 from noria_bench.targets.server import quiet_config
 
+_log_status = status_log("quick")
 NUM_USERS = 8
 NUM_ROUNDS = 3
 # Of each round's eight users.
@@ -151,7 +152,3 @@ def _run_users(
         server.port, num_users, seconds, lambda k: {"prompt": caption(first_caption + k), "seed": k}
     )
     return replies, cpu_s() - before
-
-
-def _log_status(text: str) -> None:
-    print(f"noria bench quick: {text}", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from noria_bench.option_values import read_number
 from noria_bench.targets.catalog import Target, read_targets
 
 ArrivalsOption = Literal["poisson", "bursty", "both"]
@@ -50,10 +51,5 @@ def read_load(text: str) -> int:
 
 def read_rate(text: str) -> float:
     """Parse a rate in rows per second. Raises ValueError unless it is 0.1 to 1000000."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0.1 <= rate <= 1e6:
-        raise ValueError(f"{text!r}; a rate is 0.1 to 1000000 rows per second (a guided step of one image has two)")
-    return rate
+    allowed = "a rate is 0.1 to 1000000 rows per second (a guided step of one image has two)"
+    return read_number(text, 0.1, 1e6, allowed)

@@ -30,7 +30,6 @@ import msgspec
 from noria.config import Config
 from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.process_signals import sigterm_interrupts
 from noria.testing.server import RunningServer, config_flags, running_process
 from noria_bench.cost import summary
 from noria_bench.cost.background_viewers import SCRAPE_INTERVAL_S, background_viewers, scrape
@@ -41,8 +40,10 @@ from noria_bench.load import closed_loop
 from noria_bench.load.workload import RequestTemplate, mixed
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import monitor_resources
+from noria_bench.running import run_to_end, status_log
 from noria_bench.targets.server import isolated_config
 
+_log_status = status_log("cost")
 # Of each fresh server: samplers are compiled, and memory grows to what load needs.
 _WARM_UP_S = 6.0
 # Before both servers are restarted.
@@ -56,23 +57,9 @@ def main(config: Config, options: CostOptions, output: pathlib.Path | None = Non
     """Measure, print tables and write JSON to `output` after every pair; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="noria-bench-") as folder:
         bench = CostBench(config, options, pathlib.Path(folder), output)
-        status = _run_to_end(bench)
+        status = run_to_end(bench.measure, _log_status, bench.failures)
     print(summary.tables(bench.document()))
     return status
-
-
-def _run_to_end(bench: "CostBench") -> int:
-    """Measure until the end, an interruption or a failure; returns the exit status."""
-    try:
-        with sigterm_interrupts():
-            bench.measure()
-    except KeyboardInterrupt:
-        _log_status("interrupted; the tables have what was measured until now")
-        return 130
-    except (RuntimeError, OSError) as error:
-        _log_status(f"stopped: {error}; the tables have what was measured until now")
-        return 1
-    return 0
 
 
 @dataclass
@@ -86,6 +73,7 @@ class CostBench:
     pairs: list[Pair] = field(default_factory=list)
     scrapes: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
+    failures: list[str] = field(default_factory=list)
     # Seconds of load on the instrumented server since its last scrape.
     _since_scrape_s: float = math.inf
 
@@ -247,7 +235,3 @@ def measure_scrapes(
         "worst_s": max(scrapes_s),
         "scrapes_s": scrapes_s,
     }
-
-
-def _log_status(text: str) -> None:
-    print(f"noria bench cost: {text}", file=sys.stderr, flush=True)

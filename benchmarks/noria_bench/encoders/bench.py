@@ -25,7 +25,6 @@ from noria.engine.encoder.sessions import num_cores, resolve_sessions
 from noria.errors import ConfigError, NoriaError
 from noria.models.catalog import open_model_of
 from noria.models.encoder.onnx_export import find_or_export
-from noria.protocol.process_signals import sigterm_interrupts
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, config_flags, running_process, running_server
 from noria_bench.encoders import load_tools
@@ -50,9 +49,11 @@ from noria_bench.encoders.servers.raw_loop import RawJob, RawResult
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import monitor_resources
 from noria_bench.measurement.run_metrics import percentile
+from noria_bench.running import run_to_end, status_log
 from noria_bench.targets import environments
 from noria_bench.targets.server import quiet_config
 
+_log_status = status_log("encoders")
 # Texts whose right vectors are known, which the warm-up sends.
 _NUM_CHECKED = 256
 _WARM_UP_CONNECTIONS = 16
@@ -70,25 +71,12 @@ def main(config: Config, options: EncodersOptions, folder: pathlib.Path) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="noria-encoders-") as name:
         bench = EncodersBench(quiet_config(config), options, folder, pathlib.Path(name))
-        status = _run_to_end(bench)
+        status = run_to_end(bench.measure, _log_status, bench.failures)
     if bench.runs:
         print(write_report(bench.result(), folder)[0].read_text(encoding="utf-8"))
     for text in (*(f"left out: {each}" for each in bench.left_out), *bench.failures):
         _log_status(text)
     return status
-
-
-def _run_to_end(bench: "EncodersBench") -> int:
-    try:
-        with sigterm_interrupts():
-            bench.measure()
-    except KeyboardInterrupt:
-        _log_status("interrupted; the report has what was measured until now")
-        return 130
-    # Of the raw loop, without which there are no rates.
-    except (RuntimeError, OSError) as error:
-        bench.failures.append(f"stopped: {error}")
-    return 1 if bench.failures else 0
 
 
 @dataclass
@@ -454,7 +442,3 @@ def _milliseconds(seconds: float) -> float | None:
 
 def _plain(settings: ServerSettings) -> str:
     return ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(settings).items())
-
-
-def _log_status(text: str) -> None:
-    print(f"noria bench encoders: {text}", file=sys.stderr, flush=True)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from noria_bench.option_values import read_number
+
 Corpus = Literal["fixed", "mixed"]
 """The texts: one sentence, as the reference article sent it, or texts of many lengths."""
 
@@ -69,13 +71,7 @@ def read_corpora(text: str) -> tuple[Corpus, ...]:
 
 def read_seconds(text: str) -> float:
     """Parse the seconds of a load. Raises ValueError unless it is 1 to 600."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 600:
-        raise ValueError(f"{text!r}; a load takes 1 to 600 seconds")
-    return value
+    return read_number(text, 1, 600, "a load takes 1 to 600 seconds")
 
 
 def read_rounds(text: str) -> int:

@@ -22,11 +22,10 @@ import psutil
 
 from noria.config import Config
 from noria.engine.encoder.sessions import resolve_precision
-from noria.errors import ConfigError, NoriaError
+from noria.errors import ConfigError
 from noria.models.catalog import open_model_of
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.process_signals import sigterm_interrupts
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, config_flags, running_server
 from noria_bench.encoders.bench import make_measurement, run_module, sum_series
@@ -38,11 +37,13 @@ from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import machine_cpu_s
+from noria_bench.running import run_to_end, status_log
 from noria_bench.sharing.options import SharingOptions
 from noria_bench.sharing.report import write_report
 from noria_bench.sharing.results import FILE_NAME, SharingResult, SharingRun
 from noria_bench.targets.server import isolated_config
 
+_log_status = status_log("sharing")
 _WARM_UP_TEXTS = 64
 # Until the batch of images is full.
 _RAMP_S = 1.0
@@ -65,23 +66,10 @@ def main(config: Config, options: SharingOptions, folder: pathlib.Path) -> int:
         ) from error
     with tempfile.TemporaryDirectory(prefix="noria-sharing-") as name:
         bench = SharingBench(isolated_config(config, name), options, folder, pathlib.Path(name))
-        status = _run_to_end(bench)
+        status = run_to_end(bench.measure, _log_status, bench.failures)
     if bench.runs:
         print(write_report(bench.result(), folder)[0].read_text(encoding="utf-8"))
     return status
-
-
-def _run_to_end(bench: "SharingBench") -> int:
-    try:
-        with sigterm_interrupts():
-            bench.measure()
-    except KeyboardInterrupt:
-        _log_status("interrupted; the report has what was measured until now")
-        return 130
-    except (RuntimeError, OSError, NoriaError) as error:
-        bench.failures.append(f"stopped: {error}")
-        _log_status(bench.failures[-1])
-    return 1 if bench.failures else 0
 
 
 @dataclass(frozen=True)
@@ -303,7 +291,3 @@ def _plain(run: SharingRun) -> str:
     if run.images_per_s is not None:
         parts.append(f"{run.images_per_s:.2f} images/s")
     return "; ".join(parts)
-
-
-def _log_status(text: str) -> None:
-    print(f"noria bench sharing: {text}", file=sys.stderr, flush=True)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from noria_bench.option_values import read_number
+
 
 @dataclass(frozen=True)
 class SharingOptions:
@@ -21,10 +23,4 @@ QUICK = SharingOptions(connections=(1,), seconds=1.0, num_rounds=1)
 
 def read_rate(text: str) -> float:
     """Parse the requests per second of an open loop. Raises ValueError unless it is 1 to 1000."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 1000:
-        raise ValueError(f"{text!r}; a rate is 1 to 1000 requests per second")
-    return value
+    return read_number(text, 1, 1000, "a rate is 1 to 1000 requests per second")

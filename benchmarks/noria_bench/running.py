@@ -1,0 +1,28 @@
+"""What the benches share of a run: lines about its progress, and its end."""
+
+import sys
+from collections.abc import Callable
+
+from noria.errors import NoriaError
+from noria.protocol.process_signals import sigterm_interrupts
+
+StatusLog = Callable[[str], None]
+
+
+def status_log(bench: str) -> StatusLog:
+    """Return a function that prints a line on stderr, after the name of the bench."""
+    return lambda text: print(f"noria bench {bench}: {text}", file=sys.stderr, flush=True)
+
+
+def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: list[str]) -> int:
+    """Measure until the end, an interruption or a failure, which is added to `failures`; returns the exit status."""
+    try:
+        with sigterm_interrupts():
+            measure()
+    except KeyboardInterrupt:
+        log_status("interrupted; the report has what was measured until now")
+        return 130
+    except (RuntimeError, OSError, NoriaError) as error:
+        failures.append(f"stopped: {error}")
+        log_status(failures[-1])
+    return 1 if failures else 0
