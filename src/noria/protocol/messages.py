@@ -3,9 +3,9 @@
 Each is a tagged msgspec struct in one MessagePack frame. What is large, such as pixels, is a second, raw frame beside
 its message, so that it is never copied into MessagePack. Engines know a request by its `attempt_id`.
 
-    to an engine     Hello, Submit, Cancel, Ping, LoadAck (for every EngineLoad), ViewRequest
+    to an engine     Hello, Submit, Cancel, Ping, LoadAck (for every EngineLoad), ViewRequest, Mount, Unmount
     from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
-                     EngineView (one for every ViewRequest);
+                     EngineView (one for every ViewRequest), MountResult (one for every Mount and Unmount);
                      for every Submit (Progress | Preview | ImageDone)*, then one of Finished | Failed; the first
                      Progress when it is accepted (of texts only with `stream_progress`)
 """
@@ -73,6 +73,34 @@ class ViewRequest(Struct, frozen=True, tag=True):
 
     last_iteration: int | None  # the value of this field in the last view from this incarnation; None: there was none
     with_thumbnails: bool
+
+
+class Mount(Struct, frozen=True, tag=True):
+    """Load a model beside those that the engine holds, while it serves; answered by `MountResult`.
+
+    The new model is listed in `EngineState` when it is loaded, warm and has passed a test request.
+    """
+
+    change_id: str
+    model: AnyModelSpec
+
+
+class Unmount(Struct, frozen=True, tag=True):
+    """Release a model; answered by `MountResult`.
+
+    The model leaves `EngineState` at once; the requests for it that are in flight are served before it is released.
+    """
+
+    change_id: str
+    name: str
+    version: str  # ModelSpec.fingerprint
+
+
+class MountResult(Struct, frozen=True, tag=True):
+    """The end of a `Mount` or `Unmount`. The engine's models are as before if `error` is not empty."""
+
+    change_id: str
+    error: str = ""  # a sentence for the operator
 
 
 class EngineView(Struct, frozen=True, tag=True):
@@ -220,8 +248,10 @@ class Failed(Struct, frozen=True, tag=True):
     mean_batch: float = 0.0
 
 
-ToEngine = Hello | Submit | Cancel | Ping | LoadAck | ViewRequest
-FromEngine = EngineState | EngineLoad | Pong | EngineView | Progress | Preview | ImageDone | Finished | Failed
+ToEngine = Hello | Submit | Cancel | Ping | LoadAck | ViewRequest | Mount | Unmount
+FromEngine = (
+    EngineState | EngineLoad | Pong | EngineView | MountResult | Progress | Preview | ImageDone | Finished | Failed
+)
 
 _serializer = msgspec.msgpack.Encoder()
 _to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

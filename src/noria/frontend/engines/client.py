@@ -34,6 +34,7 @@ from noria.protocol.messages import (
     Hello,
     ImageDone,
     LoadAck,
+    MountResult,
     Pong,
     Preview,
     Submit,
@@ -258,7 +259,7 @@ class EngineClient:
                 self._update_state(message)
             case EngineLoad():
                 self.load = message
-            case Pong() | EngineView():  # only the supervisor pings; views are passed on by the pool
+            case Pong() | MountResult() | EngineView():  # of other clients; views are passed on by the pool
                 pass
             case _:
                 self._dispatch(message, data)
