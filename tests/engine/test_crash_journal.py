@@ -87,3 +87,14 @@ def test_a_new_head_before_an_old_tail_lists_no_requests(tmp_path):
     path = tmp_path / "in-flight"
     path.write_bytes((12).to_bytes(4, "little") + b'["new","n\xc3\xff"]')
     assert read_in_flight(path) == ()
+
+
+def test_while_it_is_paused_the_file_lists_no_request(tmp_path):
+    journal = CrashJournal(tmp_path / "in-flight")
+    journal.record_iteration({"a"})
+    with journal.paused():
+        assert read_in_flight(tmp_path / "in-flight") == ()
+        journal.record_iteration({"a", "b"})
+        assert read_in_flight(tmp_path / "in-flight") == ()
+    assert read_in_flight(tmp_path / "in-flight") == ("a", "b")
+    journal.close()

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from ending_receiver import EndingReceiver
+from engine_client import Client
 from noria.engine import process
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.live import publisher
@@ -109,33 +110,6 @@ class SlowPixels:
 class NonFinitePixels:
     def rgb(self):
         raise GenerationFailed("not finite")
-
-
-class Client:
-    """A client with one blocking socket."""
-
-    def __init__(self, address):
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.connect(address)
-        self.socket.setsockopt(zmq.RCVTIMEO, int(TIMEOUT_S * 1000))
-
-    def send(self, *messages):
-        for message in messages:
-            self.socket.send(serialize(message))
-
-    def receive(self, count=1, ignored=(Progress, EngineLoad)):
-        """The next `count` messages, without those that come at any time."""
-        received = []
-        while len(received) < count:
-            message = deserialize_from_engine(self.socket.recv_multipart()[0])
-            if not isinstance(message, ignored):
-                received.append(message)
-        return received
-
-    def close(self):
-        self.socket.close(0)
-        self.context.term()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noria.observe.cgroup import cpu_limit, memory_events, memory_limit, num_oom_kills
+from noria.observe.cgroup import cpu_limit, free_memory, memory_events, memory_limit, num_oom_kills
 
 
 def test_the_groups_own_file_is_read(tmp_path):
@@ -73,3 +73,21 @@ def test_a_v1_quota_of_the_processs_own_group_is_read(tmp_path):
     (group / "cpu.cfs_quota_us").write_text("250000\n")
     (group / "cpu.cfs_period_us").write_text("100000\n")
     assert cpu_limit(tmp_path) == 2.5
+
+
+def test_the_least_free_memory_of_the_group_and_those_above_it_applies(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/kubepods/pod1\n")
+    group = tmp_path / "sys/fs/cgroup/kubepods/pod1"
+    group.mkdir(parents=True)
+    assert free_memory(tmp_path) is None
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("1000\n")
+    assert free_memory(tmp_path) is None
+    (group / "memory.max").write_text("4096\n")
+    (group / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+    (group.parent / "memory.max").write_text("8192\n")
+    (group.parent / "memory.current").write_text("2000\n")
+    assert free_memory(tmp_path) == 4096 - 1000 + 300
+    (group.parent / "memory.current").write_text("9000\n")
+    assert free_memory(tmp_path) == 0

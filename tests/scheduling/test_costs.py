@@ -197,3 +197,60 @@ def test_merge_min_keeps_the_shorter_measurements():
     assert first.steps[batch_key].points == {1: 1.0, 2: 2.0, 4: 3.0}
     assert first.decodes[batch_key].points == {1: 1.0}
     assert first.text_encode_s_by_model == {MODEL: 1.0}
+
+
+OTHER = ModelKey("m", "2")
+
+
+def test_costs_of_another_model_are_added_without_changing_those_of_the_first():
+    known, added = CostModel(max_rows=2), CostModel(max_rows=2)
+    known.steps[SMALL] = CostCurve({1: 1.0, 2: 1.01})
+    key = SMALL._replace(model=OTHER)
+    added.steps[key], added.decodes[key] = CostCurve({1: 1.0, 2: 1.99}), CostCurve({1: 0.5})
+    added.text_encode_s_by_model[OTHER] = 0.1
+    known.add(added)
+    assert [known.rows_limit(SMALL), known.rows_limit(key)] == [2, 1]
+    assert (known.decode_s(key), known.text_encode_s(OTHER)) == (0.5, 0.1)
+    known.refresh_knees()
+    assert known.rows_limit(SMALL) == 2
+
+
+def test_the_costs_of_a_model_are_copied_as_those_of_another():
+    costs = CostModel()
+    costs.steps = {SMALL: CostCurve({1: 1.0}), SMALL._replace(model=ModelKey("else")): CostCurve({1: 9.0})}
+    costs.decodes = {SMALL: CostCurve({1: 0.5})}
+    copied = costs.copy_as(MODEL, OTHER)
+    key = SMALL._replace(model=OTHER)
+    assert {each: curve.points for each, curve in copied.steps.items()} == {key: {1: 1.0}}
+    assert (copied.decode_s(key), copied.text_encode_s_by_model) == (0.5, {})
+    costs.text_encode_s_by_model = {MODEL: 0.1}
+    assert costs.copy_as(MODEL, OTHER).text_encode_s(OTHER) == 0.1
+    copied.observe_step(key, 1, 2.0)
+    assert costs.step_s(SMALL, 1) == 1.0
+
+
+def test_estimates_yield_to_measurements_sooner_than_costs_do_and_decide_no_knee():
+    costs = CostModel(max_rows=2)
+    costs.steps[SMALL], costs.decodes[SMALL] = CostCurve({1: 4.0, 2: 7.99}), CostCurve({1: 1.0})
+    estimates = costs.as_estimates()
+    for model in (costs, estimates):
+        model.refresh_knees()
+        for _ in range(9):
+            model.observe_decode(SMALL, 1, 0.5)
+    assert (costs.rows_limit(SMALL), estimates.rows_limit(SMALL)) == (1, 2)
+    assert costs.decode_s(SMALL) > 0.9
+    assert estimates.decode_s(SMALL) == pytest.approx(0.55)
+
+
+def test_a_forgotten_model_leaves_nothing_and_the_others_stay():
+    costs, key = CostModel(), SMALL._replace(model=OTHER)
+    for batch_key in (SMALL, key):
+        costs.steps[batch_key] = costs.decodes[batch_key] = CostCurve({1: 1.0})
+        costs.exploration_limit(batch_key)
+        costs.record_oom(batch_key, 4)
+        costs.text_encode_s_by_model[batch_key.model] = 1.0
+    costs.refresh_knees()
+    costs.forget(OTHER)
+    assert (costs.step_s(key, 1), costs.decode_s(key), costs.text_encode_s(OTHER)) == (0.0, 0.0, 0.0)
+    assert (costs.rows_limit(key), costs.rows_limit(SMALL), costs.step_s(SMALL, 1)) == (64, 2, 1.0)
+    costs.forget(OTHER)

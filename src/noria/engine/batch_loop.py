@@ -12,6 +12,7 @@ from typing import Generic
 
 from noria.engine.loop import EngineEvent, RequestLoop
 from noria.engine.runtime import BatchExecutor, FinishedBatch, RequestT
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.types import BatchPlan, BatchwiseScheduler, SchedulableRequest
 
 
@@ -38,6 +39,7 @@ class BatchLoop(RequestLoop[RequestT]):
         """`on_plan` is called with each plan before it is executed, `on_done` by any thread when it was."""
         super().__init__(scheduler, executor, on_event, clock)
         self._scheduler, self._executor, self._on_plan, self._on_done = scheduler, executor, on_plan, on_done
+        self._running: dict[int, ModelKey] = {}  # the model of each batch in flight, by session
         self._expiries: list[tuple[float, str]] = []  # a heap; those of requests that have ended leave it at its top
 
     def start_batches(self) -> None:
@@ -47,14 +49,20 @@ class BatchLoop(RequestLoop[RequestT]):
             self._handle_events(self._scheduler.expire(now))
         while (plan := self._scheduler.plan(now)) is not None:
             self._on_plan(plan)
+            self._running[plan.session] = plan.batch_key.model
             self._executor.start(plan, self._on_done)
         self._report_streaming(now)
 
     def finish(self, batch: FinishedBatch) -> ExecutedBatch[RequestT]:
         """Commit a batch that `on_done` was called with."""
+        del self._running[batch.plan.session]
         requests = tuple(self._requests.get(row.attempt_id) for row in batch.plan.rows)
         self._handle_events(self._scheduler.commit(batch.plan, batch.result, self._clock(), batch.seconds))
         return ExecutedBatch(batch, requests)
+
+    def uses(self, model: ModelKey) -> bool:
+        """Whether a request of this model has not ended, or a batch of it is in flight."""
+        return super().uses(model) or model in self._running.values()
 
     def wait_s(self, now: float) -> float | None:
         """Return for how long `start_batches` has nothing to do unless something else happens; None: for ever."""

@@ -33,8 +33,8 @@ class CrashJournal:
         self._iterations: deque[frozenset[str]] = deque(maxlen=_RUN_AHEAD)
         self._preparing: set[str] = set()
         self._written: frozenset[str] | None = None
-        self._is_full = False
-        self._lock = threading.Lock()  # used by the loop, the receiver and the compiler
+        self._is_full = self._is_paused = False
+        self._lock = threading.Lock()  # used by the loop, the receiver, the compiler and the mounter
 
     def record_iteration(self, attempt_ids: Iterable[str]) -> None:
         """Record that an iteration with these attempts is about to begin."""
@@ -62,12 +62,31 @@ class CrashJournal:
                 # Written with the next change: an extra id does no harm.
                 self._preparing.discard(attempt_id)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context during which the file lists no request, because what is done in it is likelier to crash the engine.
+
+        Requests lost in such a crash count as `not_at_fault`: they are retried with others. One that does crash the
+        engine does so again, and is found then.
+        """
+        self._set_paused(is_paused=True)
+        try:
+            yield
+        finally:
+            self._set_paused(is_paused=False)
+
+    def _set_paused(self, *, is_paused: bool) -> None:
+        with self._lock:
+            self._is_paused = is_paused
+            self._write()
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
     def _write(self) -> None:
-        attempt_ids = frozenset(self._preparing.union(*self._iterations))
+        in_flight = self._preparing.union(*self._iterations)
+        attempt_ids = frozenset[str]() if self._is_paused else frozenset(in_flight)
         if attempt_ids != self._written:
             self._written = attempt_ids
             text = msgspec.json.encode(sorted(attempt_ids))

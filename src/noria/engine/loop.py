@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from noria.engine.runtime import Executor, IterationExecutor, PreparedRequest, Preview, RequestT, Result, Thumbnail
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.types import (
     ItemFinished,
     ItemId,
@@ -125,6 +126,10 @@ class RequestLoop(Generic[RequestT]):
     def find_request(self, attempt_id: str) -> RequestT:
         """A request that has not ended; raises KeyError for any other id."""
         return self._requests[attempt_id]
+
+    def uses(self, model: ModelKey) -> bool:
+        """Whether a request of this model has not ended."""
+        return any(prepared.batch_key.model == model for prepared in self._requests.values())
 
     def _on_item(self, item: ItemId) -> None:
         """Do nothing; called for each item that is finished."""

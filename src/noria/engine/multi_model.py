@@ -53,15 +53,23 @@ class MultiModelExecutor(Generic[RequestT]):
 
     def __init__(self, executors: Mapping[ModelKey, IterationExecutor[RequestT]]) -> None:
         """`executors` by model, in the configuration's order, all on one device and with the same number of slots."""
-        self._executors = executors
+        self._executors = executors  # replaced, never changed, since other threads read it
         self._executor_by_attempt: dict[str, IterationExecutor[RequestT]] = {}
+
+    def add(self, key: ModelKey, executor: IterationExecutor[RequestT]) -> None:
+        """Add a model, on the loop's thread."""
+        self._executors = {**self._executors, key: executor}
+
+    def remove(self, key: ModelKey) -> None:
+        """Remove a model of which there is no request, on the loop's thread."""
+        self._executors = {other: executor for other, executor in self._executors.items() if other != key}
 
     def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request; raises `errors.RequestError` if it cannot be served."""
-        key = self._key(request)
+        executors, key = self._executors, self._key(request)
         if request.model_version != key.version:
             request = msgspec.structs.replace(request, model_version=key.version)
-        return self._executors[key].prepare(request, data)
+        return executors[key].prepare(request, data)
 
     def is_compiled(self, request: AnyRequest) -> bool:
         """Whether `prepare` would return at once."""
@@ -94,7 +102,9 @@ class MultiModelExecutor(Generic[RequestT]):
             timings += [result.phase_timings] if result.phase_timings is not None else []
             if result.oom_phase is not None:
                 break
-        return replace(total, phase_timings=timings[0] if len(timings) == 1 else CombinedTimings(tuple(timings)))
+        if len(timings) > 1:
+            return replace(total, phase_timings=CombinedTimings(tuple(timings)))
+        return replace(total, phase_timings=timings[0] if timings else None)
 
     def take_result(self, image: ItemId) -> Result:
         """The result of an image that the last iteration decoded."""

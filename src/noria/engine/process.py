@@ -1,8 +1,8 @@
 """The engine process: `python -m noria.engine.process JSON`, started by the supervisor; JSON is an `EngineTask`.
 
 Its threads communicate by queues. The *transport* reads and writes frames, the *receiver* answers clients, the
-*compiler* compiles new samplers, the *loop* (the main thread) drives the device, and the *sender* waits for pixels and
-sends them. The channel is open while the models are loading.
+*compiler* compiles new samplers, the *loop* (the main thread) drives the device, the *sender* waits for pixels and
+sends them, and the *mounter* loads more models. The channel is open while the models are loading.
 """
 
 import abc
@@ -29,7 +29,14 @@ from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.live.batch_publisher import BatchLiveView
 from noria.engine.live.publisher import LiveViewPublisher
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, RequestLoop
-from noria.engine.receiver import CancelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
+from noria.engine.mounting import ModelMounter
+from noria.engine.receiver import (
+    CancelCommand,
+    ChangeModelCommand,
+    RequestReceiver,
+    SubmitCommand,
+    SubscribeCommand,
+)
 from noria.engine.request_spans import StageSpans
 from noria.engine.runtime import AnyRuntime, BatchRuntime, FinishedBatch, Runtime, load_runtime
 from noria.engine.sender import EndedItem, ResponseSender
@@ -86,6 +93,8 @@ class BaseEngine(abc.ABC):
         self._client_by_attempt: dict[str, ClientId] = {}
         self._last_load: tuple[float, EngineLoad | None] = (-math.inf, None)
         self._metrics = EngineMetrics(name, runtime.executor, num_slots)
+        self._mounter = ModelMounter(receiver, runtime, lambda *item: self._sender.outbox.put(item))
+        self._changes: list[ChangeModelCommand] = []  # that wait for the last requests of their models
 
     @abc.abstractmethod
     def _wait_s(self, now: float) -> float | None:
@@ -102,12 +111,22 @@ class BaseEngine(abc.ABC):
     def run(self) -> None:
         """Serve until `stop`."""
         self._sender.start()
+        self._mounter.start()
         while self._process_commands():
             # Here, because subscribers ask for the next view while an iteration runs.
             self._publish_views()
             self._advance()
+            self._change_models()
+        self._mounter.stop()
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)
+
+    def _change_models(self) -> None:
+        """Make the changes that have no request to wait for."""
+        for command in [each for each in self._changes if not self._loop.uses(each.model)]:
+            self._changes.remove(command)
+            command.change()
+            command.done.set_result(None)
 
     def _publish_views(self) -> None:
         """Send the views that are due."""
@@ -158,6 +177,8 @@ class BaseEngine(abc.ABC):
                     self._cancel(client, attempt_id)
                 case SubscribeCommand(client, view_request):
                     self._live_view.subscribe(client, view_request)
+                case ChangeModelCommand():
+                    self._changes.append(command)
                 case FinishedBatch():
                     self._on_batch(command)
 

@@ -6,10 +6,10 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from opentelemetry.trace import Tracer
@@ -31,12 +31,15 @@ from noria.protocol.messages import (
     Failed,
     Hello,
     LoadAck,
+    Mount,
     Ping,
     Pong,
     Submit,
     Timings,
+    Unmount,
     ViewRequest,
 )
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import AnyRequest
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import RequestTimings
@@ -70,8 +73,22 @@ class SubscribeCommand:
     view_request: ViewRequest
 
 
-Command = SubmitCommand | CancelCommand | SubscribeCommand | FinishedBatch
+@dataclass(frozen=True)
+class ChangeModelCommand:
+    """Call `change` between two iterations, as soon as no request of `model` is left; then `done` gets its result."""
+
+    model: ModelKey
+    change: Callable[[], None]
+    done: Future[None]
+
+
+Command = SubmitCommand | CancelCommand | SubscribeCommand | ChangeModelCommand | FinishedBatch
 """What the loop's thread waits for. Sessions put the batches that they have executed into the same queue."""
+
+
+class _PreparingRequest(NamedTuple):
+    arrived: float  # monotonic seconds
+    model: ModelKey
 
 
 class RequestReceiver(threading.Thread):
@@ -96,6 +113,8 @@ class RequestReceiver(threading.Thread):
         self._spans = StageSpans(tracer)
         self.watchdog, self.crash_journal = watchdog, crash_journal
         self.commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        # What clients want of the mounter; None ends it.
+        self.changes: queue.SimpleQueue[tuple[ClientId, Mount | Unmount] | None] = queue.SimpleQueue()
         self._channel, self._models, self._device = channel, tuple(models), device
         self._previous_exit: ExitCause = previous_exit
         self.incarnation = uuid.uuid4().hex
@@ -106,9 +125,10 @@ class RequestReceiver(threading.Thread):
         self._load: EngineLoad | None = None
         # the last load sent to each client, until it is acknowledged
         self._unacked_loads: dict[ClientId, EngineLoad] = {}
-        self._preparing: dict[tuple[ClientId, str], float] = {}  # their arrival, in monotonic seconds
-        # protects _executor, _clients, _load, _unacked_loads, _preparing and _compile_queue
+        self._preparing: dict[tuple[ClientId, str], _PreparingRequest] = {}
+        # protects _models, _executor, _clients, _load, _unacked_loads, _preparing and _compile_queue
         self._lock = threading.Lock()
+        self._prepared = threading.Condition(self._lock)  # notified when a request has left _preparing
 
     def set_ready(self, runtime: AnyRuntime) -> None:
         """Announce to every client that the models are loaded."""
@@ -116,6 +136,23 @@ class RequestReceiver(threading.Thread):
             self._executor, self._device = runtime.executor, runtime.device
             for client in self._clients.values():
                 self._channel.send(client, self._state())
+
+    @property
+    def models(self) -> tuple[AnyModelSpec, ...]:
+        """The models that serve new requests."""
+        return self._models
+
+    def set_models(self, models: Iterable[AnyModelSpec]) -> None:
+        """Serve new requests by these models, and announce it to every client."""
+        with self._lock:
+            self._models = tuple(models)
+            for client in self._clients.values():
+                self._channel.send(client, self._state())
+
+    def wait_until_prepared(self, model: ModelKey) -> None:
+        """Wait until every request of a model has been passed to the loop, or has ended."""
+        with self._prepared:
+            self._prepared.wait_for(lambda: all(each.model != model for each in self._preparing.values()))
 
     def publish_load(self, load: EngineLoad) -> None:
         """Send `load` to every client.
@@ -142,6 +179,8 @@ class RequestReceiver(threading.Thread):
                     self._cancel(client, attempt_id)
                 case ViewRequest():
                     self.commands.put(SubscribeCommand(client, message))
+                case Mount() | Unmount():
+                    self.changes.put((client, message))
                 case Ping():
                     self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
 
@@ -150,9 +189,8 @@ class RequestReceiver(threading.Thread):
         with self._lock:
             if name in self._clients:
                 previous_client = self._clients[name]
-                self._preparing = {
-                    key: arrived for key, arrived in self._preparing.items() if key[0] != previous_client
-                }
+                self._preparing = {key: each for key, each in self._preparing.items() if key[0] != previous_client}
+                self._prepared.notify_all()
                 self._discard(previous_client, None)
                 self.commands.put(CancelCommand(previous_client, None))
                 self._unacked_loads.pop(previous_client, None)
@@ -183,7 +221,11 @@ class RequestReceiver(threading.Thread):
 
     def _submit(self, client: ClientId, request: AnyRequest, data: memoryview | None) -> None:
         executor, arrived = self._executor, time.monotonic()
-        if executor is None or not self._holds(request):
+        with self._lock:  # with the models, because one that leaves waits for the requests that found it
+            spec = self._find_model(request)
+            if executor is not None and spec is not None:
+                self._preparing[client, request.attempt_id] = _PreparingRequest(arrived, spec.key)
+        if executor is None or spec is None:
             missing = (
                 "the model is still loading"
                 if executor is None
@@ -192,8 +234,8 @@ class RequestReceiver(threading.Thread):
             failed = Failed(request.attempt_id, EngineUnavailable.code, missing, retry_after_s=2.0)
             self._reject(client, request, arrived, failed)
             return
-        with self._lock:
-            self._preparing[client, request.attempt_id] = arrived
+        if request.model_version != spec.fingerprint:
+            request = msgspec.structs.replace(request, model_version=spec.fingerprint)
         task = CompileTask(client, request, data, arrived)
         if executor.is_compiled(request):
             self._prepare(executor, task, contextlib.nullcontext())
@@ -205,6 +247,7 @@ class RequestReceiver(threading.Thread):
             rejected = self._compile_queue.put(task)
             if rejected is not None:
                 self._preparing.pop((rejected.connection, rejected.request.attempt_id), None)
+                self._prepared.notify_all()
         if rejected is not task:
             self._compiler.submit(self._prepare_next, executor)
         if rejected is not None:
@@ -218,9 +261,9 @@ class RequestReceiver(threading.Thread):
         if task is not None:  # else it was cancelled or rejected
             self._prepare(executor, task)
 
-    def _holds(self, request: AnyRequest) -> bool:
-        """Whether the request's model is loaded, in its version."""
-        return any(spec.matches(request.model, request.model_version) for spec in self._models)
+    def _find_model(self, request: AnyRequest) -> AnyModelSpec | None:
+        """Return the request's model in its version, if it is loaded; of several versions, the first."""
+        return next((spec for spec in self._models if spec.matches(request.model, request.model_version)), None)
 
     def _prepare(
         self, executor: Executor[Any], task: CompileTask, journal: contextlib.AbstractContextManager[None] | None = None
@@ -247,6 +290,7 @@ class RequestReceiver(threading.Thread):
                 self._record_span(request, arrived, RequestCancelled.code)
                 return
             del self._preparing[client, attempt_id]
+            self._prepared.notify_all()
             if prepared is not None:
                 self.commands.put(SubmitCommand(client, prepared, arrived))
         if failed is not None:
@@ -269,7 +313,8 @@ class RequestReceiver(threading.Thread):
             if (client, attempt_id) not in self._preparing:
                 self.commands.put(CancelCommand(client, attempt_id))
                 return
-            arrived = self._preparing.pop((client, attempt_id))
+            arrived = self._preparing.pop((client, attempt_id)).arrived
+            self._prepared.notify_all()
             self._discard(client, attempt_id)
         self._send_failed(client, Failed(attempt_id, "cancelled", "cancelled by the caller"), arrived)
 

@@ -17,7 +17,7 @@ from noria.config import EngineConfig
 from noria.errors import SetupError
 from noria.protocol.kinds import FinalResult, SettingsView
 from noria.protocol.messages import AnyTimings, FromEngine, ShapeCosts
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
 from noria.scheduling.types import (
     BatchKey,
@@ -215,6 +215,18 @@ class BatchExecutor(Executor[RequestT], Protocol[RequestT]):
         ...
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that was loaded beside those that serve."""
+
+    add: Callable[[], None]  # makes it serve; called by the loop's thread, between two iterations
+    longest_iteration_s: float = 0.0  # measured
+
+
+def _load_nothing(spec: ModelSpec) -> LoadedModel:
+    raise SetupError(f"{spec.name} cannot be loaded: the models of this engine do not change")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedModels:
     """What the runtimes of all kinds tell of their models, which are loaded on one device and ready to serve."""
@@ -225,6 +237,10 @@ class LoadedModels:
     on_idle: Callable[[], None] = lambda: None  # called by the loop's thread when nothing runs or waits any more
     save_costs: Callable[[], None] = lambda: None
     resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
+    # Loads, warms up, measures and tests one more model, on a thread that is not the loop's; raises as `load_runtime`.
+    load_beside: Callable[[ModelSpec], LoadedModel] = _load_nothing
+    release: Callable[[ModelKey], None] = lambda _model: None  # called by the loop's thread, without requests of it
+    free_memory: Callable[[], None] = lambda: None  # returns what a released model held; not on the loop's thread
 
 
 @dataclass(frozen=True)

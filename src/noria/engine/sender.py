@@ -11,7 +11,7 @@ from noria.engine.loop import EngineEvent, PreviewReady, ProgressChanged, Reques
 from noria.engine.receiver import CancelCommand, RequestReceiver
 from noria.engine.request_spans import StageSpans
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
-from noria.protocol.messages import Failed, Finished, FromEngine, Progress
+from noria.protocol.messages import Failed, Finished, FromEngine, MountResult, Progress
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import FinishReason
 
@@ -26,13 +26,14 @@ ERROR_CODE_BY_REASON = {
 
 
 EndedItem = tuple[ClientId, RequestEnded[Any]]
-OutboxItem = tuple[ClientId, EngineEvent[Any] | PendingView]
+OutboxItem = tuple[ClientId, EngineEvent[Any] | PendingView | MountResult]
 
 
 class ResponseSender(threading.Thread):
     """Sends the items of `outbox` in order.
 
-    Each is an event or a view with the client that gets it, or a list of requests that ended at the same time.
+    Each is an event, a view or the result of a change with the client that gets it, or a list of requests that ended at
+    the same time.
     """
 
     def __init__(self, channel: EngineChannel, receiver: RequestReceiver, spans: StageSpans) -> None:
@@ -65,6 +66,8 @@ class ResponseSender(threading.Thread):
                         self._channel.send(client, *self._end_message(event))
                     case PendingView():
                         self._channel.send(client, *resolve_view(event))
+                    case MountResult():
+                        self._channel.send(client, event)
 
     def _send_result(self, client: ClientId, ready: ResultReady[Any]) -> None:
         attempt_id = ready.prepared.request.attempt_id

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from noria.errors import ModelError
 from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.location import locate
-from noria.models.weights import num_tensor_parameters, read_struct, read_text, read_weights, weight_files
+from noria.models.weights import num_tensor_parameters, read_object, read_struct, read_text, read_weights, weight_files
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 
@@ -69,6 +69,25 @@ def count_parameters(spec: ModelSpec) -> int:
     return sum(num_tensor_parameters(read_weights(spec.path, part, stem)) for part, stem in stems.items())
 
 
+def have_same_architecture(first: ModelSpec, second: ModelSpec) -> bool:
+    """Whether two models differ in their weights at most, so that a call of either takes as long.
+
+    Raises:
+        ModelError: a configuration cannot be read.
+
+    """
+    return first.family == second.family and _architecture(first) == _architecture(second)
+
+
+def _architecture(spec: ModelSpec) -> list[dict[str, object]]:
+    """The configurations of the parts with weights, without the keys that say where they come from."""
+    folders = [spec.path / part for part in FAMILIES[spec.family].weight_stems]
+    return [
+        {key: value for key, value in read_object(folder / "config.json").items() if not key.startswith("_")}
+        for folder in folders
+    ]
+
+
 def _fingerprint(folder: pathlib.Path, family: Family) -> str:
     digest = hashlib.sha256()
     for part in _fingerprint_parts(folder, family):
@@ -87,6 +106,10 @@ def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
             if file.suffix in (".json", ".txt"):
                 yield file.name.encode()
                 yield read_text(file)
+    defaults = folder / "noria.json"
+    if "" not in family.parts and defaults.exists():
+        yield defaults.name.encode()
+        yield read_text(defaults)
     for part, stem in family.weight_stems.items():
         for file in weight_files(folder, part, stem):
             size_bytes = file.stat().st_size

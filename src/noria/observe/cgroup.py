@@ -48,6 +48,20 @@ def memory_limit(root: pathlib.Path = pathlib.Path("/")) -> int | None:
     return min(map(int, _limits("memory.max", root)), default=None)
 
 
+def free_memory(root: pathlib.Path = pathlib.Path("/")) -> int | None:
+    """Return the bytes that this process's group, and every group above it, has left; None without a limit.
+
+    Cached files that the kernel drops first count as free.
+    """
+    group, free = _group(root), list[int]()
+    for folder in _upwards(group, root / "sys/fs/cgroup") if group is not None else []:
+        limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
+        if limit.isdecimal() and used:
+            counts = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            free.append(int(limit) - int(used) + int(counts.get("inactive_file", 0)))
+    return max(0, min(free)) if free else None
+
+
 def cpu_limit(root: pathlib.Path = pathlib.Path("/")) -> float | None:
     """Cores' worth of time that this process's group, and every group above it, may use; None without a limit.
 

@@ -161,6 +161,7 @@ class ShapeCosts(Struct, frozen=True):
     decode_s: dict[int, float]  # of one decode, by its number of images
     text_encode_s: float  # of one prompt
     max_rows: int  # in one call; more would not be faster, or not fit the memory
+    version: str = ""  # ModelSpec.fingerprint
 
 
 class EngineLoad(Struct, frozen=True, tag=True):

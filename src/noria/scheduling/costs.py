@@ -12,7 +12,7 @@ does not explain.
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.types import BatchKey
@@ -37,12 +37,13 @@ class CostCurve:
     """Seconds by count (rows of a call, images of a decode): piecewise linear between measurements."""
 
     points: dict[int, float] = field(default_factory=dict)
+    num_measurements: InitVar[int] = _AVERAGING_WINDOW  # of each given point; fewer yield sooner to new ones
     _counts: list[int] = field(init=False)  # sorted
-    _num_measurements: dict[int, int] = field(init=False)  # by count; given points count as fully measured
+    _num_measurements: dict[int, int] = field(init=False)  # by count
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, num_measurements: int) -> None:
         self._counts = sorted(self.points)
-        self._num_measurements = dict.fromkeys(self.points, _AVERAGING_WINDOW)
+        self._num_measurements = dict.fromkeys(self.points, num_measurements)
 
     def at(self, count: int) -> float:
         """Seconds at `count`: interpolated, or extrapolated beyond the last point; 0 if nothing is known."""
@@ -166,6 +167,41 @@ class CostModel:
         self.text_encode_s_by_model |= {
             m: min(s, other.text_encode_s_by_model.get(m, s)) for m, s in self.text_encode_s_by_model.items()
         }
+
+    def add(self, other: "CostModel") -> None:
+        """Add the costs of models that have none here; the batch sizes of the others stay."""
+        self.steps |= other.steps
+        self.decodes |= other.decodes
+        self.text_encode_s_by_model |= other.text_encode_s_by_model
+        self._knees |= {batch_key: curve.knee(self.max_rows) for batch_key, curve in other.steps.items()}
+
+    def copy_as(self, model: ModelKey, copy: ModelKey) -> "CostModel":
+        """Return the costs of `model` as those of `copy`."""
+        steps, decodes = (
+            {
+                key._replace(model=copy): CostCurve(dict(each.points))
+                for key, each in curves.items()
+                if key.model == model
+            }
+            for curves in (self.steps, self.decodes)
+        )
+        encodes = self.text_encode_s_by_model
+        return CostModel(self.max_rows, steps, decodes, {copy: encodes[model]} if model in encodes else {})
+
+    def as_estimates(self) -> "CostModel":
+        """Return these costs, measured while other work disturbed it, such that those in service soon replace them."""
+        steps, decodes = (
+            {batch_key: CostCurve(dict(curve.points), num_measurements=1) for batch_key, curve in curves.items()}
+            for curves in (self.steps, self.decodes)
+        )
+        return CostModel(self.max_rows, steps, decodes)
+
+    def forget(self, model: ModelKey) -> None:
+        """Drop all that is known of a model."""
+        for values in (self.steps, self.decodes, self._memory_limits, self._num_iterations, self._knees):
+            for batch_key in [batch_key for batch_key in values if batch_key.model == model]:
+                del values[batch_key]
+        self.text_encode_s_by_model.pop(model, None)
 
     def decay_slowdown(self, seconds: float) -> None:
         """Decay the slowdown after `seconds` without measurements."""

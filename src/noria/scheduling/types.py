@@ -346,6 +346,10 @@ class Scheduler(Protocol[PlanT, SnapshotT_co]):
         """Return all that runs and the first `max_waiting` waiting requests, with predictions."""
         ...
 
+    def forget_model(self, model: ModelKey) -> None:
+        """Drop what was learned of a model, of which no request runs or waits."""
+        ...
+
 
 StepwiseScheduler = Scheduler[IterationPlan, SchedulerSnapshot]
 """A scheduler of images."""

@@ -3,8 +3,9 @@
     with FakeEngine("ipc://engine.sock") as engine:
         app = noria.frontend.app.build_app(Config(), EnginePool([engine.address]))
 
-It runs in a thread of this process. By default it accepts each request and answers at once; its attributes make it
-withhold replies, fail, or crash. They may be changed while it runs, and take effect with the next message.
+It runs in a thread of this process. By default it accepts each request and each change of its models, and answers at
+once; its attributes make it withhold replies, fail, or crash. They may be changed while it runs, and take effect with
+the next message.
 """
 
 import contextlib
@@ -32,11 +33,14 @@ from noria.protocol.messages import (
     Hello,
     ImageDone,
     LoadAck,
+    Mount,
+    MountResult,
     Preview,
     Progress,
     ShapeCosts,
     Submit,
     Timings,
+    Unmount,
     ViewRequest,
 )
 from noria.protocol.request import AnyRequest, EngineRequest
@@ -110,6 +114,7 @@ class FakeEngine:
         self.view_requests: list[ViewRequest] = []
         self.hello_names: list[str] = []  # the names of the front ends that connected
         self.num_load_acks = 0
+        self.model_changes: list[Mount | Unmount] = []
         self.in_flight: list[str] = []  # withheld requests; reported as in flight after a crash
         # How it answers.
         self.never_answers = False  # accepts requests and sends nothing more
@@ -119,6 +124,8 @@ class FakeEngine:
         self.answers_cancel = True
         # more fields of the `Failed` that answers a `Cancel`
         self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
+        self.mount_error = ""  # the sentence with which every `Mount` fails; empty: none does
+        self.withholds_mounts = False  # until it is false again, mounts wait
         # Returns its reply to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no reply.
         self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = _no_view
         # When it crashes.
@@ -150,6 +157,7 @@ class FakeEngine:
         state, channel = self._first_state, EngineChannel(self.address)
         clients: set[bytes] = set()
         run = _Run(self.models)
+        mounts: list[tuple[bytes, Mount | Unmount]] = []  # to answer
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Empty):
                 state = self._state_commands.get_nowait()
@@ -158,6 +166,7 @@ class FakeEngine:
                     state = self._wait_for_restart()
                     channel, clients = EngineChannel(self.address), set()
                     run, self.in_flight = _Run(self.models, self.exit_cause, tuple(self.in_flight)), []
+                    mounts = []
                 for client in clients:
                     channel.send(client, run.state_message(state))
             with contextlib.suppress(queue.Empty):
@@ -169,8 +178,28 @@ class FakeEngine:
                     channel.send(client, self._load)
                 if isinstance(message, Submit):
                     self.data.append(None if data is None else bytes(data))
-                self._handle(channel, client, message, run.incarnation)
+                if isinstance(message, Mount | Unmount):
+                    self.model_changes.append(message)
+                    mounts.append((client, message))
+                self._handle(channel, client, message, run)
+            while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
+                client, change = mounts.pop(0)
+                error = self._change_models(run, change)
+                for each in () if error else clients:
+                    channel.send(each, run.state_message(state))
+                channel.send(client, MountResult(change.change_id, error))
         channel.close()
+
+    def _change_models(self, run: "_Run", change: Mount | Unmount) -> str:
+        """Change the models until the next restart; return why not, if it fails."""
+        match change:
+            case Mount(model=spec) if self.mount_error:
+                return self.mount_error
+            case Mount(model=spec):
+                run.models = (*(each for each in run.models if each.key != spec.key), spec)
+            case Unmount(name=name, version=version):
+                run.models = tuple(each for each in run.models if each.key != (name, version))
+        return ""
 
     def _wait_for_restart(self) -> FakeEngineState:
         state: FakeEngineState = "dead"
@@ -179,27 +208,27 @@ class FakeEngine:
                 state = self._state_commands.get(timeout=_POLL_INTERVAL_S)
         return state
 
-    def _handle(self, channel: EngineChannel, client: bytes, message: object, incarnation: str) -> None:
+    def _handle(self, channel: EngineChannel, client: bytes, message: object, run: "_Run") -> None:
         match message:
             case LoadAck():
                 self.num_load_acks += 1
             case ViewRequest():
                 self.view_requests.append(message)
-                if (reply := self.make_view(message, incarnation)) is not None:
+                if (reply := self.make_view(message, run.incarnation)) is not None:
                     channel.send(client, *reply)
             case Cancel(attempt_id=attempt_id):
                 self.cancelled.append(attempt_id)
                 if self.answers_cancel:
                     channel.send(client, Failed(attempt_id, "cancelled", "cancelled", **self.cancel_progress))
             case Submit(request=request):
-                self._submit(channel, client, request)
+                self._submit(channel, client, request, run)
 
-    def _submit(self, channel: EngineChannel, client: bytes, request: AnyRequest) -> None:
+    def _submit(self, channel: EngineChannel, client: bytes, request: AnyRequest, run: "_Run") -> None:
         # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next
         # one.
         crashes = self._crashes_on(request)
         withholds = crashes or self.never_answers
-        replies = list(self._replies(request, withholds))
+        replies = list(self._replies(request, withholds, run.models))
         if withholds:
             self.in_flight.append(request.attempt_id)
         if crashes:
@@ -219,11 +248,13 @@ class FakeEngine:
         self.num_crashes_left -= 1
         return True
 
-    def _replies(self, request: AnyRequest, withholds: bool) -> Iterator[tuple[FromEngine, bytes | None]]:
+    def _replies(
+        self, request: AnyRequest, withholds: bool, models: tuple[AnyModelSpec, ...]
+    ) -> Iterator[tuple[FromEngine, bytes | None]]:
         """Yield each reply with the bytes beside it; only the acceptance if it withholds the rest."""
         attempt_id, payload = request.attempt_id, request.payload
         if isinstance(payload, TextPayload):
-            yield from self._text_replies(request, withholds)
+            yield from self._text_replies(request, withholds, models)
             return
         if not self.failure:
             yield Progress(attempt_id, 0, 0, payload.inference_steps, 0.0, 0.5), None
@@ -249,7 +280,7 @@ class FakeEngine:
         yield Finished(attempt_id, timings, payload.inference_steps, mean_batch=2.5), None
 
     def _text_replies(
-        self, request: EngineRequest[TextPayload], withholds: bool
+        self, request: EngineRequest[TextPayload], withholds: bool, models: tuple[AnyModelSpec, ...]
     ) -> Iterator[tuple[FromEngine, bytes | None]]:
         """Yield the reply: `fake_vector` of each text, or of each token if tokens are classified; not normalized."""
         attempt_id, payload = request.attempt_id, request.payload
@@ -258,7 +289,7 @@ class FakeEngine:
         if self.failure:
             yield Failed(attempt_id, **self.failure), None
             return
-        spec = next(each for each in self.models if each.name == request.model)
+        spec = next(each for each in models if each.matches(request.model, request.model_version))
         assert isinstance(spec, EncoderModelSpec)
         ids, start, vectors = np.frombuffer(payload.token_ids, f"<u{payload.id_bytes}"), 0, []
         lengths = payload.lengths if spec.task != "token_classification" else [1] * len(ids)
@@ -277,12 +308,12 @@ class _Run:
         self, models: tuple[AnyModelSpec, ...], previous_exit: ExitCause = "none", in_flight: tuple[str, ...] = ()
     ) -> None:
         """`in_flight` are the attempts that the previous run lost."""
-        self.incarnation, self._models = uuid.uuid4().hex, models
+        self.incarnation, self.models = uuid.uuid4().hex, models
         self._previous_exit, self._in_flight = previous_exit, in_flight
 
     def state_message(self, state: FakeEngineState) -> EngineState:
         if state == "ready":
-            return EngineState(self.incarnation, "ready", self._models, "cpu", self._previous_exit, self._in_flight)
+            return EngineState(self.incarnation, "ready", self.models, "cpu", self._previous_exit, self._in_flight)
         return EngineState(self.incarnation, "loading", (), "cpu", self._previous_exit, self._in_flight)
 
 

@@ -51,6 +51,7 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             else {},
             text_encode_s=round(costs.text_encode_s(batch_key.model), 6),
             max_rows=costs.rows_limit(batch_key),
+            version=batch_key.model.version,
         )
         for batch_key, curve in costs.steps.items()
     )

@@ -5,11 +5,14 @@ Used by the engine, `noria generate`, `noria doctor` and the bench.
 Importing this module is cheap: torch and diffusers are imported by its functions.
 """
 
+import functools
+import gc
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from noria.config import EngineConfig, cache_folder
+from noria.engine.background_load import check_memory, free_memory_bytes, run_apart
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.calibration import (
     CostCache,
@@ -19,13 +22,14 @@ from noria.engine.diffusion.calibration import (
     shape_costs,
 )
 from noria.engine.multi_model import MultiModelExecutor
-from noria.engine.runtime import Runtime
+from noria.engine.runtime import LoadedModel, Runtime
 from noria.errors import ConfigError
+from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.families import FAMILIES
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.model_spec import ModelKey
+from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     import torch
 
     from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
+
+
+T = TypeVar("T")
 
 
 def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig) -> None:
@@ -50,9 +57,14 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
 
 
 def load_runtime(
-    models: Sequence[DiffusionModelSpec], config: EngineConfig, device: str
+    models: Sequence[DiffusionModelSpec],
+    config: EngineConfig,
+    device: str,
+    free_bytes: Callable[[str], int] = free_memory_bytes,
 ) -> "Runtime[PreparedImageRequest]":
     """Load the models, warm them up and get their costs.
+
+    `free_bytes` says how much of a device's memory another model may use.
 
     Raises:
         ConfigError: the device does not exist.
@@ -62,6 +74,7 @@ def load_runtime(
     executors, config = load_executors(models, config, device)
     costs, cost_caches = load_or_measure_costs(executors, models, config)
     assert isinstance(config.slots, int)
+    device = str(executors[models[0].key].model.device)
     scheduler = StepScheduler(
         config.slots,
         config.decode_batch,
@@ -71,20 +84,124 @@ def load_runtime(
         costs,
     )
 
-    def save_costs() -> None:
-        for cost_cache in cost_caches:
-            cost_cache.save(costs)
-
+    executor = MultiModelExecutor(executors)
+    changes = _ModelChanges(executor, scheduler, config, device, free_bytes)
+    changes.specs = {spec.key: spec for spec in models}
+    changes.cost_caches = dict(zip(changes.specs, cost_caches, strict=True))
     return Runtime(
-        MultiModelExecutor(executors),
+        executor,
         scheduler,
-        device=str(executors[models[0].key].model.device),
+        device=device,
         longest_iteration_s=costs.longest_s,
         shape_costs=lambda: shape_costs(costs),
         on_idle=costs.refresh_knees,  # when it delays no step and changes no running batch
-        save_costs=save_costs,
+        save_costs=changes.save_costs,
         resolved_settings={"dtype": config.dtype, "slots": config.slots, "threads": config.threads},
+        load_beside=changes.load_beside,
+        release=changes.release,
+        free_memory=changes.free_memory,
     )
+
+
+class _ModelChanges:
+    """Loads models beside those of a runtime, and releases them."""
+
+    specs: dict[ModelKey, DiffusionModelSpec]  # of the models that serve
+    cost_caches: dict[ModelKey, CostCache]  # of those whose costs are worth keeping
+
+    def __init__(
+        self,
+        executor: "MultiModelExecutor[PreparedImageRequest]",
+        scheduler: StepScheduler,
+        config: EngineConfig,
+        device: str,
+        free_bytes: Callable[[str], int],
+    ) -> None:
+        """`config` has no "auto" left."""
+        self._executor, self._scheduler, self._config = executor, scheduler, config
+        self._device, self._free_bytes = device, free_bytes
+
+    def load_beside(self, spec: ModelSpec) -> LoadedModel:
+        """Load, warm up and test a model; the costs are those of the cache, or of a model of the same architecture.
+
+        Else they are measured, beside the running batch, and only used until some are measured in service.
+
+        Raises:
+            ModelError: it does not fit the memory, cannot be loaded, or does not generate images of finite numbers.
+
+        """
+        assert isinstance(spec, DiffusionModelSpec)
+        check_memory(spec.name, self._needed_bytes(spec), self._device, self._free_bytes)
+        on_cpu = self._device == "cpu"
+        executor = run_apart(_on_one_core(lambda: self._load_warm(spec)), at_low_priority=on_cpu)
+        cache = cost_cache(spec, self._config, executor.model.device)
+        costs = CostModel(self._scheduler.costs.max_rows)
+        alike = None
+        if not (is_cached := cache.load(costs)):
+            alike = next((other.key for other in self.specs.values() if have_same_architecture(other, spec)), None)
+            if alike is None:
+                measure = functools.partial(measure_costs, executor, spec, self._config, costs)
+                run_apart(_on_one_core(measure), at_low_priority=False)
+                costs = costs.as_estimates()
+
+        def add() -> None:
+            known = self._scheduler.costs
+            known.add(costs if alike is None else known.copy_as(alike, spec.key))
+            self.specs[spec.key] = spec
+            if is_cached or alike is not None:
+                self.cost_caches[spec.key] = cache
+            self._executor.add(spec.key, executor)
+
+        return LoadedModel(add, costs.longest_s)
+
+    def _load_warm(self, spec: DiffusionModelSpec) -> "DiffusionExecutor":
+        executor = _load(spec, self._config, self._device)
+        warm_up(executor, spec, self._config)
+        return executor
+
+    def _needed_bytes(self, spec: DiffusionModelSpec) -> int:
+        return count_parameters(spec) * (4 if self._config.dtype == "float32" else 2)
+
+    def release(self, model: ModelKey) -> None:
+        """Drop a model of which there is no request."""
+        if model in self.cost_caches:
+            self.cost_caches.pop(model).save(self._scheduler.costs)
+        del self.specs[model]
+        self._executor.remove(model)
+        self._scheduler.forget_model(model)
+
+    def free_memory(self) -> None:
+        """Return the memory of models that were dropped to the device."""
+        import torch
+
+        gc.collect()  # modules and their hooks refer to each other
+        if self._device != "cpu":
+            with torch.cuda.device(self._device):
+                torch.cuda.empty_cache()
+
+    def save_costs(self) -> None:
+        """Write the cost caches."""
+        for cache in self.cost_caches.values():
+            cache.save(self._scheduler.costs)
+
+
+def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:
+    """Return `action` with one thread for torch's operations, for a thread that is not the loop's.
+
+    Libgomp would give that thread a pool of its own, and a second pool slows the first (ADR 5).
+    """
+
+    def call() -> T:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return action()
+        finally:
+            torch.set_num_threads(before)  # which is also the number of threads that start later
+
+    return call
 
 
 def load_or_measure_costs(
@@ -152,8 +269,6 @@ def load_executor(
     _use_private_compile_cache(config)
     import torch
 
-    from noria.engine.diffusion.executor import DiffusionExecutor
-
     machine = detect_machine()
     device = resolve_device(device, machine)
     if device != "cpu" and (not machine.has_cuda or int(device.partition(":")[2]) >= torch.cuda.device_count()):
@@ -165,9 +280,18 @@ def load_executor(
     assert isinstance(config.threads, int)
     torch.set_num_threads(config.threads)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and bool(config.buckets)
+    return _load(spec, config, device), config
+
+
+def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "DiffusionExecutor":
+    """Load the model on `device`, "cpu" or "cuda:N"; `config` has no "auto" left."""
+    import torch
+
+    from noria.engine.diffusion.executor import DiffusionExecutor
+
     if device != "cpu":
-        torch.cuda.set_device(device)  # events and streams belong to the current device, not to their tensors'
-    return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config), config
+        torch.cuda.set_device(device)  # events and streams belong to the thread's device, not to their tensors'
+    return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
 
 
 def _use_private_compile_cache(config: EngineConfig) -> None:

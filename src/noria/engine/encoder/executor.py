@@ -38,11 +38,25 @@ class EncoderExecutor:
     def __init__(self, models: Mapping[ModelKey, tuple[EncoderModelSpec, Sequence[Session]]]) -> None:
         """`models` have equally many sessions each; session k of all models is one thread."""
         (self.num_sessions,) = {len(sessions) for _, sessions in models.values()}
-        self._models = models
+        self._models = models  # replaced, never changed, since the receiver reads it
         self._requests: dict[str, PreparedTextRequest] = {}
-        self._threads = [_SessionThread(number, models) for number in range(self.num_sessions)]
+        self._threads = [_SessionThread(number) for number in range(self.num_sessions)]
         for thread in self._threads:
             thread.start()
+
+    def add(self, spec: EncoderModelSpec, sessions: Sequence[Session]) -> None:
+        """Add a model with as many sessions as the others, on the loop's thread."""
+        assert len(sessions) == self.num_sessions
+        self._models = {**self._models, spec.key: (spec, sessions)}
+
+    def remove(self, key: ModelKey) -> None:
+        """Remove a model of which there is no request and no batch, on the loop's thread."""
+        self._models = {other: model for other, model in self._models.items() if other != key}
+
+    @property
+    def is_faster_alone(self) -> bool:
+        """Whether the sessions of all models use more threads for a batch that runs alone."""
+        return all(sessions[0].is_faster_alone for _, sessions in self._models.values())
 
     def prepare(self, request: TextRequest, data: memoryview | None = None) -> PreparedTextRequest:  # noqa: ARG002
         """Check a request. Raises `errors.InvalidField`."""
@@ -71,7 +85,8 @@ class EncoderExecutor:
     def start(self, plan: BatchPlan, on_done: OnDone) -> None:
         """Execute a batch in its session."""
         members = [(self._requests[row.attempt_id], row.index) for row in plan.rows]
-        self._threads[plan.session].jobs.put((plan, members, on_done))
+        spec, sessions = self._models[plan.batch_key.model]
+        self._threads[plan.session].jobs.put((plan, members, spec, sessions[plan.session], on_done))
 
     def close(self) -> None:
         """End the sessions, once they are idle."""
@@ -81,20 +96,21 @@ class EncoderExecutor:
             thread.join()
 
 
+_Job = tuple[BatchPlan, Members, EncoderModelSpec, Session, OnDone]
+
+
 class _SessionThread(threading.Thread):
-    def __init__(self, number: int, models: Mapping[ModelKey, tuple[EncoderModelSpec, Sequence[Session]]]) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__(name=f"session-{number}", daemon=True)
-        self.jobs: queue.SimpleQueue[tuple[BatchPlan, Members, OnDone] | None] = queue.SimpleQueue()
-        self._sessions = {key: (spec, sessions[number]) for key, (spec, sessions) in models.items()}
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         while (job := self.jobs.get()) is not None:
-            plan, members, on_done = job
-            spec, session = self._sessions[plan.batch_key.model]
+            plan, members, spec, session, on_done = job
             began = time.perf_counter()
             result = execute(plan, members, spec, session)
             on_done(FinishedBatch(plan, result, time.perf_counter() - began))
-            del job, members  # not kept until the next batch comes
+            del job, members, session  # not kept until the next batch comes
 
 
 def execute(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: Session) -> IterationResult:

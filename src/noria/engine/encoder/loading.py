@@ -1,17 +1,24 @@
 """Loads text encoders into sessions on a device, and measures what batches cost. Importing this module is cheap."""
 
+import gc
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
-from noria.config import EngineConfig
+from noria.config import EngineConfig, cache_folder
+from noria.engine.background_load import check_memory, free_memory_bytes, run_apart
 from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import PreparedTextRequest
 from noria.engine.encoder.sessions import find_device, load_sessions
-from noria.engine.runtime import BatchRuntime
+from noria.engine.runtime import BatchRuntime, LoadedModel
+from noria.errors import ModelError, SetupError
+from noria.models.catalog import count_parameters, have_same_architecture
+from noria.models.encoder.onnx_export import find_or_export
 from noria.models.encoder.token_rows import Session, TokenRow
-from noria.protocol.model_spec import ModelKey
+from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.batch.scheduler import BatchScheduler
 from noria.scheduling.costs import CostCurve, CostModel
@@ -24,11 +31,19 @@ _ALONE_TOKENS = 32  # of fewer, threads wait for each other longer than they com
 _BUDGET_S = 2.0  # for the measurements of a model
 _MEASURED_LENGTHS = (16, 32, 64, 128, 256, 512)
 
+LoadMore = Callable[[EncoderModelSpec, int], Sequence[Session]]
+"""Loads so many sessions of another model."""
+
 
 def load_runtime(
-    models: Sequence[EncoderModelSpec], config: EngineConfig, device: str
+    models: Sequence[EncoderModelSpec],
+    config: EngineConfig,
+    device: str,
+    free_bytes: Callable[[str], int] = free_memory_bytes,
 ) -> BatchRuntime[PreparedTextRequest]:
     """Load the models, and measure their costs.
+
+    `free_bytes` says how much of a device's memory another model may use.
 
     Raises:
         ConfigError: the device does not exist.
@@ -36,11 +51,31 @@ def load_runtime(
 
     """
     device = find_device(device)
-    return make_runtime({spec: load_sessions(spec, config, device) for spec in models}, config, device)
+    loaded = {spec: load_sessions(spec, config, device) for spec in models}
+
+    def load_more(spec: EncoderModelSpec, num_sessions: int) -> Sequence[Session]:
+        check_memory(spec.name, _needed_bytes(spec, device), device, free_bytes)
+        if device == "cpu":  # the sessions are opened below, since their threads would keep the low priority
+            run_apart(lambda: find_or_export(spec, cache_folder(config.cache_dir, os.environ)))
+        return load_sessions(spec, msgspec.structs.replace(config, encoder_sessions=num_sessions), device)
+
+    return make_runtime(loaded, config, device, load_more)
+
+
+def _needed_bytes(spec: EncoderModelSpec, device: str) -> int:
+    """The weights: float32, and on a CPU a copy more, for batches that run alone and for an export."""
+    return count_parameters(spec) * 4 * (2 if device == "cpu" else 1)
+
+
+def _load_nothing(spec: EncoderModelSpec, num_sessions: int) -> Sequence[Session]:  # noqa: ARG001
+    raise SetupError(f"{spec.name} cannot be loaded: the models of this engine do not change")
 
 
 def make_runtime(
-    models: Mapping[EncoderModelSpec, Sequence[Session]], config: EngineConfig, device: str
+    models: Mapping[EncoderModelSpec, Sequence[Session]],
+    config: EngineConfig,
+    device: str,
+    load_more: LoadMore = _load_nothing,
 ) -> BatchRuntime[PreparedTextRequest]:
     """Return the runtime of loaded models."""
     on_cpu = device == "cpu"
@@ -53,20 +88,24 @@ def make_runtime(
         else config.encoder_batch_tokens
     )
     num_sessions = min(len(sessions) for sessions in models.values())
+    models = {spec: sessions[:num_sessions] for spec, sessions in models.items()}
     costs = CostModel(max_tokens)
     for spec, sessions in models.items():
-        measure_costs(spec, sessions[:num_sessions], costs, max_texts, max_tokens, time.perf_counter)
+        warm_up(spec, sessions)
+        measure_costs(spec, sessions, costs, max_texts, max_tokens, time.perf_counter)
+    executor = EncoderExecutor({spec.key: (spec, sessions) for spec, sessions in models.items()})
     scheduler = BatchScheduler(
         num_sessions=num_sessions,
         max_rows=max_texts,
         token_budget=max_tokens,
-        alone_min_tokens=_ALONE_TOKENS if all(each[0].is_faster_alone for each in models.values()) else None,
+        alone_min_tokens=_ALONE_TOKENS if executor.is_faster_alone else None,
         max_wait_s=config.encoder_max_wait_ms / 1000,
         queue_limit_s=config.queue_limit_s,
         policy=POLICIES[config.policy],
         costs=costs,
     )
-    executor = EncoderExecutor({spec.key: (spec, sessions[:num_sessions]) for spec, sessions in models.items()})
+    changes = _ModelChanges(executor, scheduler, device, load_more)
+    changes.specs = {spec.key: spec for spec in models}
     return BatchRuntime(
         executor,
         scheduler,
@@ -74,7 +113,80 @@ def make_runtime(
         device=device,
         longest_iteration_s=costs.longest_s,
         resolved_settings={"sessions": num_sessions, "batch_texts": max_texts, "batch_tokens": max_tokens},
+        load_beside=changes.load_beside,
+        release=changes.release,
+        free_memory=changes.free_memory,
     )
+
+
+class _ModelChanges:
+    """Loads models beside those of a runtime, and releases them."""
+
+    specs: dict[ModelKey, EncoderModelSpec]  # of the models that serve
+
+    def __init__(self, executor: EncoderExecutor, scheduler: BatchScheduler, device: str, load_more: LoadMore) -> None:
+        self._executor, self._scheduler, self._device, self._load_more = executor, scheduler, device, load_more
+
+    def load_beside(self, spec: ModelSpec) -> LoadedModel:
+        """Load, warm up and test a model; the costs are those of a model of the same architecture.
+
+        Else they are measured, beside the running batches, and only used until some are measured in service.
+
+        Raises:
+            ConfigError: it cannot be computed in the engine's precision.
+            MissingExtra: a package is not installed.
+            ModelError: it does not fit the memory, cannot be loaded, or its results are not finite.
+
+        """
+        assert isinstance(spec, EncoderModelSpec)
+        sessions = self._load_more(spec, self._executor.num_sessions)
+        warm_up(spec, sessions)
+        known = self._scheduler.costs
+        costs = CostModel(known.max_rows)
+        alike = next((other.key for other in self.specs.values() if have_same_architecture(other, spec)), None)
+        if alike is None:
+            limits = self._scheduler.max_rows, self._scheduler.token_budget
+            measure_costs(spec, sessions, costs, *limits, time.perf_counter)
+            costs = costs.as_estimates()
+
+        def add() -> None:
+            known.add(costs if alike is None else known.copy_as(alike, spec.key))
+            self.specs[spec.key] = spec
+            self._executor.add(spec, sessions)
+            self._choose_alone()
+
+        return LoadedModel(add, costs.longest_s)
+
+    def release(self, model: ModelKey) -> None:
+        """Drop a model of which there is no request and no batch."""
+        del self.specs[model]
+        self._executor.remove(model)
+        self._scheduler.forget_model(model)
+        self._choose_alone()
+
+    def _choose_alone(self) -> None:
+        self._scheduler.alone_min_tokens = _ALONE_TOKENS if self._executor.is_faster_alone else None
+
+    def free_memory(self) -> None:
+        """Return the memory of models that were dropped to the device."""
+        gc.collect()
+        if self._device != "cpu":
+            from noria.engine.encoder.torch_session import free_device_memory
+
+            free_device_memory(self._device)
+
+
+def warm_up(spec: EncoderModelSpec, sessions: Sequence[Session]) -> None:
+    """Compute a text in every session.
+
+    Raises:
+        ModelError: a result is not finite.
+
+    """
+    for session in sessions:
+        (result,) = session.run([_row(spec, min(8, spec.max_length))])
+        if not np.isfinite(result).all():
+            raise ModelError(f"{spec.name} in {spec.folder} loads, but its results are not finite; save it again.")
 
 
 def measure_costs(
@@ -85,10 +197,8 @@ def measure_costs(
     max_tokens: int,
     clock: Callable[[], float],
 ) -> None:
-    """Warm up every session, and measure batches of growing size in the first, until the budget is spent."""
+    """Measure batches of growing size in the first session, until the budget is spent."""
     batch_key = BatchKey(0, 0, ModelKey(spec.name, spec.fingerprint))
-    for session in sessions:
-        session.run([_row(spec, min(8, spec.max_length))])
     began = clock()
     points: dict[int, float] = {}  # by tokens, padding included
     for length in _MEASURED_LENGTHS:

@@ -4,6 +4,7 @@ Launching the kernels of a small encoder takes longer than they run. On a GPU ea
 when it first occurs, and replayed from then on. So that there are few, rows and lengths are padded up to a bucket.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from noria.models.encoder.token_rows import INPUTS, FloatArray, TokenRow, pad, u
 from noria.protocol.text import EncoderModelSpec
 
 _MIN_LENGTH = 16  # tokens
+# A model that is being mounted computes beside those that serve. While one captures a graph, another may not wait for
+# the device: that ends the capture.
+_one_at_a_time = threading.Lock()
 
 
 class TorchSession:
@@ -34,7 +38,7 @@ class TorchSession:
     def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
         """Compute texts; see `Session.run`."""
         tensors = [torch.from_numpy(array) for array in pad(rows, self._inputs).values()]
-        with torch.inference_mode():
+        with _one_at_a_time, torch.inference_mode():
             result = self._forward(*tensors) if self._graphs is None else self._replay(tensors, self._graphs)
             return unpad(result[: len(rows)].cpu().numpy(), rows)
 
@@ -60,7 +64,8 @@ class _Graph:
                 forward(*tensors)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # Another thread may allocate memory meanwhile, for a model that is being mounted.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._result: torch.Tensor = forward(*tensors)
 
     def replay(self, tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -74,6 +79,12 @@ class _Graph:
         self._tensors[INPUTS.index("attention_mask")][tensors[0].shape[0] :, 0] = 1
         self._graph.replay()
         return self._result
+
+
+def free_device_memory(device: str) -> None:
+    """Return the memory that torch keeps for later to the device."""
+    with _one_at_a_time, torch.cuda.device(device):
+        torch.cuda.empty_cache()
 
 
 def bucket(number: int, smallest: int) -> int:

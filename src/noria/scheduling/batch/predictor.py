@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.batch.text_table import ActiveRequest, TextTable
 from noria.scheduling.costs import CostModel
 from noria.scheduling.types import BatchKey, BatchPlan, RequestProgress
@@ -164,6 +165,13 @@ class FinishPredictor:
         """Keep the prediction for a new request, if others wait before it."""
         progress = self.waiting_progress([active.request.attempt_id], now)[active.request.attempt_id]
         active.promised_s = progress.finish_in_s if progress.queue_position != active.request.num_images - 1 else 0.0
+
+    def forget_model(self, model: ModelKey) -> None:
+        """Drop the costs and token limits of a model without requests."""
+        self.costs.forget(model)
+        self._token_limits = {key: limit for key, limit in self._token_limits.items() if key.model != model}
+        for batch_key in [batch_key for batch_key in self.table.waiting_tokens if batch_key.model == model]:
+            del self.table.waiting_tokens[batch_key]
 
     def record_finished(self, active: ActiveRequest, now: float) -> None:
         """Learn the correction from a finished request."""

@@ -29,6 +29,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.batch.admission import AdmissionControl
 from noria.scheduling.batch.predictor import FinishPredictor, RunningBatch
 from noria.scheduling.batch.selection import BatchLimits, num_to_fill, select_window
@@ -142,6 +143,10 @@ class BatchScheduler:
             for attempt_id, allowed_s in expired.items()
             for event in self._finish(attempt_id, FinishReason.EXPIRED, message.format(allowed_s), now)
         ]
+
+    def forget_model(self, model: ModelKey) -> None:
+        """Drop what was learned of a model, of which no request runs or waits."""
+        self._predictor.forget_model(model)
 
     def plan(self, now: float) -> BatchPlan | None:
         """Return the next batch, or None: nothing waits, every session is busy, or the batch waits.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Candidate, Policy, uses_deadlines
 from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast
@@ -212,6 +213,12 @@ class CompletionPredictor:
             batch_key: rows * decay_factor for batch_key, rows in self._expected_batch_size.items()
         }
         self._last_iteration = now, seconds
+
+    def forget_model(self, model: ModelKey) -> None:
+        """Drop the expected batch sizes of a model without requests."""
+        self._expected_batch_size = {
+            batch_key: rows for batch_key, rows in self._expected_batch_size.items() if batch_key.model != model
+        }
 
     def record_finished(self, active: ActiveRequest, now: float) -> None:
         """Learn the correction from a finished request; one without a forecast is ignored."""

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Policy, least_slack
 from noria.scheduling.step.admission import AdmissionControl
@@ -199,6 +200,12 @@ class StepScheduler:
             if assignment.image in self._table.running:
                 events += self._complete_image(assignment.image, result, now)
         return events
+
+    def forget_model(self, model: ModelKey) -> None:
+        """Drop what was learned of a model, of which no request runs or waits."""
+        self.costs.forget(model)
+        self._decode_limits = {key: limit for key, limit in self._decode_limits.items() if key.model != model}
+        self._predictor.forget_model(model)
 
     # Planning.
 

@@ -1,0 +1,133 @@
+"""The thread that changes an engine's models while it serves: one `Mount` or `Unmount` after the other.
+
+A model is loaded, warmed up and tested beside those that serve, on this thread and on ones that it starts. The loop's
+thread makes it serve, or releases it, between two iterations: nothing else may change what its plans use. The thread
+has no timer of the watchdog, so that a long load is no hang.
+
+If a load ends the process, the next one has the models of the configuration, and clients hear no result; what was
+mounted must be mounted again. The crash journal lists no request meanwhile, so none is blamed
+(`CrashJournal.paused`). This module knows no kind of model.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+
+from noria.engine.receiver import ChangeModelCommand, RequestReceiver
+from noria.engine.runtime import AnyRuntime, LoadedModel
+from noria.errors import NoriaError, SetupError
+from noria.observe.logs.log_record import fields
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.messages import Mount, MountResult, Unmount
+from noria.protocol.model_spec import ModelKey
+from noria.protocol.transport import ClientId
+
+_log = logging.getLogger("noria.engine")
+
+
+class ModelMounter(threading.Thread):
+    """Makes the changes of `receiver.changes` in order, and answers each with `MountResult`.
+
+    A change whose client has left is made all the same.
+    """
+
+    def __init__(
+        self, receiver: RequestReceiver, runtime: AnyRuntime, on_result: Callable[[ClientId, MountResult], None]
+    ) -> None:
+        """`on_result` sends a result, after those of the requests that ended before."""
+        super().__init__(name="mounter", daemon=True)
+        self._receiver, self._runtime, self._on_result = receiver, runtime, on_result
+        self._stopped = threading.Event()
+        self._pending: Future[None] = Future()  # what the loop's thread is to do
+
+    def run(self) -> None:
+        """Make changes until `stop`."""
+        while (change := self._receiver.changes.get()) is not None and not self._stopped.is_set():
+            client, message = change
+            error = ""
+            try:
+                match message:
+                    case Mount(model=spec):
+                        self._mount(spec)
+                    case Unmount(name=name, version=version):
+                        self._unmount(ModelKey(name, version))
+            except SetupError as failure:
+                error = failure.message
+            except CancelledError:
+                return
+            self._on_result(client, MountResult(message.change_id, error))
+
+    def stop(self) -> None:
+        """Make no further change. A load that has begun goes on, and its model is not used."""
+        self._stopped.set()
+        self._receiver.changes.put(None)
+        self._pending.cancel()
+
+    def _mount(self, spec: AnyModelSpec) -> None:
+        """Load a model unless it is held; raises SetupError, after which the models are as before."""
+        held = self._receiver.models
+        if any(each.key == spec.key for each in held):
+            return
+        if spec.kind != held[0].kind:
+            raise SetupError(
+                f"{spec.name} is a model of kind {spec.kind}, and this engine holds models of kind {held[0].kind}; "
+                f"mount it in an engine of its kind."
+            )
+        began = time.monotonic()
+        try:
+            loaded = self._load(spec)
+        except SetupError as error:
+            extra = fields(event="mount_failed", model=spec.name, version=spec.fingerprint)
+            _log.warning("%s was not mounted: %s", spec.name, error.message, extra=extra)
+            self._runtime.free_memory()
+            raise
+
+        def add() -> None:
+            self._receiver.watchdog.expect_iteration(loaded.longest_iteration_s)
+            loaded.add()
+
+        self._on_loop(spec.key, add)
+        self._receiver.set_models((*held, spec))
+        seconds = time.monotonic() - began
+        extra = fields(event="model_mounted", model=spec.name, version=spec.fingerprint, seconds=round(seconds, 3))
+        _log.info("%s was mounted in %.1f s", spec.name, seconds, extra=extra)
+
+    def _load(self, spec: AnyModelSpec) -> LoadedModel:
+        """Load a model; whatever fails is a SetupError with one line, without the failed load's frames and tensors."""
+        try:
+            with self._receiver.crash_journal.paused():
+                return self._runtime.load_beside(spec)
+        except NoriaError as error:
+            message = error.message
+        except Exception as error:  # torch, diffusers and ONNX Runtime raise many types, and none may end the engine
+            extra = fields(event="mount_crashed", model=spec.name, version=spec.fingerprint)
+            _log.exception("%s cannot be loaded", spec.name, extra=extra)
+            message = f"{spec.name} in {spec.folder} cannot be loaded: {str(error) or type(error).__name__}"
+        raise SetupError(message.splitlines()[0])
+
+    def _unmount(self, model: ModelKey) -> None:
+        """Release a model if it is held; raises SetupError if it is the only one."""
+        held = self._receiver.models
+        kept = [spec for spec in held if spec.key != model]
+        if len(kept) == len(held):
+            return
+        if not kept:
+            raise SetupError(
+                f"{model.name} in version {model.version} is the only model of this engine; mount another one first."
+            )
+        self._receiver.set_models(kept)
+        self._receiver.wait_until_prepared(model)
+        self._on_loop(model, lambda: self._runtime.release(model))
+        self._runtime.free_memory()
+        extra = fields(event="model_unmounted", model=model.name, version=model.version)
+        _log.info("%s was unmounted", model.name, extra=extra)
+
+    def _on_loop(self, model: ModelKey, change: Callable[[], None]) -> None:
+        """Have the loop's thread call `change` when no request of `model` is left; raises CancelledError at the end."""
+        self._pending = Future()
+        self._receiver.commands.put(ChangeModelCommand(model, change, self._pending))
+        if self._stopped.is_set():  # `stop` may not have seen this one
+            self._pending.cancel()
+        self._pending.result()

@@ -1,0 +1,182 @@
+"""Loads small diffusion models beside one that serves, and releases them."""
+
+import gc
+import os
+import shutil
+import threading
+import weakref
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from noria.config import EngineConfig
+from noria.engine.diffusion import loading
+from noria.engine.diffusion.loading import load_runtime
+from noria.engine.loop import EngineLoop, RequestEnded, ResultReady
+from noria.errors import ModelError
+from noria.models.catalog import open_model
+from noria.scheduling.types import FinishReason
+from noria.testing.requests import make_image_request
+
+WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
+
+
+def change_weights(folder, change):
+    """Apply `change` to a tensor of the UNet."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / WEIGHTS)
+    name = "conv_in.bias"
+    tensors[name] = change(tensors[name])
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def newer(tiny_folder, tmp_path):
+    """A second version of the tiny model: its folder."""
+    folder = tmp_path / tiny_folder.name
+    shutil.copytree(tiny_folder, folder)
+    change_weights(folder, lambda bias: bias + 0.5)
+    return folder
+
+
+@pytest.fixture
+def spec(tiny_folder):
+    return open_model(str(tiny_folder))
+
+
+@pytest.fixture
+def config(tmp_path):
+    return EngineConfig(slots=2, threads=2, cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def runtime(spec, config):
+    before = torch.get_num_threads()
+    yield load_runtime([spec], config, "cpu")
+    torch.set_num_threads(before)
+
+
+def generate(runtime, *specs):
+    """The pixels of one image of each model, from one batch."""
+    images, reasons = {}, []
+
+    def on_event(event):
+        match event:
+            case ResultReady(prepared=prepared, result=result):
+                images[prepared.request.model_version] = np.frombuffer(result.pixels.rgb(), np.uint8).astype(int)
+            case RequestEnded(event=event):
+                reasons.append(event.finish_reason)
+
+    loop = EngineLoop(runtime.scheduler, runtime.executor, on_event, lambda: 0.0)
+    for spec in specs:
+        request = make_image_request(
+            spec.fingerprint, spec.name, inference_steps=4, width=spec.default_width_px, height=spec.default_height_px
+        )
+        loop.submit(runtime.executor.prepare(msgspec.structs.replace(request, model_version=spec.fingerprint)))
+    while loop.run_iteration() is not None:
+        pass
+    assert reasons == [FinishReason.FINISHED] * len(specs)
+    return [images[spec.fingerprint] for spec in specs]
+
+
+def test_a_second_version_makes_its_own_images_with_the_costs_of_the_first(runtime, spec, newer, config, monkeypatch):
+    monkeypatch.setattr(loading, "measure_costs", lambda *_: pytest.fail("measured"))
+    (before,) = generate(runtime, spec)
+    newer_spec = open_model(str(newer))
+    assert (newer_spec.name, newer_spec.key != spec.key) == (spec.name, True)
+    runtime.load_beside(newer_spec).add()
+    first, second = generate(runtime, spec, newer_spec)
+    (alone,) = generate(load_runtime([newer_spec], config, "cpu"), newer_spec)
+    assert np.abs(first - before).max() <= 1
+    assert np.abs(second - alone).max() <= 1
+    assert np.abs(first - second).max() > 1
+    assert {costs.version for costs in runtime.shape_costs()} == {spec.fingerprint, newer_spec.fingerprint}
+
+
+def test_a_released_version_leaves_nothing(runtime, spec, newer):
+    newer_spec = open_model(str(newer))
+    runtime.load_beside(newer_spec).add()
+    generate(runtime, spec, newer_spec)
+    unet = weakref.ref(runtime.executor._executors[newer_spec.key].model.unet)
+    gc.disable()
+    try:
+        runtime.release(newer_spec.key)
+    finally:
+        gc.enable()
+    runtime.free_memory()
+    assert unet() is None
+    assert {costs.version for costs in runtime.shape_costs()} == {spec.fingerprint}
+    generate(runtime, spec)
+    assert runtime.load_beside(newer_spec).longest_iteration_s > 0.0  # the costs were kept in the cache
+
+
+def test_the_load_leaves_the_threads_and_the_priority_of_the_others_alone(runtime, newer, monkeypatch):
+    seen = []
+    real = loading._load
+
+    def load(*arguments):
+        seen.append((torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+        return real(*arguments)
+
+    monkeypatch.setattr(loading, "_load", load)
+    priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    runtime.load_beside(open_model(str(newer)))
+    assert seen == [(1, 19)]
+    assert torch.get_num_threads() == 2
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == priority
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [2]
+
+
+def test_the_costs_of_another_architecture_are_measured_and_not_kept(runtime, spec, bundled_folder, tmp_path):
+    other = open_model(str(bundled_folder))
+    loaded = runtime.load_beside(other)
+    assert loaded.longest_iteration_s > 0.0
+    loaded.add()
+    generate(runtime, spec, other)
+    assert {costs.model for costs in runtime.shape_costs()} == {spec.name, other.name}
+    runtime.save_costs()
+    runtime.release(other.key)
+    assert len(list((tmp_path / "cache/costs").glob("*.json"))) == 1  # a later start measures undisturbed
+
+
+def test_a_model_that_does_not_fit_the_memory_is_refused_with_the_numbers(spec, newer, config):
+    runtime = load_runtime([spec], config, "cpu", free_bytes=lambda _device: 1000)
+    with pytest.raises(ModelError, match=r"needs [\d,]+ bytes of the memory of cpu, of which 1,000 are free; unmount"):
+        runtime.load_beside(open_model(str(newer)))
+    generate(runtime, spec)
+
+
+def truncate(folder):
+    file = folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def remove(folder):
+    (folder / WEIGHTS).unlink()
+
+
+def make_infinite(folder):
+    change_weights(folder, lambda bias: bias * float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [(truncate, "truncated: expected"), (remove, "missing"), (make_infinite, "latents are not finite")],
+)
+def test_a_model_that_cannot_be_loaded_raises_and_leaves_the_others(runtime, spec, newer, damage, says):
+    newer_spec = open_model(str(newer))
+    (before,) = generate(runtime, spec)
+    damage(newer)
+    with pytest.raises(ModelError, match=says):
+        runtime.load_beside(newer_spec)
+    runtime.free_memory()
+    (after,) = generate(runtime, spec)
+    assert np.abs(after - before).max() <= 1
+    assert len(runtime.executor._executors) == 1

@@ -1,0 +1,296 @@
+"""Models come and go in a running engine, with a real channel, real client sockets and fake devices."""
+
+import threading
+import time
+
+import msgspec
+import pytest
+
+from ending_receiver import EndingReceiver
+from engine_client import Client
+from noria.engine.crash_journal import CrashJournal, read_in_flight
+from noria.engine.multi_model import MultiModelExecutor
+from noria.engine.process import Engine
+from noria.engine.runtime import LoadedModel, Runtime
+from noria.engine.watchdog import HangWatchdog
+from noria.errors import ModelError
+from noria.protocol.messages import (
+    Cancel,
+    EngineLoad,
+    EngineState,
+    Failed,
+    Finished,
+    Hello,
+    ImageDone,
+    Mount,
+    MountResult,
+    Ping,
+    Submit,
+    Unmount,
+)
+from noria.protocol.transport import EngineChannel
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.testing.fake_encoder import FAKE_ENCODER
+from noria.testing.fake_engine import FAKE_MODEL
+from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
+from noria.testing.virtual_clock import VirtualClock
+from waiting import TIMEOUT_S, wait_until
+
+NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="newer0000000")
+OTHER = msgspec.structs.replace(FAKE_MODEL, name="other")
+
+
+def request(request_id, spec=FAKE_MODEL, version=None, steps=3, scheduler="ddim"):
+    made = make_image_request(request_id, spec.name, inference_steps=steps, scheduler=scheduler)
+    return msgspec.structs.replace(made, model_version=spec.fingerprint if version is None else version)
+
+
+class Device(FakeExecutor):
+    """A fake device, which compiles "lms" when `compiled` is set, and steps when `may_step` is."""
+
+    def __init__(self):
+        super().__init__(VirtualClock(), self.wait)
+        self.compiled, self.may_step, self.began = threading.Event(), threading.Event(), threading.Event()
+        self.may_step.set()
+        self.prepared = []
+
+    def wait(self, _plan):
+        self.began.set()
+        assert self.may_step.wait(TIMEOUT_S)
+        return 1.0
+
+    def is_compiled(self, request):
+        return request.payload.scheduler != "lms"
+
+    def prepare(self, request, data=None):
+        self.prepared.append(request.request_id)
+        if request.payload.scheduler == "lms":
+            assert self.compiled.wait(TIMEOUT_S)
+        return super().prepare(request, data)
+
+
+class Harness:
+    """An engine that holds FAKE_MODEL, and two clients."""
+
+    def __init__(self, folder):
+        address = f"ipc://{folder}/e"
+        self.journal = folder / "in-flight"
+        self.channel = EngineChannel(address)
+        self.watchdog = HangWatchdog(60.0, time.monotonic)
+        self.receiver = EndingReceiver(
+            self.channel, [FAKE_MODEL], "cpu", watchdog=self.watchdog, crash_journal=CrashJournal(self.journal)
+        )
+        self.devices = {FAKE_MODEL.key: Device()}
+        self.executor = MultiModelExecutor(dict(self.devices))
+        self.failure = None  # raised by every load
+        self.loads, self.released, self.num_freed = [], [], 0
+        self.may_load = threading.Event()
+        self.may_load.set()
+        runtime = Runtime(
+            self.executor, StepScheduler(4), load_beside=self.load, release=self.release, free_memory=self.free
+        )
+        self.engine = Engine("engine-0", self.channel, self.receiver, runtime)
+        self.thread = threading.Thread(target=self.engine.run)
+        self.receiver.start()
+        self.receiver.set_ready(runtime)
+        self.thread.start()
+        self.client, self.other = Client(address), Client(address)
+        for client in (self.client, self.other):
+            client.send(Hello(f"client {id(client)}"))
+            client.receive()
+
+    def load(self, spec):
+        self.loads.append(spec.key)
+        assert self.may_load.wait(TIMEOUT_S)
+        if self.failure is not None:
+            raise self.failure
+        device = self.devices[spec.key] = Device()
+        return LoadedModel(lambda: self.executor.add(spec.key, device), longest_iteration_s=7.0)
+
+    def release(self, key):
+        assert threading.current_thread() is self.thread
+        self.executor.remove(key)
+        self.released.append(key)
+
+    def free(self):
+        assert threading.current_thread() is not self.thread
+        self.num_freed += 1
+
+    def generate(self, *requests):
+        """Serve requests one after the other."""
+        for each in requests:
+            self.client.send(Submit(each))
+            image, end = self.client.receive(2)
+            assert (image.attempt_id, type(image), type(end)) == (each.attempt_id, ImageDone, Finished)
+
+    def close(self):
+        for device in self.devices.values():
+            device.may_step.set()
+            device.compiled.set()
+        self.may_load.set()
+        self.engine.stop()
+        self.thread.join(TIMEOUT_S)
+        self.receiver.stop()
+        self.client.close()
+        self.other.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def harness(tmp_path):
+    made = Harness(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_second_version_serves_beside_the_first(harness):
+    harness.client.send(Mount("a", NEWER))
+    state, result = harness.client.receive(2)
+    assert (state.models, result) == ((FAKE_MODEL, NEWER), MountResult("a"))
+    assert [type(each) for each in harness.other.receive()] == [EngineState]
+    first, newer = harness.devices.values()
+    harness.generate(request("1"), request("2", NEWER), request("3", version=""))
+    assert (first.prepared, newer.prepared) == (["1", "3"], ["2"])
+    assert harness.watchdog.hang_limit_s == 70.0  # ten times the longest iteration of the new model
+
+
+def test_requests_and_pings_are_answered_while_a_model_loads(harness):
+    harness.may_load.clear()
+    harness.client.send(Mount("a", NEWER))
+    wait_until(lambda: harness.loads)
+    harness.generate(request("1"), request("2"))
+    harness.client.send(Ping(), Submit(request("3", NEWER)))
+    pong, failed = harness.client.receive(2)
+    assert (pong.busy_s, failed.code) == (0.0, "engine_unavailable")
+    harness.may_load.set()
+    assert harness.client.receive(2)[1] == MountResult("a")
+
+
+def test_changes_are_made_one_after_the_other(harness):
+    harness.may_load.clear()
+    harness.client.send(Mount("a", NEWER), Mount("b", OTHER))
+    wait_until(lambda: harness.loads)
+    harness.other.send(Mount("c", NEWER), Unmount("d", NEWER.name, NEWER.fingerprint))
+    harness.may_load.set()
+    a, b = harness.client.receive(2, ignored=(EngineState, EngineLoad))
+    c, d = harness.other.receive(2, ignored=(EngineState, EngineLoad))
+    assert (a, b, c, d) == tuple(MountResult(name) for name in "abcd")
+    assert harness.loads == [NEWER.key, OTHER.key]  # the version that is held already is not loaded again
+    assert harness.released == [NEWER.key]
+    harness.client.send(Hello("again"))
+    assert harness.client.receive()[0].models == (FAKE_MODEL, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (ModelError("the weights are damaged\nand more"), "the weights are damaged"),
+        (RuntimeError("CUDA out of memory. Tried to allocate\nmuch"), "CUDA out of memory. Tried to allocate"),
+        (MemoryError(), "tiny in /nowhere cannot be loaded: MemoryError"),
+    ],
+)
+def test_a_load_that_fails_leaves_the_models_as_they_were(harness, failure, error):
+    harness.failure = failure
+    harness.client.send(Mount("a", NEWER))
+    (result,) = harness.client.receive()
+    assert (result.change_id, result.error.endswith(error)) == ("a", True)
+    assert "\n" not in result.error
+    assert harness.num_freed == 1
+    harness.generate(request("1"))
+    harness.failure = None
+    harness.client.send(Mount("b", NEWER))
+    assert harness.client.receive(2)[1] == MountResult("b")
+
+
+def test_a_model_of_another_kind_is_refused(harness):
+    harness.client.send(Mount("a", FAKE_ENCODER))
+    (result,) = harness.client.receive()
+    assert "fake-encoder is a model of kind encoder, and this engine holds models of kind diffusion" in result.error
+    assert not harness.loads
+
+
+def test_requests_in_flight_are_served_before_their_model_is_released(harness):
+    harness.client.send(Mount("a", NEWER))
+    harness.client.receive(2)
+    harness.other.receive()
+    first, newer = harness.devices[FAKE_MODEL.key], harness.devices[NEWER.key]
+    first.may_step.clear()
+    harness.client.send(Submit(request("running", version="")), Submit(request("compiling", scheduler="lms")))
+    assert first.began.wait(TIMEOUT_S)
+    wait_until(lambda: "compiling" in first.prepared)
+    harness.client.send(Unmount("b", FAKE_MODEL.name, FAKE_MODEL.fingerprint))
+    (state,) = harness.client.receive()
+    assert state.models == (NEWER,)
+    harness.client.send(Submit(request("late")), Submit(request("moved", version="")))
+    (late,) = harness.client.receive()
+    assert (late.attempt_id, late.code) == ("late", "engine_unavailable")
+    wait_until(lambda: newer.prepared == ["moved"])  # without a version, it is served by the one that stays
+    first.may_step.set()
+    ended = [each.attempt_id for each in harness.client.receive(4) if isinstance(each, Finished)]
+    assert sorted(ended) == ["moved", "running"]
+    assert not harness.released
+    first.compiled.set()
+    image, end, result = harness.client.receive(3)
+    assert (image.attempt_id, type(end), result) == ("compiling", Finished, MountResult("b"))
+    assert (harness.released, harness.num_freed) == ([FAKE_MODEL.key], 1)
+    harness.generate(request("next", NEWER))
+
+
+def test_a_cancelled_compilation_holds_no_model(harness):
+    harness.client.send(Mount("a", NEWER))
+    harness.client.receive(2)
+    harness.client.send(Submit(request("compiling", NEWER, scheduler="lms")))
+    wait_until(lambda: harness.devices[NEWER.key].prepared)
+    harness.client.send(Unmount("b", NEWER.name, NEWER.fingerprint))
+    assert harness.client.receive()[0].models == (FAKE_MODEL,)
+    harness.client.send(Cancel("compiling"))
+    assert {type(each) for each in harness.client.receive(2)} == {Failed, MountResult}
+    assert harness.released == [NEWER.key]
+
+
+def test_a_model_that_is_not_held_and_the_last_one(harness):
+    harness.client.send(Unmount("a", NEWER.name, NEWER.fingerprint))
+    harness.client.send(Unmount("b", FAKE_MODEL.name, FAKE_MODEL.fingerprint))
+    nothing, last = harness.client.receive(2)
+    assert nothing == MountResult("a")
+    assert last.error == "tiny in version 0123456789ab is the only model of this engine; mount another one first."
+    harness.generate(request("1"))
+
+
+def test_a_change_is_made_although_its_client_has_left(harness):
+    harness.may_load.clear()
+    harness.client.send(Mount("a", NEWER))
+    wait_until(lambda: harness.loads)
+    harness.client.socket.close(0)
+    harness.may_load.set()
+    assert harness.other.receive()[0].models == (FAKE_MODEL, NEWER)
+
+
+def test_no_request_is_blamed_for_a_crash_while_a_model_loads(harness):
+    first = harness.devices[FAKE_MODEL.key]
+    first.may_step.clear()
+    harness.client.send(Submit(request("1")))
+    assert first.began.wait(TIMEOUT_S)
+    assert read_in_flight(harness.journal) == ("1",)
+    harness.may_load.clear()
+    harness.client.send(Mount("a", NEWER))
+    wait_until(lambda: read_in_flight(harness.journal) == ())
+    harness.may_load.set()
+    wait_until(lambda: read_in_flight(harness.journal) == ("1",))
+
+
+def test_an_engine_ends_while_a_model_loads_and_while_one_waits_for_its_requests(harness):
+    harness.client.send(Mount("a", NEWER))
+    harness.client.receive(2)
+    newer = harness.devices[NEWER.key]
+    newer.may_step.clear()
+    harness.client.send(Submit(request("1", NEWER, steps=100_000)))
+    assert newer.began.wait(TIMEOUT_S)
+    harness.client.send(Unmount("b", NEWER.name, NEWER.fingerprint))
+    assert harness.client.receive()[0].models == (FAKE_MODEL,)
+    harness.engine.stop()
+    newer.may_step.set()
+    harness.thread.join(TIMEOUT_S)
+    assert not harness.thread.is_alive()
+    assert not harness.released
