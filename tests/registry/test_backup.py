@@ -6,13 +6,25 @@ import sqlite3
 import pytest
 import sqlalchemy as sa
 
+from noria.canary.judge import JudgeSettings, JudgeState
+from noria.canary.ramp import RampPlan, RampState
 from noria.errors import RegistryError
 from noria.registry.backup import backup, restore
 from noria.registry.check import check
+from noria.registry.deployment_store import DeploymentStore
 from noria.registry.lineage_store import LineageStore
 from noria.registry.model_store import ModelStore
 from noria.registry.openlineage import DatasetRef
-from noria.registry.schema import aliases, metadata, open_registry_database, run_io, runs
+from noria.registry.schema import (
+    aliases,
+    deployment_events,
+    deployment_heads,
+    metadata,
+    open_registry_database,
+    routes,
+    run_io,
+    runs,
+)
 from noria.storage.database import write_transaction
 from registry.samples import RUNS, SCENES, at, dataset, event, folder, step_of
 
@@ -35,6 +47,18 @@ def rows(engine):
             table.name: connection.execute(sa.select(table).order_by(*table.primary_key)).all()
             for table in metadata.sorted_tables
         }
+
+
+@pytest.fixture
+def deployed(filled):
+    """Also shapes@2, which serves t2i, with shapes@3 beside it."""
+    store = DeploymentStore(filled)
+    for version, plan in (("shapes@2", None), ("shapes@3", RampPlan((5.0, 100.0)))):
+        deployment, _ = store.deploy("t2i", version, plan, JudgeSettings(), at(4))
+        assert store.try_lease(deployment.id, "server", 5.0, 10.0)
+        store.mounted(deployment.id, "server", at(5))
+    store.step(deployment.id, "server", RampState("waiting", 0, 600.0, 9.0), JudgeState(9, 90, 1), at(6))
+    return filled
 
 
 @pytest.fixture
@@ -108,6 +132,42 @@ def test_check_finds_what_does_not_follow_from_history(filled):
         f"run {RUNS[1]}: its inputs and outputs are not what its events say.",
         "the alias prod of model 1 names another version than its last event.",
     ]
+
+
+def test_deployments_are_restored_and_go_on(deployed, empty, tmp_path):
+    backup(deployed, tmp_path / "backup", 7.0)
+    restore(empty, tmp_path / "backup")
+    assert rows(empty) == rows(deployed)
+    assert list(check(empty, with_files=False)) == []
+    for engine in (deployed, empty):
+        store = DeploymentStore(engine)
+        assert store.get("t2i").unfinished.evidence == JudgeState(9, 90, 1)
+        assert store.promote("t2i", at(8)).state == "serving"
+        assert store.roll_back("t2i", at(9)).id == 3
+    assert DeploymentStore(empty).routes() == DeploymentStore(deployed).routes()
+
+
+def test_check_finds_states_and_routes_that_do_not_follow(deployed):
+    ModelStore(deployed).add("shapes", folder("c", "file:///another/place"), at(7))  # it changes no route
+    assert list(check(deployed, with_files=False)) == []
+    with write_transaction(deployed) as connection:
+        connection.execute(routes.insert().values(generation=9, routes="[]", at=7.0))
+    assert list(check(deployed, with_files=False)) == [
+        "the routes of generation 9 are not what the states of deployments say."
+    ]
+    heads = deployment_heads
+    with write_transaction(deployed) as connection:
+        connection.execute(heads.update().where(heads.c.deployment_id == 1).values(state="replaced"))
+        connection.execute(heads.update().where(heads.c.deployment_id == 2).values(finished_at=8.0))
+    assert list(check(deployed, with_files=False)) == [
+        "deployment 1 of t2i is replaced, finished; its last event says that it is serving.",
+        "deployment 2 of t2i is canary, finished; its last event says that it is canary.",
+    ]
+    with write_transaction(deployed) as connection:
+        connection.execute(heads.delete().where(heads.c.deployment_id == 2))
+        values = {"deployment_id": 1, "number": 9, "type": "replaced", "traffic": 0.0, "at": 9.0, "by": "", "why": ""}
+        connection.execute(deployment_events.insert().values(values))
+    assert list(check(deployed, with_files=False)) == ["deployment 2 of t2i has no state."]
 
 
 def test_check_finds_a_damaged_page(tmp_path):

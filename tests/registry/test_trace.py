@@ -2,12 +2,26 @@
 
 import pytest
 
+from noria.canary.judge import JudgeSettings
+from noria.canary.ramp import RampPlan
 from noria.errors import RegistryError
 from noria.registry import trace as trace_module
+from noria.registry.deployment_store import DeploymentStore
 from noria.registry.lineage_store import LineageStore
 from noria.registry.model_store import ModelStore
 from noria.registry.run_events import model_ref
-from noria.registry.trace import DatasetNode, ModelNode, NodeId, RunNode, find_dataset, find_digest, find_run, trace
+from noria.registry.trace import (
+    DatasetNode,
+    EndpointNode,
+    ModelNode,
+    NodeId,
+    RunNode,
+    find_dataset,
+    find_digest,
+    find_endpoint,
+    find_run,
+    trace,
+)
 from registry.samples import RUNS, SCENES, WEIGHTS, WORDS, at, dataset, event, folder, on_sqlite, step_of
 
 PIPELINE, DRAW, TRAIN, EVALUATE, FINE_TUNE = range(5)
@@ -15,6 +29,8 @@ PIPELINE, DRAW, TRAIN, EVALUATE, FINE_TUNE = range(5)
 
 def name_of(node):
     match node:
+        case EndpointNode():
+            return f"endpoint {node.name}"
         case ModelNode():
             return "+".join(node.names)
         case DatasetNode():
@@ -88,6 +104,30 @@ def test_data_leads_to_every_model_that_saw_it_and_to_no_other(engine, registere
     assert reached == {"run 0", "run 1", "run 2", "run 3", "run 4", "/scenes@sha256:a", "shapes@1", "shapes@2"}
     assert walk(tested, "down") == ["/test@sha256:c | read by: run 3", "run 3 | part of: run 0"]
     assert walk(words, "down") == ["/words@sha256:b | read by: run 4", "run 4 | output: shapes@2"]
+
+
+def test_an_endpoint_leads_to_the_versions_that_get_its_requests(engine, registered, walk):
+    store = DeploymentStore(engine)
+
+    def find():
+        with engine.connect() as connection:
+            return find_endpoint(connection, "t2i")
+
+    for version, plan in (("shapes@1", None), ("shapes@2", RampPlan((5.0,)))):
+        deployment, _ = store.deploy("t2i", version, plan, JudgeSettings(), at(2))
+        assert find() == (None if plan is None else NodeId("endpoint", "t2i"))
+        store.try_lease(deployment.id, "server", 3.0, 10.0)
+        store.mounted(deployment.id, "server", at(3))
+    assert walk(find(), "up")[:3] == [
+        "endpoint t2i | serving: shapes@1",
+        "endpoint t2i | canary: shapes@2",
+        "shapes@1 | made by: run 2",
+    ]
+    with engine.connect() as connection:
+        (words,) = find_digest(connection, WORDS)
+    assert walk(words, "down")[-1] == "shapes@2 | serves: endpoint t2i"
+    store.roll_back("t2i", at(4))
+    assert walk(words, "down")[-1] == "run 4 | output: shapes@2"
 
 
 @on_sqlite

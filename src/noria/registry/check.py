@@ -5,11 +5,15 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from noria.errors import NoriaError, RequestError
+from noria.protocol.routes import Route, Target
+from noria.registry.deployment_rows import read_routed, read_routes
+from noria.registry.deployments import UNFINISHED, routes_of
 from noria.registry.lineage_store import io_rows, run_row
 from noria.registry.manifest import differences
 from noria.registry.model_folder import folder_of
@@ -21,6 +25,10 @@ from noria.registry.schema import (
     artifacts,
     dataset_versions,
     datasets,
+    deployment_events,
+    deployment_heads,
+    deployments,
+    endpoints,
     lineage_events,
     run_io,
     runs,
@@ -40,6 +48,7 @@ def check(engine: Engine, *, with_files: bool = True) -> Iterator[str]:
         yield from _check_events(connection)
         yield from _check_aliases(connection)
         yield from _check_manifests(connection)
+        yield from _check_deployments(connection)
     if with_files:
         yield from _check_files(ModelStore(engine))
 
@@ -117,6 +126,43 @@ def _check_manifests(connection: Connection) -> Iterator[str]:
     for row in connection.execute(sa.select(artifacts)):
         if f"sha256:{hashlib.sha256(row.manifest.encode()).hexdigest()}" != row.digest:
             yield f"the manifest {row.digest} was changed."
+
+
+def _check_deployments(connection: Connection) -> Iterator[str]:
+    """Check that the heads of deployments are what their events say, and that the latest routes follow from them."""
+    states: dict[int, str] = {}
+    query = sa.select(deployment_events).order_by(deployment_events.c.deployment_id, deployment_events.c.number)
+    for event in connection.execute(query):
+        states[event.deployment_id] = "canary" if event.type == "step" else event.type
+    heads = sa.outerjoin(deployments, deployment_heads).join(endpoints, deployments.c.endpoint_id == endpoints.c.id)
+    columns = (deployments.c.id, endpoints.c.name, deployment_heads.c.state, deployment_heads.c.finished_at)
+    findings = []
+    for row in connection.execute(sa.select(*columns).select_from(heads).order_by(deployments.c.id)):
+        state = states.get(row.id)
+        if state is None or row.state is None:
+            findings.append(f"deployment {row.id} of {row.name} has no {'events' if state is None else 'state'}.")
+        elif state != row.state or (row.finished_at is None) != (state in UNFINISHED):
+            end = "not finished" if row.finished_at is None else "finished"
+            findings.append(
+                f"deployment {row.id} of {row.name} is {row.state}, {end}; its last event says that it is {state}."
+            )
+    yield from findings
+    if findings:  # routes follow from the states
+        return
+    latest = read_routes(connection)
+    if _without_urls(latest.routes) != _without_urls(routes_of(read_routed(connection))):
+        yield f"the routes of generation {latest.generation} are not what the states of deployments say."
+
+
+def _without_urls(routes: tuple[Route, ...]) -> list[Route]:
+    """The same routes, whatever places of files were added since."""
+
+    def without(target: Target | None) -> Target | None:
+        return None if target is None else msgspec.structs.replace(target, urls=())
+
+    return [
+        msgspec.structs.replace(route, control=without(route.control), canary=without(route.canary)) for route in routes
+    ]
 
 
 def _check_files(store: ModelStore) -> Iterator[str]:

@@ -149,7 +149,7 @@ class ModelStore:
     def set_alias(self, spec: str, alias: str, change: Change) -> Version:
         """Let `alias` name the version of `spec`; returns the version. Raises RegistryError."""
         with write_transaction(self._engine) as connection:
-            model_id = _lock_known_model(connection, spec.partition("@")[0])
+            model_id = lock_known_model(connection, spec.partition("@")[0])
             version = find_version(connection, spec)
             _set_alias(connection, model_id, alias, version.id, change)
             return read_version(connection, version.id)
@@ -157,7 +157,7 @@ class ModelStore:
     def delete_alias(self, model: str, alias: str, change: Change) -> None:
         """Let `alias` name nothing. Raises RegistryError: the model has no such alias."""
         with write_transaction(self._engine) as connection:
-            model_id = _lock_known_model(connection, model)
+            model_id = lock_known_model(connection, model)
             is_alias = sa.and_(aliases.c.model_id == model_id, aliases.c.alias == alias)
             if not connection.execute(aliases.delete().where(is_alias)).rowcount:
                 raise unknown_alias(connection, model, alias)
@@ -171,7 +171,7 @@ class ModelStore:
 
         """
         with write_transaction(self._engine) as connection:
-            _lock_known_model(connection, spec.partition("@")[0])
+            lock_known_model(connection, spec.partition("@")[0])
             version = find_version(connection, spec)
             if version.aliases:
                 raise RegistryError(
@@ -192,10 +192,10 @@ class ModelStore:
             return read_version(connection, version.id)
 
 
-def check_model_name(name: str) -> None:
-    """Raise RegistryError if a name is not allowed."""
+def check_model_name(name: str, noun: str = "model name") -> None:
+    """Raise RegistryError if the name of a model, or of an endpoint, is not allowed."""
     if not _NAME.fullmatch(name):
-        raise RegistryError(f"the model name {short_repr(name)} is not allowed; 1 to 128 of A-Z a-z 0-9 _ . + / - are.")
+        raise RegistryError(f"the {noun} {short_repr(name)} is not allowed; 1 to 128 of A-Z a-z 0-9 _ . + / - are.")
 
 
 def _lock_model(connection: Connection, name: str) -> int:
@@ -205,8 +205,8 @@ def _lock_model(connection: Connection, name: str) -> int:
     return found
 
 
-def _lock_known_model(connection: Connection, name: str) -> int:
-    """As `_lock_model`. Raises RegistryError: there is no such model."""
+def lock_known_model(connection: Connection, name: str) -> int:
+    """Return the id of a model, which no other transaction changes. Raises RegistryError: there is no such model."""
     model_id_of(connection, name)
     return _lock_model(connection, name)
 

@@ -1,10 +1,11 @@
-"""Walks from a model or data to the runs and data that made it, or down to all that was made from it.
+"""Walks from an endpoint, a model or data to what made it, or down to all that was made from it.
 
 A run's inputs are its own and those of its steps; its outputs are its own. So the way up goes from an output to its
 run, to that run's inputs and to its steps, and theirs; the way down goes the same ways backwards. It is one of
 versions: data whose version no event states leads nowhere, because any run may have written what was read.
 
-A model is a dataset whose version is the digest of its manifest, whatever name a run gave it.
+A model is a dataset whose version is the digest of its manifest, whatever name a run gave it. An endpoint leads up to
+the versions that are deployed to it now, which get its requests; they lead down to it.
 """
 
 import re
@@ -18,21 +19,38 @@ from msgspec import Struct
 from sqlalchemy import Connection
 
 from noria.errors import RegistryError, short_repr
+from noria.registry.deployments import ROUTED
 from noria.registry.openlineage import RunState, Statement
-from noria.registry.schema import dataset_versions, datasets, models, run_io, runs, versions
+from noria.registry.schema import (
+    dataset_versions,
+    datasets,
+    deployment_heads,
+    deployments,
+    endpoints,
+    models,
+    run_io,
+    runs,
+    versions,
+)
 
 MAX_NODES = 2000
 _DIGEST = re.compile(r"sha256:([0-9a-f]{8,64})")
 
 Direction = Literal["up", "down"]
-Role = Literal["made by", "input", "step", "read by", "output", "part of"]
+Role = Literal["serving", "canary", "made by", "input", "step", "read by", "output", "part of", "serves"]
 
 
 class NodeId(NamedTuple):
-    """A model by its digest, data by the id of its version, or a run by its id."""
+    """An endpoint by its name, a model by its digest, data by the id of its version, or a run by its id."""
 
-    kind: Literal["model", "dataset", "run"]
+    kind: Literal["endpoint", "model", "dataset", "run"]
     key: str | int
+
+
+class EndpointNode(Struct, frozen=True, tag="endpoint"):
+    """A name that requests give as `model`."""
+
+    name: str
 
 
 class ModelNode(Struct, frozen=True, tag="model"):
@@ -67,7 +85,7 @@ class RunNode(Struct, frozen=True, tag="run"):
     error: str | None
 
 
-Node = ModelNode | DatasetNode | RunNode
+Node = EndpointNode | ModelNode | DatasetNode | RunNode
 
 
 class Edge(NamedTuple):
@@ -103,6 +121,12 @@ def trace(connection: Connection, subjects: Iterable[NodeId], direction: Directi
                 queue.append(other)
             edges.append(Edge(found[node], found[other], role))
     return Graph(direction, num_subjects, [_describe(connection, node) for node in queue], edges, is_cut)
+
+
+def find_endpoint(connection: Connection, name: str) -> NodeId | None:
+    """Return an endpoint that versions are deployed to; None: the registry has none of this name."""
+    is_routed = connection.execute(_ROUTED.where(endpoints.c.name == name)).first() is not None
+    return NodeId("endpoint", name) if is_routed else None
 
 
 def find_digest(connection: Connection, text: str) -> list[NodeId]:
@@ -158,6 +182,17 @@ _VERSION = (
 """Versions of datasets, each also with the versions of models that it is."""
 
 
+_ROUTED = (
+    sa.select(endpoints.c.name, deployment_heads.c.state, versions.c.manifest_digest)
+    .join(deployments, deployments.c.endpoint_id == endpoints.c.id)
+    .join(deployment_heads, deployment_heads.c.deployment_id == deployments.c.id)
+    .join(versions, deployments.c.version_id == versions.c.id)
+    .where(deployment_heads.c.state.in_(ROUTED))
+    .order_by(endpoints.c.name, deployments.c.id)
+)
+"""Endpoints and the versions that get their requests now: the control before the canary."""
+
+
 def _node_of(row: Any) -> NodeId:
     return NodeId("dataset", row.id) if row.model_version is None else NodeId("model", row.digest)
 
@@ -186,6 +221,17 @@ def _io_of(connection: Connection, run: NodeId, direction: str, role: Role) -> l
     return [(role, node) for node in dict.fromkeys(map(_node_of, connection.execute(query)))]
 
 
+def _models_of(connection: Connection, endpoint: NodeId) -> list[tuple[Role, NodeId]]:
+    rows = connection.execute(_ROUTED.where(endpoints.c.name == endpoint.key))
+    return [(row.state, NodeId("model", row.manifest_digest)) for row in rows]
+
+
+def _read_by_or_serves(connection: Connection, model: NodeId) -> list[tuple[Role, NodeId]]:
+    rows = connection.execute(_ROUTED.where(versions.c.manifest_digest == model.key))
+    served = dict.fromkeys(NodeId("endpoint", row.name) for row in rows)
+    return _runs_of(connection, model, "input", "read by") + [("serves", node) for node in served]
+
+
 def _above(connection: Connection, run: NodeId) -> list[tuple[Role, NodeId]]:
     steps = sa.select(runs.c.run_id).where(runs.c.parent_id == run.key).order_by(runs.c.started_at, runs.c.run_id)
     found: list[tuple[Role, NodeId]] = [("step", NodeId("run", run_id)) for run_id in connection.scalars(steps)]
@@ -200,10 +246,12 @@ def _below(connection: Connection, run: NodeId) -> list[tuple[Role, NodeId]]:
 
 
 _NEXT: dict[tuple[Direction, str], Callable[[Connection, NodeId], list[tuple[Role, NodeId]]]] = {
+    ("up", "endpoint"): _models_of,
     ("up", "model"): lambda connection, node: _runs_of(connection, node, "output", "made by"),
     ("up", "dataset"): lambda connection, node: _runs_of(connection, node, "output", "made by"),
     ("up", "run"): _above,
-    ("down", "model"): lambda connection, node: _runs_of(connection, node, "input", "read by"),
+    ("down", "endpoint"): lambda *_: [],
+    ("down", "model"): _read_by_or_serves,
     ("down", "dataset"): lambda connection, node: _runs_of(connection, node, "input", "read by"),
     ("down", "run"): _below,
 }
@@ -211,6 +259,8 @@ _NEXT: dict[tuple[Direction, str], Callable[[Connection, NodeId], list[tuple[Rol
 
 def _describe(connection: Connection, node: NodeId) -> Node:
     match node.kind:
+        case "endpoint":
+            return EndpointNode(str(node.key))
         case "model":
             query = (
                 sa.select(models.c.name, versions.c.number)

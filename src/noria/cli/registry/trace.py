@@ -1,4 +1,4 @@
-"""`noria trace`: what made a model or an image, and what was made from data."""
+"""`noria trace`: what made what an endpoint serves, a model or an image, and what was made from data."""
 
 import argparse
 import os
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def add_to(commands: Any) -> list[Parser]:
     """Add the command; returns its parser."""
-    parser = add_command(commands, "trace", run, "WHAT", "print what made a model, an image or data")
+    parser = add_command(commands, "trace", run, "WHAT", "print what made a deployed model, an image or data")
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="MODEL[@NUMBER|@ALIAS], an image file, sha256:DIGEST (its first 8 digits will do), data as URI@VERSION, "
-        "or a run's id",
+        help="an endpoint, MODEL[@NUMBER|@ALIAS], an image file, sha256:DIGEST (its first 8 digits will do), data as "
+        "URI@VERSION, or a run's id",
     )
     parser.add_argument("--down", action="store_true", help="what was made from it instead")
     add_json_flag(parser)
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from noria.registry.trace import trace
 
     with registry_of(arguments) as engine:
-        subjects = _find(engine, arguments.what)
+        subjects = _find(engine, arguments.what, down=arguments.down)
         with engine.connect() as connection:
             graph = trace(connection, subjects, "down" if arguments.down else "up")
     if arguments.json:
@@ -51,11 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find(engine: "Engine", what: str) -> "list[NodeId]":
-    """Return what is to be traced. Raises RegistryError and ImageFileError."""
+def _find(engine: "Engine", what: str, *, down: bool) -> "list[NodeId]":
+    """Return what is to be traced: on the way up also an endpoint, before a model of the same name.
+
+    Raises RegistryError and ImageFileError.
+    """
     from noria.registry.model_store import ModelStore
     from noria.registry.run_events import parse_dataset
-    from noria.registry.trace import NodeId, find_dataset, find_digest, find_run
+    from noria.registry.trace import NodeId, find_dataset, find_digest, find_endpoint, find_run
 
     if os.path.isfile(what):  # a name too long for a path is none
         return [NodeId("model", digest) for digest in _digests_of_image(ModelStore(engine), pathlib.Path(what))]
@@ -66,6 +69,8 @@ def _find(engine: "Engine", what: str) -> "list[NodeId]":
             return [find_run(connection, what)]
         if "://" in what:
             return [find_dataset(connection, *parse_dataset(what)[0])]
+        if not down and (endpoint := find_endpoint(connection, what)) is not None:
+            return [endpoint]
     return [NodeId("model", ModelStore(engine).get(what).digest)]
 
 
@@ -130,9 +135,11 @@ def _lines(graph: "Graph", below: dict[int, list[tuple[str, int]]], shown: set[i
 
 def _texts(node: "Node") -> list[str]:
     """Return the title of a node, and further lines."""
-    from noria.registry.trace import DatasetNode, ModelNode
+    from noria.registry.trace import DatasetNode, EndpointNode, ModelNode
 
     match node:
+        case EndpointNode():
+            return [f"endpoint {node.name}"]
         case ModelNode():
             return [f"model {', '.join(node.names)}  {node.digest}"]
         case DatasetNode():

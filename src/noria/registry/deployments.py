@@ -1,0 +1,285 @@
+"""What deployments are, how their states follow each other, and which routes follow from them. Pure; no clock.
+
+An endpoint is the name that requests give as `model`. A deployment gives it a version of a model: at once, or as a
+canary beside the endpoint's control, whose share grows by a plan. The control is the version of the deployment that is
+`serving`; without one it is the model of that name in the server's configuration.
+
+| state | meaning | becomes |
+|---|---|---|
+| pending | wanted; no server has loaded it | canary, serving, failed, rolled_back |
+| canary | gets a share of the requests | serving, rolled_back |
+| serving | gets all requests, or all but the next one's | replaced, rolled_back |
+| failed, rolled_back, replaced | gets no requests | |
+
+An endpoint has at most one deployment that is *unfinished*, pending or canary, and at most one that is serving. Each
+change is an event; an event of the type `step` changes the share or the evidence of a canary, each other one the state.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from noria.canary import ramp as ramps
+from noria.canary.judge import JudgeSettings, JudgeState
+from noria.canary.ramp import RampPlan, RampState, weight
+from noria.errors import RegistryError
+from noria.protocol.routes import Route, Target
+from noria.registry.versions import Change, Version
+
+State = Literal["pending", "canary", "serving", "failed", "rolled_back", "replaced"]
+EventType = State | Literal["step"]
+
+NEXT_STATES: dict[State, tuple[State, ...]] = {
+    "pending": ("canary", "serving", "failed", "rolled_back"),
+    "canary": ("serving", "rolled_back"),
+    "serving": ("replaced", "rolled_back"),
+    "failed": (),
+    "rolled_back": (),
+    "replaced": (),
+}
+UNFINISHED: tuple[State, ...] = ("pending", "canary")
+ROUTED: tuple[State, ...] = ("canary", "serving")
+
+_FIRST_PROGRESS_S = 30.0
+
+
+class DeploymentEvent(Struct, frozen=True):
+    """Something that happened to a deployment."""
+
+    number: int  # from 1
+    type: EventType
+    traffic: float  # share of the endpoint's requests from then on; the control's is 1, less the canary's
+    generation: int | None  # of the routes that it wrote; None: they stayed
+    change: Change
+    ramp: RampState | None = None
+    evidence: JudgeState | None = None
+
+
+class Deployment(Struct, frozen=True):
+    """A deployment as of its last event."""
+
+    id: int
+    endpoint: str
+    version: Version
+    state: State
+    plan: RampPlan | None  # None: all requests at once
+    judge_settings: JudgeSettings
+    created: Change
+    rolls_back: int | None = None  # the deployment whose predecessor's version this one serves again
+    traffic: float = 0.0  # as of events
+    ramp: RampState | None = None  # None: no plan, or not loaded yet
+    evidence: JudgeState | None = None  # None: none yet, or of another version of the judge
+    events: tuple[DeploymentEvent, ...] = ()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it is pending or a canary."""
+        return self.state in UNFINISHED
+
+    @property
+    def has_served(self) -> bool:
+        """Whether it was the endpoint's control at some time."""
+        return any(event.type == "serving" for event in self.events)
+
+    @property
+    def last_change(self) -> Change:
+        """When it got into its state, by whom and why."""
+        return next(event.change for event in reversed(self.events) if event.type != "step")
+
+    @property
+    def title(self) -> str:
+        """Its number, version and state, for messages."""
+        share = f" with {format_share(self.traffic)}" if self.state == "canary" else ""
+        return f"deployment {self.id} ({self.version.name}, {self.state.replace('_', ' ')}{share})"
+
+
+class Endpoint(Struct, frozen=True):
+    """What an endpoint has."""
+
+    name: str
+    serving: Deployment | None  # None: the configuration's model of this name serves
+    unfinished: Deployment | None
+    latest: Deployment  # of all
+
+
+def format_share(share: float) -> str:
+    """Return a share, 0 to 1, in per cent."""
+    return f"{100 * share:.4g} %"
+
+
+def begin(deployment: Deployment, now: float) -> Deployment:
+    """Return a pending deployment after it was loaded: a canary with its first share, or serving.
+
+    Raises:
+        RegistryError: it is not pending.
+
+    """
+    if deployment.state != "pending":
+        raise _not_allowed(deployment, "loaded", ("pending",))
+    if deployment.plan is None:
+        return become(deployment, "serving")
+    ramp = ramps.start_ramp(deployment.plan, now)
+    return become(msgspec.structs.replace(deployment, ramp=ramp), "serving" if ramp.is_final else "canary")
+
+
+def step(deployment: Deployment, ramp: RampState, evidence: JudgeState | None) -> Deployment:
+    """Return a canary with its ramp in another state: also serving, if that is promoted, or rolled back.
+
+    Raises:
+        RegistryError: it is no canary.
+
+    """
+    if deployment.state != "canary" or deployment.plan is None:
+        raise _not_allowed(deployment, "stepped", ("canary",))
+    after = msgspec.structs.replace(deployment, ramp=ramp, evidence=evidence or deployment.evidence)
+    match ramp.status:
+        case "promoted":
+            return become(after, "serving")
+        case "rolled_back":
+            return become(after, "rolled_back")
+        case _:
+            return msgspec.structs.replace(after, traffic=weight(deployment.plan, ramp))
+
+
+def is_progress(before: Deployment, after: Deployment) -> bool:
+    """Whether a step is worth an event: state, share or status changed, or time or evidence doubled.
+
+    So the events of a step are few, however long it is, and who continues a canary loses at most half of it.
+    """
+    assert before.ramp is not None and after.ramp is not None, "a canary has a ramp"
+    if (before.state, before.ramp.step, before.ramp.status) != (after.state, after.ramp.step, after.ramp.status):
+        return True
+    windows = [0 if evidence is None else evidence.num_windows for evidence in (before.evidence, after.evidence)]
+    return (
+        windows[1] >= max(1, 2 * windows[0])
+        or after.ramp.elapsed_s >= max(_FIRST_PROGRESS_S, 2 * before.ramp.elapsed_s)
+    )  # fmt: skip
+
+
+def promote(deployment: Deployment, now: float) -> Deployment:
+    """Return a canary after somebody promoted it. Raises RegistryError: it is no canary."""
+    if deployment.state == "pending":
+        raise RegistryError(
+            f"{deployment.title} is not loaded yet, so it cannot be promoted. Wait, see noria status "
+            f"{deployment.endpoint}, or cancel it: noria rollback {deployment.endpoint}."
+        )
+    if deployment.state != "canary" or deployment.plan is None or deployment.ramp is None:
+        raise _not_allowed(deployment, "promoted", ("canary",))
+    ramp = ramps.promote(deployment.plan, deployment.ramp, now)
+    return become(msgspec.structs.replace(deployment, ramp=ramp), "serving")
+
+
+def roll_back(deployment: Deployment, now: float) -> Deployment:
+    """Return a deployment after somebody cancelled it or took it away. Raises RegistryError: it gets no requests."""
+    ramp = deployment.ramp
+    if ramp is not None:
+        deployment = msgspec.structs.replace(deployment, ramp=ramps.roll_back(ramp, now))
+    return become(deployment, "rolled_back")
+
+
+def become(deployment: Deployment, state: State) -> Deployment:
+    """Return a deployment in another state, with its share. Raises RegistryError: that does not follow its own."""
+    if state not in NEXT_STATES[deployment.state]:
+        raise _not_allowed(deployment, state, tuple(old for old, new in NEXT_STATES.items() if state in new))
+    traffic = 1.0 if state == "serving" else 0.0
+    if state == "canary":
+        assert deployment.plan is not None and deployment.ramp is not None, "a canary has a plan"
+        traffic = weight(deployment.plan, deployment.ramp)
+    return msgspec.structs.replace(deployment, state=state, traffic=traffic)
+
+
+def predecessor(serving: Deployment, of_endpoint: Iterable[Deployment]) -> Deployment | None:
+    """Return the deployment whose version serves again when `serving` is rolled back; None: the configuration's model.
+
+    `of_endpoint` are all deployments of the endpoint.
+
+    Raises:
+        RegistryError: the latest one was rolled back already, so a second rollback would take away what is good.
+
+    """
+    of_endpoint = sorted(of_endpoint, key=lambda one: one.id)
+    replaced = [one for one in of_endpoint if one.state == "replaced" and one.id < serving.id]
+    found = replaced[-1] if replaced else None
+    latest = of_endpoint[-1]
+    if latest.state == "rolled_back" or serving.rolls_back is not None:
+        gone = latest.id if latest.state == "rolled_back" else serving.rolls_back
+        raise RegistryError(
+            f"the latest deployment of {serving.endpoint}, {gone}, was rolled back already; {serving.version.name} "
+            f"serves. To serve another version: noria deploy {serving.endpoint} MODEL@VERSION."
+        )
+    return found
+
+
+def routes_of(deployments: Iterable[Deployment]) -> tuple[Route, ...]:
+    """Return the routes of all endpoints, by name, that follow from their deployments.
+
+    An endpoint without a canary and without a serving deployment has none: the configuration's model serves it.
+    """
+    controls, canaries = {}, {}
+    for deployment in deployments:
+        match deployment.state:
+            case "serving":
+                assert deployment.endpoint not in controls, "one deployment serves an endpoint"
+                controls[deployment.endpoint] = deployment
+            case "canary":
+                assert deployment.endpoint not in canaries, "an endpoint has one unfinished deployment"
+                canaries[deployment.endpoint] = deployment
+    routes = []
+    for endpoint in sorted(controls.keys() | canaries.keys()):
+        control, canary = controls.get(endpoint), canaries.get(endpoint)
+        share = 0.0 if canary is None else canary.traffic
+        routes.append(Route(endpoint, _target(control), _target(canary), share))
+    return tuple(routes)
+
+
+def _target(deployment: Deployment | None) -> Target | None:
+    if deployment is None:
+        return None
+    version = deployment.version
+    return Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
+
+
+def endpoints_of(deployments: Iterable[Deployment]) -> list[Endpoint]:
+    """Return what each endpoint has, by name."""
+    found: dict[str, list[Deployment]] = {}
+    for deployment in deployments:
+        found.setdefault(deployment.endpoint, []).append(deployment)
+    return [
+        Endpoint(
+            name,
+            serving=next((one for one in of_endpoint if one.state == "serving"), None),
+            unfinished=next((one for one in of_endpoint if one.is_unfinished), None),
+            latest=max(of_endpoint, key=lambda one: one.id),
+        )
+        for name, of_endpoint in sorted(found.items())
+    ]
+
+
+def request_key(
+    version: Version, plan: RampPlan | None, settings: JudgeSettings, rolls_back: int | None, last_finished: int | None
+) -> str:
+    """Return what is the same for the same command to an endpoint, until its deployment is finished."""
+    parts = (version.id, plan, settings, rolls_back, last_finished)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def unfinished_error(deployment: Deployment) -> RegistryError:
+    """Return the error of a second deployment, which says what can be done about the first."""
+    begun = f"{deployment.endpoint} has an unfinished deployment: {deployment.title}, by {deployment.created.by}."
+    if deployment.rolls_back is not None:
+        return RegistryError(f"{begun} It rolls back deployment {deployment.rolls_back}. Wait until it is finished.")
+    choices = f"promote it: noria promote {deployment.endpoint}, or " if deployment.state == "canary" else "or "
+    return RegistryError(
+        f"{begun} Wait until it is finished, {choices}roll it back: noria rollback {deployment.endpoint}."
+    )
+
+
+def _not_allowed(deployment: Deployment, what: str, states: tuple[State, ...]) -> RegistryError:
+    needed = " or ".join(state.replace("_", " ") for state in states)
+    return RegistryError(
+        f"deployment {deployment.id} of {deployment.endpoint} is {deployment.state.replace('_', ' ')}, so it cannot "
+        f"be {what.replace('_', ' ')}; one that is {needed} can."
+    )

@@ -1,0 +1,482 @@
+"""Deployments in a database: what people want, what servers did, and both at once; SQLite and PostgreSQL."""
+
+import concurrent.futures
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from noria.canary.judge import JudgeSettings, JudgeState
+from noria.canary.ramp import RampPlan, RampState, advance
+from noria.errors import RegistryError
+from noria.protocol.routes import Routes
+from noria.registry.check import check
+from noria.registry.deployment_store import DeploymentStore
+from noria.registry.model_store import ModelStore
+from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
+from noria.registry.versions import Change
+from noria.storage.database import write_transaction
+from registry.samples import at, folder, on_sqlite
+
+PLAN = RampPlan((5.0, 25.0, 100.0), 60.0)
+HOLD = RampPlan((10.0,))
+SETTINGS = JudgeSettings()
+JUDGE = Change(50.0, "judge", "no worse")
+
+
+@pytest.fixture
+def store(engine):
+    """Deployments in a registry with shapes@1 to shapes@4."""
+    models = ModelStore(engine)
+    for content in "abcd":
+        models.add("shapes", folder(content, f"file:///models/{content}"), at(1))
+    return DeploymentStore(engine)
+
+
+def deploy(store, number, plan=None, now=2, endpoint="t2i", judge_settings=SETTINGS):
+    return store.deploy(endpoint, f"shapes@{number}", plan, judge_settings, at(now))[0]
+
+
+def mount(store, deployment, now=3):
+    """Load a pending one, as a registrar does."""
+    assert store.try_lease(deployment.id, "server", float(now), 10.0)
+    return store.mounted(deployment.id, "server", Change(float(now), "server"))
+
+
+def serve(store, number, **options):
+    return mount(store, deploy(store, number, **options))
+
+
+def states(store, endpoint="t2i"):
+    return [f"{one.version.number} {one.state}" for one in store.all(endpoint)]
+
+
+def table(store):
+    """The latest routes: by endpoint the versions of control and canary, and the share."""
+    return {
+        route.endpoint: (
+            route.control and route.control.version,
+            route.canary and route.canary.version,
+            route.canary_share,
+        )
+        for route in store.routes().routes
+    }
+
+
+def num_rows(engine):
+    tables = (endpoints, deployments, deployment_events, deployment_heads, routes)
+    with engine.connect() as connection:
+        return [connection.scalar(sa.select(sa.func.count()).select_from(one)) for one in tables]
+
+
+def test_a_deployment_without_a_plan_serves_once_it_is_loaded(engine, store):
+    first, was_there = store.deploy("t2i", "shapes@1", None, SETTINGS, at(2, "first"))
+    assert (first.state, first.version.name, first.created, was_there) == ("pending", "shapes@1", at(2, "first"), False)
+    assert (store.routes(), store.unfinished()) == (Routes(), [first])
+    served = mount(store, first)
+    assert (served.state, served.traffic, [event.type for event in served.events]) == (
+        "serving",
+        1.0,
+        ["pending", "serving"],
+    )
+    assert [event.generation for event in served.events] == [None, 1]
+    assert (table(store), store.unfinished()) == ({"t2i": ("shapes@1", None, 0.0)}, [])
+    (route,) = store.routes().routes
+    assert (route.control.deployment, route.control.urls) == (first.id, ("file:///models/a",))
+    assert (route.control.digest, route.control.fingerprint) == (first.version.digest, "print-a")
+    second = serve(store, 2)
+    assert states(store) == ["1 replaced", "2 serving"]
+    assert store.find(first.id).events[-1].generation == second.events[-1].generation == 2
+    found = store.get("t2i")
+    assert (found.serving, found.unfinished, found.latest) == (second, None, second)
+    assert list(check(engine, with_files=False)) == []
+
+
+def test_a_canary_gets_its_shares_and_serves(engine, store):
+    serve(store, 1)
+    canary = mount(store, deploy(store, 2, PLAN), 10)
+    assert (canary.state, canary.traffic, canary.ramp) == ("canary", 0.05, RampState("ramping", 0, 0.0, 10.0))
+    assert table(store) == {"t2i": ("shapes@1", "shapes@2", 0.05)}
+    stepped = store.step(canary.id, "server", RampState("ramping", 1, 0.0, 70.0), JudgeState(9, 90, 1), JUDGE)
+    assert (stepped.traffic, stepped.evidence, stepped.events[-1].type) == (0.25, JudgeState(9, 90, 1), "step")
+    assert table(store) == {"t2i": ("shapes@1", "shapes@2", 0.25)}
+    promoted = store.step(canary.id, "server", RampState("promoted", 2, 0.0, 130.0), JudgeState(20), JUDGE)
+    assert (promoted.state, promoted.last_change, promoted.evidence) == ("serving", JUDGE, JudgeState(20))
+    assert (states(store), table(store)) == (["1 replaced", "2 serving"], {"t2i": ("shapes@2", None, 0.0)})
+    assert store.routes().generation == 4
+    assert list(check(engine, with_files=False)) == []
+
+
+def test_polls_write_nothing_until_time_or_evidence_doubled(engine, store):
+    canary = mount(store, deploy(store, 2, PLAN), 0)
+    ramp, evidence = canary.ramp, JudgeState()
+    for second in range(1, 60):
+        evidence = JudgeState(second)
+        ramp = advance(PLAN, ramp, "inconclusive", float(second))
+        stored = store.step(canary.id, "server", ramp, evidence, Change(float(second), "judge"))
+    numbers = [event.evidence.num_windows for event in stored.events if event.type == "step"]
+    assert numbers == [1, 2, 4, 8, 16, 32]
+    assert store.routes().generation == 1  # the share stayed
+    assert store.find(canary.id) == stored
+    assert list(check(engine, with_files=False)) == []
+
+
+def test_the_judge_ends_a_canary(store):
+    serve(store, 1)
+    canary = mount(store, deploy(store, 2, PLAN), 10)
+    ended = store.step(canary.id, "server", RampState("rolled_back", 0, 5.0, 15.0), JudgeState(4), JUDGE)
+    assert (ended.state, ended.traffic, ended.evidence) == ("rolled_back", 0.0, JudgeState(4))
+    assert (states(store), table(store)) == (["1 serving", "2 rolled_back"], {"t2i": ("shapes@1", None, 0.0)})
+
+
+def test_what_cannot_be_loaded_fails_and_changes_no_route(store):
+    serve(store, 1)
+    before, pending = store.routes(), deploy(store, 2)
+    assert store.try_lease(pending.id, "server", 3.0, 10.0)
+    failed = store.fail(pending.id, "server", Change(4.0, "server", "no space left"))
+    assert (failed.state, failed.last_change.why, store.routes()) == ("failed", "no space left", before)
+    assert deploy(store, 2).id != pending.id  # it can be tried again
+
+
+def test_the_same_command_finds_its_deployment_until_it_is_finished(store):
+    first = deploy(store, 1, PLAN)
+    assert store.deploy("t2i", "shapes@1", PLAN, SETTINGS, at(9, "again")) == (first, True)
+    mount(store, first)
+    assert store.deploy("t2i", "shapes@1", PLAN, SETTINGS, at(9)) == (store.find(first.id), True)
+    store.promote("t2i", at(10))
+    again, was_there = store.deploy("t2i", "shapes@1", PLAN, SETTINGS, at(11))
+    assert (again.id != first.id, was_there) == (True, False)
+
+
+def test_a_second_deployment_is_rejected_with_the_name_of_the_first(engine, store):
+    canary = mount(store, deploy(store, 1, PLAN))
+    before = num_rows(engine)
+    for number, plan, judge_settings in [
+        (2, PLAN, SETTINGS),
+        (1, None, SETTINGS),
+        (1, HOLD, SETTINGS),
+        (1, PLAN, JudgeSettings(min_responses=9)),
+    ]:
+        with pytest.raises(
+            RegistryError, match=rf"deployment {canary.id} \(shapes@1, canary with 5 %\), by ann\. Wait"
+        ):
+            deploy(store, number, plan, judge_settings=judge_settings)
+    assert num_rows(engine) == before
+    assert deploy(store, 2, endpoint="other").state == "pending"  # other endpoints are free
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "spec", "words"),
+    [
+        ("a b", "shapes", "the endpoint 'a b' is not allowed"),
+        ("", "shapes", "the endpoint '' is not allowed"),
+        ("x" * 129, "shapes", "is not allowed"),
+        ("t2i", "shape", "no model 'shape'. Did you mean 'shapes'?"),
+        ("t2i", "shapes@9", "has no version 9. Its versions are 1, 2, 3"),
+        ("t2i", "shapes@prod", "no alias 'prod'"),
+        ("t2i", "shapes@4", "shapes@4 was removed by ann. Add it again"),
+        ("t2i", "", "there is no model ''"),
+    ],
+)
+def test_what_is_wrong_writes_nothing(engine, store, endpoint, spec, words):
+    ModelStore(engine).remove("shapes@4", at(2))
+    with pytest.raises(RegistryError) as caught:
+        store.deploy(endpoint, spec, None, SETTINGS, at(2))
+    assert words in caught.value.message
+    assert not any(num_rows(engine))
+
+
+@on_sqlite
+def test_an_alias_is_read_once(engine, store):
+    models = ModelStore(engine)
+    models.set_alias("shapes@1", "prod", at(2))
+    first = store.deploy("t2i", "shapes@prod", None, SETTINGS, at(2))[0]
+    models.set_alias("shapes@2", "prod", at(3))
+    assert mount(store, first).version.name == "shapes@1"
+
+
+def test_a_canary_is_promoted_by_hand(store):
+    serve(store, 1)
+    canary = deploy(store, 2, HOLD)
+    with pytest.raises(RegistryError, match="is not loaded yet, so it cannot be promoted"):
+        store.promote("t2i", at(5))
+    mount(store, canary)
+    store.step(canary.id, "server", RampState("holding", 0, 9.0, 12.0), JudgeState(3), JUDGE)
+    promoted = store.promote("t2i", at(20, "looks good"))
+    assert (promoted.state, promoted.last_change, promoted.ramp.status) == ("serving", at(20, "looks good"), "promoted")
+    assert promoted.evidence == JudgeState(3)  # as the judge left it
+    assert table(store) == {"t2i": ("shapes@2", None, 0.0)}
+    with pytest.raises(RegistryError, match=r"t2i has no canary .* latest is deployment 2 \(shapes@2, serving\)"):
+        store.promote("t2i", at(21))
+    with pytest.raises(RegistryError, match=r"nothing was ever deployed to the endpoint 't2'\. Did you mean 't2i'\?"):
+        store.promote("t2", at(21))
+
+
+def test_a_canary_beside_the_configured_model_may_have_its_fingerprint(store):
+    canary = mount(store, deploy(store, 1, HOLD))
+    assert table(store) == {"t2i": (None, "shapes@1", 0.1)}
+    store.promote("t2i", at(5))
+    same = mount(store, deploy(store, 1, HOLD))
+    assert table(store) == {"t2i": ("shapes@1", "shapes@1", 0.1)}
+    store.promote("t2i", at(6))
+    assert [one.state for one in (store.find(canary.id), store.find(same.id))] == ["replaced", "serving"]
+
+
+def test_an_unfinished_deployment_is_cancelled(store):
+    serve(store, 1)
+    for plan, is_mounted in ((None, False), (HOLD, False), (HOLD, True)):
+        new = deploy(store, 2, plan)
+        if is_mounted:
+            mount(store, new)
+        ended = store.roll_back("t2i", at(6, "not good"))
+        assert (ended.id, ended.state, ended.last_change) == (new.id, "rolled_back", at(6, "not good"))
+        assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
+        with pytest.raises(RegistryError, match=f"t2i, {new.id}, was rolled back already; shapes@1 serves"):
+            store.roll_back("t2i", at(7))
+        with pytest.raises(RegistryError):  # its registrar learns it
+            store.mounted(new.id, "server", at(8))
+        assert not store.try_lease(new.id, "server", 100.0, 10.0)
+
+
+def test_a_rollback_deploys_the_version_that_served_before(engine, store):
+    serve(store, 1)
+    bad = serve(store, 2)
+    rollback = store.roll_back("t2i", at(5, "bad"))
+    assert (rollback.state, rollback.version.name, rollback.plan, rollback.rolls_back) == (
+        "pending",
+        "shapes@1",
+        None,
+        bad.id,
+    )
+    assert rollback.created.why == f"rolls back deployment {bad.id} (shapes@2): bad"
+    assert table(store) == {"t2i": ("shapes@2", None, 0.0)}  # until it is loaded
+    assert store.roll_back("t2i", at(6)) == rollback  # it is the rollback in progress
+    with pytest.raises(RegistryError, match=f"It rolls back deployment {bad.id}. Wait"):
+        deploy(store, 3)
+    mount(store, rollback)
+    assert (states(store), table(store)) == (
+        ["1 replaced", "2 rolled_back", "1 serving"],
+        {"t2i": ("shapes@1", None, 0.0)},
+    )
+    with pytest.raises(RegistryError, match=f"t2i, {bad.id}, was rolled back already; shapes@1 serves"):
+        store.roll_back("t2i", at(7))
+    serve(store, 3)
+    assert mount(store, store.roll_back("t2i", at(8))).version.name == "shapes@1"
+    assert list(check(engine, with_files=False)) == []
+
+
+def test_a_rollback_that_fails_can_be_tried_again(store):
+    serve(store, 1)
+    bad = serve(store, 2)
+    first = store.roll_back("t2i", at(5))
+    store.try_lease(first.id, "server", 5.0, 10.0)
+    store.fail(first.id, "server", at(6, "no such folder"))
+    assert table(store) == {"t2i": ("shapes@2", None, 0.0)}
+    second = store.roll_back("t2i", at(7))
+    assert (second.id != first.id, second.rolls_back) == (True, bad.id)
+    mount(store, second)
+    assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
+
+
+def test_before_the_first_deployment_the_configured_model_served(engine, store):
+    serve(store, 1)
+    ended = store.roll_back("t2i", at(5))
+    assert (ended.state, store.routes()) == ("rolled_back", Routes(2, ()))
+    with pytest.raises(RegistryError, match=r"t2i has nothing to roll back: .* configuration's model of this name"):
+        store.roll_back("t2i", at(6))
+    serve(store, 2)
+    assert store.roll_back("t2i", at(7)).state == "rolled_back"
+    serve(store, 1)
+    assert (table(store), list(check(engine, with_files=False))) == ({"t2i": ("shapes@1", None, 0.0)}, [])
+
+
+def test_a_version_that_was_removed_is_not_rolled_back_to(engine, store):
+    serve(store, 1)
+    serve(store, 2)
+    ModelStore(engine).remove("shapes@1", at(4))
+    with pytest.raises(RegistryError, match=r"shapes@1 was removed by ann\. Add it again"):
+        store.roll_back("t2i", at(5))
+    ModelStore(engine).add("shapes", folder("a"), at(6))
+    store.roll_back("t2i", at(7))
+    with pytest.raises(RegistryError, match="deployed to the endpoint t2i"):
+        ModelStore(engine).remove("shapes@1", at(8))
+
+
+def test_a_lease_has_one_owner_until_it_runs_out(engine, store):
+    pending = deploy(store, 1, PLAN)
+    with pytest.raises(RegistryError, match="is leased to nobody, not to server"):
+        store.mounted(pending.id, "server", at(3))
+    assert store.try_lease(pending.id, "server", 10.0, 5.0)
+    assert not store.try_lease(pending.id, "other", 15.0, 5.0)
+    assert store.try_lease(pending.id, "server", 14.0, 5.0)  # renewed
+    assert not store.try_lease(pending.id, "other", 19.0, 5.0)
+    assert store.try_lease(pending.id, "other", 19.5, 5.0)
+    for call in (
+        lambda: store.mounted(pending.id, "server", at(20)),
+        lambda: store.fail(pending.id, "server", at(20)),
+        lambda: store.step(pending.id, "server", RampState("ramping", 1, 0.0, 20.0), None, JUDGE),
+    ):
+        with pytest.raises(RegistryError, match="is leased to other, not to server"):
+            call()
+    assert store.mounted(pending.id, "other", at(20)).state == "canary"
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(deployment_heads.c.row_version)) == 5
+    assert not store.try_lease(99, "server", 1.0, 1.0)
+    for find in (lambda: store.find(99), lambda: store.mounted(99, "server", at(1))):
+        with pytest.raises(RegistryError, match="there is no deployment 99"):
+            find()
+
+
+def test_a_registrar_that_comes_late_changes_nothing(store):
+    served = serve(store, 1)
+    store.deploy("t2i", "shapes@2", PLAN, SETTINGS, at(4))
+    canary = mount(store, store.get("t2i").unfinished)
+    for call, words in [
+        (lambda: store.mounted(canary.id, "server", at(5)), "is canary, so it cannot be loaded"),
+        (lambda: store.fail(canary.id, "server", at(5)), "is canary, so it cannot be failed; one that is pending can"),
+        (lambda: store.fail(served.id, "server", at(5)), "leased to nobody"),
+    ]:
+        with pytest.raises(RegistryError, match=words):
+            call()
+    assert store.find(canary.id) == canary
+
+
+@on_sqlite
+def test_evidence_of_another_version_of_the_judge_is_left_out(engine, store):
+    canary = mount(store, deploy(store, 1, PLAN), 10)
+    evidence = '{"ramp":{"status":"ramping","step":1,"elapsed_s":3,"updated_at":9},"judge":{"errors_log_e":[0]}}'
+    values = {"deployment_id": canary.id, "number": 3, "type": "step", "traffic": 0.25, "evidence": evidence}
+    with write_transaction(engine) as connection:
+        connection.execute(deployment_events.insert().values(values | {"at": 9.0, "by": "judge", "why": ""}))
+    found = store.find(canary.id)
+    assert (found.evidence, found.ramp) == (None, RampState("ramping", 1, 3.0, 9.0))
+
+
+def test_of_deployments_at_once_one_is_written(engine, store):
+    def try_to_deploy(number):
+        try:
+            return deploy(store, number % 3 + 1).id
+        except RegistryError:
+            return None
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(try_to_deploy, range(12)))
+    (pending,) = store.all("t2i")
+    assert set(found) == {pending.id, None}
+    assert found.count(pending.id) == 4  # the same command finds it
+    assert list(check(engine, with_files=False)) == []
+
+
+PROCESS = """
+import pathlib, sys
+from noria.canary.judge import JudgeSettings
+from noria.canary.ramp import RampPlan
+from noria.errors import RegistryError
+from noria.registry.deployment_store import DeploymentStore
+from noria.registry.schema import open_registry_database
+from noria.registry.versions import Change
+
+engine = open_registry_database(sys.argv[1], pathlib.Path("/nowhere"))
+store, me = DeploymentStore(engine), sys.argv[2]
+sys.stdin.readline()
+
+def load(now):
+    for deployment in store.unfinished():
+        if store.try_lease(deployment.id, me, now, -1.0):  # so that the others can take it at once
+            store.mounted(deployment.id, me, Change(now, me))
+
+for number in range(12):
+    endpoint, change = "ab"[number % 2], Change(float(number), me)
+    plan = RampPlan((5.0,)) if number % 4 else None
+    for call in (
+        lambda: store.deploy(endpoint, f"shapes@{number % 3 + 1}", plan, JudgeSettings(), change),
+        lambda: load(float(number)),
+        lambda: store.roll_back(endpoint, change) if number % 3 == 2 else store.promote(endpoint, change),
+    ):
+        try:
+            call()
+        except RegistryError:  # another process was first
+            pass
+engine.dispose()
+"""
+
+
+def test_processes_at_once_leave_no_half_state(engine, store, database):
+    command = [sys.executable, "-c", PROCESS, database]
+    children = [
+        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two", "three")
+    ]
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    errors = [child.communicate()[1] for child in children]
+    assert errors == ["", "", ""]
+    assert list(check(engine, with_files=False)) == []
+    with engine.connect() as connection:
+        generations = connection.scalars(sa.select(routes.c.generation).order_by(routes.c.generation)).all()
+    assert generations == list(range(1, len(generations) + 1)) and len(generations) > 8
+    for endpoint in ("a", "b"):
+        found = store.all(endpoint)
+        assert sum(one.state == "serving" for one in found) <= 1 and sum(one.is_unfinished for one in found) <= 1
+        assert all([event.number for event in one.events] == list(range(1, len(one.events) + 1)) for one in found)
+
+
+OPERATIONS = st.sampled_from(
+    ["deploy 1", "deploy 2", "canary 1", "canary 2", "mount", "mount", "fail", "promote", "roll back", "pass", "judge"]
+)
+
+
+def run(store, endpoint, operation, now):
+    """Do one thing to an endpoint, as far as it is allowed."""
+    verb, _, number = operation.partition(" ")
+    unfinished = next((one for one in store.unfinished() if one.endpoint == endpoint), None)
+    if unfinished is not None:
+        assert store.try_lease(unfinished.id, "server", now, 10.0)
+    try:
+        match verb:
+            case "deploy":
+                deploy(store, number, None, now, endpoint)
+            case "canary":
+                deploy(store, number, PLAN, now, endpoint)
+            case "promote":
+                store.promote(endpoint, at(now))
+            case "roll":
+                store.roll_back(endpoint, at(now))
+            case "mount" if unfinished:
+                store.mounted(unfinished.id, "server", at(now))
+            case "fail" if unfinished:
+                store.fail(unfinished.id, "server", at(now))
+            case "pass" | "judge" if unfinished and unfinished.ramp:
+                ramp = msgspec.structs.replace(unfinished.ramp, elapsed_s=60.0)
+                ramp = advance(PLAN, ramp, "pass" if verb == "pass" else "fail", float(now))
+                store.step(unfinished.id, "server", ramp, None, at(now))
+    except RegistryError:
+        return False
+    return True
+
+
+@on_sqlite
+def test_whatever_happens_an_endpoint_has_one_control_and_the_routes_follow(engine, store):
+    names = iter(range(10**6))
+
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
+    @given(st.lists(OPERATIONS, max_size=12))
+    def holds(operations):
+        endpoint = f"endpoint-{next(names)}"
+        for now, operation in enumerate(operations, 3):
+            run(store, endpoint, operation, now)
+        deployed = [one for one in store.all() if one.endpoint == endpoint]
+        serving = [one.version.name for one in deployed if one.state == "serving"]
+        canaries = [one.version.name for one in deployed if one.state == "canary"]
+        assert len(serving) <= 1 and sum(one.is_unfinished for one in deployed) <= 1
+        control, canary, share = table(store).get(endpoint, (None, None, 0.0))
+        assert ([control] if control else [], [canary] if canary else []) == (serving, canaries)
+        assert (share > 0) == bool(canaries)
+
+    holds()
+    assert list(check(engine, with_files=False)) == []

@@ -1,0 +1,225 @@
+"""The rules of deployments: which state follows which, what a rollback brings back, and the routes that follow."""
+
+import msgspec
+import pytest
+
+from noria.canary.judge import JudgeSettings, JudgeState
+from noria.canary.ramp import RampPlan, RampState
+from noria.errors import RegistryError
+from noria.protocol.routes import Route, Target
+from noria.registry.deployments import (
+    NEXT_STATES,
+    UNFINISHED,
+    Deployment,
+    DeploymentEvent,
+    become,
+    begin,
+    endpoints_of,
+    format_share,
+    is_progress,
+    predecessor,
+    promote,
+    roll_back,
+    routes_of,
+    step,
+    unfinished_error,
+)
+from noria.registry.schema import RETIRED_STATES
+from noria.registry.versions import Version
+from registry.samples import at
+
+PLAN = RampPlan((5.0, 25.0, 100.0), 60.0)
+FIRST = RampState("ramping", 0, 0.0, 10.0)
+
+
+def version(number=1, model="shapes"):
+    return Version(
+        id=number,
+        model=model,
+        number=number,
+        digest=f"sha256:{number}",
+        kind="diffusion",
+        fingerprint=f"print-{number}",
+        source="file:///models",
+        size_bytes=7,
+        num_files=1,
+        aliases=(),
+        urls=("file:///models",),
+        added=at(1),
+        removed=None,
+    )
+
+
+def deployment(number=1, state="pending", endpoint="t2i", plan=None, **fields):
+    """One with version `number`, whose share is that of its state."""
+    ramp = FIRST if plan and state != "pending" else None
+    traffic = {"serving": 1.0, "canary": 0.05}.get(state, 0.0)
+    fields = {"ramp": ramp, "traffic": traffic} | fields
+    return Deployment(number, endpoint, version(number), state, plan, JudgeSettings(), at(number), **fields)
+
+
+def test_every_state_but_the_retired_ones_has_a_next():
+    assert {state for state, following in NEXT_STATES.items() if not following} == set(RETIRED_STATES)
+    assert {state for following in NEXT_STATES.values() for state in following} == NEXT_STATES.keys() - {"pending"}
+
+
+@pytest.mark.parametrize("old", NEXT_STATES)
+@pytest.mark.parametrize("new", NEXT_STATES)
+def test_only_the_states_of_the_table_follow(old, new):
+    before = deployment(state=old, plan=PLAN, ramp=FIRST)
+    if new in NEXT_STATES[old]:
+        after = become(before, new)
+        assert (after.state, after.traffic) == (new, {"serving": 1.0, "canary": 0.05}.get(new, 0.0))
+        assert after.is_unfinished == (new in UNFINISHED)
+    else:
+        with pytest.raises(RegistryError, match=f"deployment 1 of t2i is {old.replace('_', ' ')}, so it cannot"):
+            become(before, new)
+
+
+@pytest.mark.parametrize(
+    ("plan", "state", "traffic", "ramp"),
+    [
+        (None, "serving", 1.0, None),
+        (PLAN, "canary", 0.05, RampState("ramping", 0, 0.0, 7.0)),
+        (RampPlan((10.0,)), "canary", 0.1, RampState("holding", 0, 0.0, 7.0)),
+        (RampPlan((100.0,)), "serving", 1.0, RampState("promoted", 0, 0.0, 7.0)),
+    ],
+)
+def test_what_is_loaded_gets_its_first_share(plan, state, traffic, ramp):
+    after = begin(deployment(plan=plan), 7.0)
+    assert (after.state, after.traffic, after.ramp) == (state, traffic, ramp)
+    with pytest.raises(RegistryError, match="cannot be loaded; one that is pending can"):
+        begin(after, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("ramp", "state", "traffic"),
+    [
+        (RampState("ramping", 1, 0.0, 70.0), "canary", 0.25),
+        (RampState("waiting", 1, 60.0, 130.0), "canary", 0.25),
+        (RampState("paused", 0, 30.0, 40.0), "canary", 0.05),
+        (RampState("promoted", 2, 0.0, 140.0), "serving", 1.0),
+        (RampState("rolled_back", 0, 9.0, 19.0), "rolled_back", 0.0),
+    ],
+)
+def test_a_canary_follows_its_ramp(ramp, state, traffic):
+    after = step(deployment(state="canary", plan=PLAN), ramp, JudgeState(3))
+    assert (after.state, after.traffic, after.ramp, after.evidence) == (state, traffic, ramp, JudgeState(3))
+    with pytest.raises(RegistryError, match="cannot be stepped; one that is canary can"):
+        step(deployment(state="serving", plan=PLAN), ramp, None)
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "windows", "new_elapsed_s", "new_windows", "expected"),
+    [
+        (0.0, 0, 29.0, 0, False),
+        (0.0, 0, 30.0, 0, True),
+        (0.0, 0, 1.0, 1, True),
+        (40.0, 4, 79.0, 7, False),
+        (40.0, 4, 80.0, 4, True),
+        (40.0, 4, 41.0, 8, True),
+    ],
+)
+def test_time_and_evidence_are_written_when_they_doubled(elapsed_s, windows, new_elapsed_s, new_windows, expected):
+    ramp = RampState("ramping", 0, elapsed_s, 0.0)
+    before = deployment(state="canary", plan=PLAN, ramp=ramp, evidence=JudgeState(windows) if windows else None)
+    after = step(before, RampState("ramping", 0, new_elapsed_s, 1.0), JudgeState(new_windows) if new_windows else None)
+    assert is_progress(before, after) is expected
+
+
+def test_only_a_canary_is_promoted():
+    promoted = promote(deployment(state="canary", plan=PLAN), 9.0)
+    assert (promoted.state, promoted.traffic, promoted.ramp.status) == ("serving", 1.0, "promoted")
+    with pytest.raises(RegistryError, match=r"not loaded yet, so it cannot be promoted.* noria rollback t2i"):
+        promote(deployment(plan=PLAN), 9.0)
+    with pytest.raises(RegistryError, match="one that is canary can"):
+        promote(promoted, 9.0)
+
+
+def test_what_gets_or_will_get_requests_is_rolled_back():
+    for state in ("pending", "canary", "serving"):
+        after = roll_back(deployment(state=state, plan=PLAN), 9.0)
+        assert (after.state, after.traffic) == ("rolled_back", 0.0)
+    with pytest.raises(RegistryError, match="is replaced, so it cannot be rolled back"):
+        roll_back(deployment(state="replaced"), 9.0)
+
+
+def test_a_rollback_brings_back_what_served_before():
+    first, failed, second = deployment(1, "replaced"), deployment(2, "failed"), deployment(3, "serving")
+    assert predecessor(second, [second, failed, first]) == first
+    assert predecessor(second, [second, first, deployment(4, "failed")]) == first
+    assert predecessor(first, [first]) is None  # the configuration's model
+
+
+@pytest.mark.parametrize(
+    ("serving", "others", "gone"),
+    [
+        (deployment(2, "serving"), [deployment(1, "replaced"), deployment(3, "rolled_back")], 3),  # a canary
+        (deployment(3, "serving", rolls_back=2), [deployment(1, "replaced"), deployment(2, "rolled_back")], 2),
+        (deployment(3, "serving", rolls_back=2), [deployment(2, "rolled_back"), deployment(4, "failed")], 2),
+    ],
+)
+def test_a_second_rollback_in_a_row_is_refused(serving, others, gone):
+    words = f"latest deployment of t2i, {gone}, was rolled back already; {serving.version.name} serves.* noria deploy"
+    with pytest.raises(RegistryError, match=words):
+        predecessor(serving, [serving, *others])
+
+
+def target(number):
+    return Target(number, f"shapes@{number}", f"sha256:{number}", f"print-{number}", ("file:///models",))
+
+
+@pytest.mark.parametrize(
+    ("deployments", "routes"),
+    [
+        ([], ()),
+        ([deployment(1), deployment(2, "failed"), deployment(3, "replaced"), deployment(4, "rolled_back")], ()),
+        ([deployment(1, "serving")], (Route("t2i", target(1)),)),
+        ([deployment(1, "serving"), deployment(2)], (Route("t2i", target(1)),)),
+        ([deployment(2, "canary", plan=PLAN)], (Route("t2i", None, target(2), 0.05),)),
+        (
+            [deployment(2, "canary", plan=PLAN), deployment(1, "serving"), deployment(3, "serving", endpoint="a")],
+            (Route("a", target(3)), Route("t2i", target(1), target(2), 0.05)),
+        ),
+    ],
+)
+def test_routes_follow_from_states(deployments, routes):
+    assert routes_of(deployments) == routes
+
+
+def test_what_an_endpoint_has():
+    retired, serving, canary = deployment(1, "replaced"), deployment(2, "serving"), deployment(3, "canary", plan=PLAN)
+    other = deployment(4, "failed", endpoint="a")
+    found = endpoints_of([retired, serving, canary, other])
+    assert [(one.name, one.serving, one.unfinished, one.latest) for one in found] == [
+        ("a", None, None, other),
+        ("t2i", serving, canary, canary),
+    ]
+
+
+def test_a_second_deployment_is_answered_with_what_can_be_done():
+    def words(first):
+        return unfinished_error(first).message
+
+    assert words(deployment(state="canary", plan=PLAN)) == (
+        "t2i has an unfinished deployment: deployment 1 (shapes@1, canary with 5 %), by ann. Wait until it is "
+        "finished, promote it: noria promote t2i, or roll it back: noria rollback t2i."
+    )
+    assert words(deployment()).endswith("Wait until it is finished, or roll it back: noria rollback t2i.")
+    assert words(deployment(3, rolls_back=2)).endswith("It rolls back deployment 2. Wait until it is finished.")
+
+
+def test_when_and_why_a_deployment_got_into_its_state():
+    events = tuple(
+        DeploymentEvent(number, kind, 0.0, None, at(number, kind))
+        for number, kind in enumerate(("pending", "canary", "step", "step"), 1)
+    )
+    one = deployment(state="canary", plan=PLAN, events=events)
+    assert (one.last_change, one.has_served) == (at(2, "canary"), False)
+    served = msgspec.structs.replace(one, events=(*events, DeploymentEvent(5, "serving", 1.0, 1, at(5))))
+    assert (served.last_change, served.has_served) == (at(5), True)
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.05, "5 %"), (0.001, "0.1 %"), (1.0, "100 %"), (0.12345678, "12.35 %")])
+def test_shares_are_per_cents(share, words):
+    assert format_share(share) == words
