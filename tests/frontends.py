@@ -26,6 +26,7 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import FrontendTask, http_server
 from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.routes import Routes
 from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_encoder import FakeTokenizer
 from noria.testing.fake_engine import FakeEngine, FakeEngineState
@@ -41,6 +42,7 @@ def serving(
     tracer: Tracer = GLOBAL_TRACER,
     restart_wait_s: float = 60.0,
     name: str = "front end",
+    routes: Routes = Routes(),  # noqa: B008 - immutable
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and its server, which stops at the end of the context or when `should_exit` is set.
 
@@ -49,15 +51,16 @@ def serving(
     """
     with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
         own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)
-        with _serving(own, engine, tracer, restart_wait_s, name) as served:
+        with _serving(own, engine, tracer, restart_wait_s, name, routes) as served:
             yield served
 
 
 @contextlib.contextmanager
 def _serving(
-    config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float, name: str
+    config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float, name: str, routes: Routes
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     engine_pool = EnginePool([engine.address], restart_wait_s=restart_wait_s)
+    engine_pool.follow(routes)
     server = http_server(
         build_app(config, engine_pool, tracer=tracer, load_tokenizer=FakeTokenizer), engine_pool, config.frontend
     )

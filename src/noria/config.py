@@ -232,6 +232,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "between which it follows the load, or `auto`, which is 1 to half of the cores: docs/operations.md"
         ),
     ] = 1
+    sticky_header: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9-]{0,64}\Z",
+            description="header, such as `X-User`, whose value decides which version answers while an endpoint has a "
+            "canary: requests with the same value get the same version. Empty, or without the header, each request is "
+            "chosen by itself",
+        ),
+    ] = ""
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
     max_steps: Annotated[int, Meta(ge=1, le=1000, description="maximum inference steps of one request")] = 200
@@ -415,6 +424,13 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "PGPASSFILE)"
         ),
     ] = "auto"
+    deployments: Annotated[
+        bool,
+        Meta(
+            description="follow the registry's deployments: load, serve and release versions while the server runs. "
+            "Without it the server serves the models of its configuration only"
+        ),
+    ] = True
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

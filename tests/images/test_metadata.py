@@ -10,6 +10,7 @@ from noria.errors import ImageFileError, InvalidField
 from noria.images.metadata import GenerationMetadata, from_json, metadata_for, to_json
 from noria.models.catalog import open_model
 from noria.protocol.request import ImageRequestBody
+from noria.protocol.routes import Target
 from noria.testing.requests import make_image_request
 
 
@@ -30,15 +31,18 @@ def test_json_is_lossless(metadata):
 
 
 def test_settings_have_the_field_names_of_t2i():
-    settings = set(GenerationMetadata.__struct_fields__) - {"model", "model_version", "noria", "other"}
+    about_the_model = {"model", "model_version", "deployment", "registered_version", "model_digest"}
+    settings = set(GenerationMetadata.__struct_fields__) - about_the_model - {"noria", "other"}
     assert settings < set(ImageRequestBody.__struct_fields__)
 
 
 def test_metadata_are_of_one_image_and_complete(bundled_folder):
     spec = open_model(str(bundled_folder))
     request = make_image_request("id", spec.name, negative_prompt="q", width=64, height=96, n=3)
-    metadata = metadata_for(request, spec, seed=9)
+    target = Target(7, "shapes@2", "sha256:12", spec.fingerprint, ())
+    metadata = metadata_for(request, spec, seed=9, target=target)
     assert metadata.seed == 9
+    assert (metadata.deployment, metadata.registered_version, metadata.model_digest) == (7, "shapes@2", "sha256:12")
     assert (metadata.width, metadata.height) == (64, 96)
     assert (metadata.model, metadata.model_version, metadata.noria) == (spec.name, spec.fingerprint, __version__)
     assert None not in msgspec.structs.astuple(metadata)

@@ -181,6 +181,7 @@ def build_app(
         respond_to_error,
         internal_error_response,
         tracer,
+        config.frontend.sticky_header,
     )
     app.state.load, app.state.drain = endpoints.load, functools.partial(_drain, jobs, live, grpc_server)
     app.state.retire = functools.partial(_retire, jobs, live, grpc_server)

@@ -27,6 +27,7 @@ from noria.config import Config, FrontendConfig
 from noria.errors import SetupError
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.registrar_link import RegistrarLink
 from noria.frontend.http.connection import TimeoutHttpProtocol
 from noria.frontend.http.tls import Certificate, TlsServer
 from noria.jobs.service import open_job_service, random_worker_id
@@ -36,6 +37,7 @@ from noria.observe.traces.setup import open_tracer
 from noria.protocol.messages import FRONTEND_READY, NumFrontends, Retire, engine_name
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.text import EncoderModelSpec
+from noria.registry.routes_file import routes_file
 
 _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight; the supervisor waits for 5 s
 _CLOSE_GRACE_S = 1.0  # after that, for the work of closed connections to end by itself before uvicorn cancels it
@@ -58,6 +60,8 @@ class FrontendTask(msgspec.Struct, frozen=True):
     engines: list[str]  # the addresses of their channels
     default_models: dict[str, str] = {}  # name of the model for requests that name none, by kind
     endpoint_models: dict[str, EncoderModelSpec] = {}  # of `config.endpoints`, by the endpoint's name
+    configured_versions: dict[str, str] = {}  # fingerprints of the configuration's models, by name
+    registrar: str = ""  # the address of its reports to the registrar; empty: the server has none
     metrics_fd: int | None = None  # another listening socket, for /metrics alone
     control_fd: int | None = None  # a connection to the supervisor, inherited
     num_frontends: int = 1  # with this one
@@ -95,6 +99,10 @@ def run(task: FrontendTask) -> None:
         task.default_models,
         first_states_wait_s=0.0 if task.start_reason == "initial" else _FIRST_STATES_WAIT_S,
     )
+    engine_pool.versions.configured = task.configured_versions
+    link = None
+    if task.registrar:
+        link = RegistrarLink(engine_pool, worker_id, routes_file(config), task.registrar)
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, task.name)
     jobs = open_job_service(config, worker_id, tracer)
     listeners = [socket.socket(fileno=fd) for fd in (task.fd, task.metrics_fd) if fd is not None]
@@ -108,7 +116,7 @@ def run(task: FrontendTask) -> None:
         endpoint_models=task.endpoint_models,
         num_frontends=task.num_frontends,
     )
-    server = http_server(app, engine_pool, config.frontend, task)
+    server = http_server(app, engine_pool, config.frontend, task, link)
     gc.collect()
     gc.set_threshold(_GC_THRESHOLD)
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
@@ -117,18 +125,23 @@ def run(task: FrontendTask) -> None:
 
 
 def http_server(
-    app: Starlette, engine_pool: EnginePool, config: FrontendConfig, task: FrontendTask | None = None
+    app: Starlette,
+    engine_pool: EnginePool,
+    config: FrontendConfig,
+    task: FrontendTask | None = None,
+    link: RegistrarLink | None = None,
 ) -> uvicorn.Server:
     """Return the uvicorn server of this process: uvloop, httptools, our timeouts, and none of uvicorn's log lines.
 
-    It follows the messages of the supervisor if `task` has its connection. Raises ConfigError if the certificate cannot
-    be used.
+    It follows the messages of the supervisor if `task` has its connection, and the registrar by `link`. Raises
+    ConfigError if the certificate cannot be used.
     """
     return _DrainingServer(
         engine_pool,
         app.state,
         config,
         task,
+        link,
         Certificate(config.ssl_certfile, config.ssl_keyfile) if config.ssl_certfile else None,
         uvicorn.Config(
             app,
@@ -163,13 +176,15 @@ class _DrainingServer(uvicorn.Server):
         app_state: State,  # what `build_app` put there
         settings: FrontendConfig,
         task: FrontendTask | None,
+        link: RegistrarLink | None,
         certificate: Certificate | None,
         config: uvicorn.Config,
     ) -> None:
         super().__init__(config)
         self._engine_pool, self._app_state, self._settings, self._task = engine_pool, app_state, settings, task
         self._num_frontends = 1 if task is None else task.num_frontends
-        self._certificate = certificate
+        self._certificate, self._link = certificate, link
+        self._linking: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
         self._told_to_exit = asyncio.Event()
 
@@ -180,6 +195,8 @@ class _DrainingServer(uvicorn.Server):
             await super().startup(sockets)
         else:
             await self._start_with_tls(self._certificate, sockets)
+        if self._link is not None:
+            self._linking = asyncio.create_task(self._link.run())
         declarations.FRONTENDS.set(1)
         if self._task is not None and self._task.control_fd is not None:
             control = socket.socket(fileno=self._task.control_fd)
@@ -228,6 +245,8 @@ class _DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
         stop.cancel()
         abort.cancel()
+        if self._linking is not None:  # only now: what was in flight needed its versions
+            self._linking.cancel()
         log.info("drained", extra=fields(event="drain_ended"))
 
     async def _follow_supervisor(self, control: socket.socket, name: str) -> None:

@@ -12,6 +12,7 @@ from noria.errors import ImageFileError, InvalidField, short_repr
 from noria.protocol.diffusion import ImageSettings
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
+from noria.protocol.routes import Target
 
 
 class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
@@ -28,6 +29,9 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     model_version: str | None = None  # ModelSpec.fingerprint; in other programs' files, their hash of the model
     noria: str | None = None  # the version that generated it; None: another program
     other: dict[str, str] = msgspec.field(default_factory=dict)  # other programs' settings that Noria does not have
+    deployment: int | None = None  # its number in the registry, if the model was deployed
+    registered_version: str | None = None  # the version that was deployed, MODEL@NUMBER
+    model_digest: str | None = None  # of the version's files
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -40,14 +44,17 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
                 ) from error
 
 
-def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int) -> GenerationMetadata:
-    """Return the metadata of the image of `request` whose own seed is `seed`."""
+def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Target | None = None) -> GenerationMetadata:
+    """Return the metadata of the image of `request` whose own seed is `seed`; `target` is what was deployed, if any."""
     settings = {name: getattr(request.payload, name) for name in ImageSettings.__struct_fields__}
     return GenerationMetadata(
         **(settings | {"seed": seed}),
         model=spec.name,
         model_version=spec.fingerprint,
         noria=__version__,
+        deployment=None if target is None else target.deployment,
+        registered_version=None if target is None else target.version,
+        model_digest=None if target is None else target.digest,
     )
 
 

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from noria.errors import Unauthorized
 from noria.frontend.access.api_keys import ApiKey, KeyScope, format_scopes, key_digest
 from noria.frontend.access.quotas import ApiClient
+from noria.frontend.engines.version_choice import VERSION_HEADER
 from noria.frontend.http.connection import UNIX_CLIENT
 from noria.observe.logs.log_record import fields
 
@@ -159,15 +160,32 @@ class AuthenticatedEndpoint:
         api_client = scope["state"]["api_client"] = self._clients.find(http.headers)
         if self._needed_scope is not None:
             api_client.require_scope(self._needed_scope)
-        # Behind a proxy the address is what a header says, which may be the client's own.
-        is_local = _is_this_machine(scope["client"]) and "x-forwarded-for" not in http.headers
-        if self._needed_scope == "registry" and api_client.name is None and not is_local:
+        if self._needed_scope == "registry" and api_client.name is None and not _is_local(http):
             raise Unauthorized(
                 "this server has no API keys, so only clients on its own machine may change the registry; its "
                 "operator can set frontend.api_keys_file."
             )
+        if (version := http.headers.get(VERSION_HEADER)) is not None:
+            _check_tester(http, api_client)
+            scope["state"]["versions"].override = version
         response = await self._endpoint(http)
         await response(scope, receive, send)
+
+
+def _check_tester(http: Request, api_client: ApiClient) -> None:
+    """Check that a client may choose the version. Raises Unauthorized and MissingScope."""
+    if api_client.name is not None:
+        api_client.require_scope("registry")
+    elif not _is_local(http):
+        raise Unauthorized(
+            f"this server has no API keys, so only clients on its own machine may send {VERSION_HEADER}; its operator "
+            "can set frontend.api_keys_file."
+        )
+
+
+def _is_local(http: Request) -> bool:
+    """Return whether a request is from this machine; behind a proxy a header says that, which may be the client's."""
+    return _is_this_machine(http.scope["client"]) and "x-forwarded-for" not in http.headers
 
 
 def _is_this_machine(client: Sequence[Any] | None) -> bool:

@@ -29,12 +29,14 @@ from noria.frontend.engines.client import (
 )
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
 from noria.frontend.engines.router import holds, route
+from noria.frontend.engines.version_choice import VersionChooser
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
+from noria.protocol.routes import Routes
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection
 
 _RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, within a minute with a large one
@@ -85,7 +87,9 @@ class EnginePool:
         self._stopping = False
         self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
         self._models: dict[str, ModelSpec] = {}
+        self._known: set[ModelKey] = set()
         self._default_models = default_models or {}
+        self.versions = VersionChooser(self._find_ready)
         # Called with the models that became known; must not block.
         self.on_models: Callable[[Iterable[ModelSpec]], None] = lambda _: None
         # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and
@@ -118,9 +122,15 @@ class EnginePool:
     def models(self) -> Mapping[str, ModelSpec]:
         """The models served, by name, the default ones first, as the engines last reported them; empty until then.
 
-        If engines hold different versions of a model, requests go to that of the first engine.
+        Of several versions of a model it is the control, from which `versions` chooses the one that answers a request.
         """
         return self._models
+
+    def follow(self, routes: Routes) -> None:
+        """Serve the versions of these routes from now on."""
+        self.versions.follow(routes)
+        self._update_models()
+        self.on_change()
 
     def models_of(self, spec_type: type[SpecT]) -> Mapping[str, SpecT]:
         """The models of one kind among `models`."""
@@ -147,6 +157,11 @@ class EnginePool:
         """The model in this version, if any engine held it when it last reported."""
         known = (spec for engine in self._engines for spec in engine.known_models)
         return next((spec for spec in known if spec.matches(name, version)), None)
+
+    def _find_ready(self, name: str, version: str) -> ModelSpec | None:
+        """The model in this version, if a ready engine holds it."""
+        held = (spec for engine in self._engines for spec in engine.models)
+        return next((spec for spec in held if spec.matches(name, version)), None)
 
     def ready_models(self, spec_type: type[ModelSpec] = ModelSpec) -> set[ModelKey]:
         """Name and version of each model, by default of any kind, that a ready engine holds."""
@@ -180,7 +195,7 @@ class EnginePool:
 
     def costs(self, spec: ModelSpec) -> list[messages.ShapeCosts]:
         """Return the costs that the ready engines with this version of the model measured, in the engines' order."""
-        return [costs for load in self._loads(spec) for costs in load.costs if costs.model == spec.name]
+        return [costs for load in self._loads(spec) for costs in load.costs if spec.matches(costs.model, costs.version)]
 
     @property
     def engines(self) -> list[EngineStatus]:
@@ -362,11 +377,20 @@ class EnginePool:
 
     def _update_models(self) -> None:
         known = [spec for engine in self._engines for spec in engine.known_models]
-        known.sort(key=lambda spec: spec.name != self._default_models.get(spec.kind))
-        before, self._models = self._models, {}
+        known.sort(key=lambda spec: (spec.name != self._default_models.get(spec.kind), not self._is_control(spec)))
+        self._models = {}
         for spec in known:
             self._models.setdefault(spec.name, spec)
-        self.on_models([spec for spec in self._models.values() if before.get(spec.name) != spec])
+        new = [spec for spec in known if spec.key not in self._known]
+        self._known = {spec.key for spec in known}
+        self.on_models(new)
+
+    def _is_control(self, spec: ModelSpec) -> bool:
+        """Whether requests that go to no canary go to this version."""
+        control = self.versions.control_version(spec.name)
+        if control is None:
+            return spec.fingerprint != self.versions.canary_version(spec.name)
+        return spec.fingerprint == control
 
 
 def _limit_s(request: AnyRequest) -> float:

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.errors import InternalError, NoriaError
+from noria.frontend.engines.version_choice import Choice, RequestVersions
 from noria.frontend.http import request_spans
 from noria.frontend.http.paths import ASSETS_PATH, HEALTH_PATHS
 from noria.observe.logs.log_record import fields
@@ -63,7 +64,8 @@ class ObservabilityMiddleware:
     """Counts, times, traces and logs each request; adds its id to its state and response, and nosniff to the latter.
 
     `error_response` makes the response to an error of ours or of the routing; `internal_error_response` that to an
-    unexpected exception. The traceback goes to the log.
+    unexpected exception. The traceback goes to the log. Requests with the same value of `sticky_header` are answered
+    by the same version of a model.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class ObservabilityMiddleware:
         error_response: Callable[[Request, NoriaError | HTTPException], Response],
         internal_error_response: Callable[[Request], Response],
         tracer: Tracer = GLOBAL_TRACER,
+        sticky_header: str = "",
     ) -> None:
-        self._app = app
+        self._app, self._sticky_header = app, sticky_header
         self._error_response = error_response
         self._internal_error_response = internal_error_response
         self._tracer = tracer
@@ -94,10 +97,13 @@ class ObservabilityMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] += (b"x-request-id", request_id.encode("ascii")), _NOSNIFF
+                if (choice := versions.choice) is not None:
+                    message["headers"] += version_headers(choice)
                 request_spans.add_server_timing(span, message)
             await send(message)
 
-        with RequestScope(request_id, span), RequestLogRecord() as log_record:
+        versions = scope["state"]["versions"] = self._open_versions(headers, request_id)
+        with RequestScope(request_id, span), RequestLogRecord() as log_record, versions:
             try:
                 try:
                     await self._app(scope, receive, send_with_request_id)
@@ -117,6 +123,20 @@ class ObservabilityMiddleware:
                 status = status or 499  # none: cancelled by a disconnect or by the end of the server
                 record_http_request(scope, status, time.perf_counter() - started, log_record)
                 request_spans.finish(span, scope, status)
+
+    def _open_versions(self, headers: Headers, request_id: str) -> RequestVersions:
+        sticky_key = headers.get(self._sticky_header) if self._sticky_header else None
+        return RequestVersions(sticky_key or request_id, is_sticky=bool(sticky_key))
+
+
+def version_headers(choice: Choice) -> list[tuple[bytes, bytes]]:
+    """Return the headers that say which version answered, and which deployment, if it was deployed."""
+    if choice.target is None:
+        return [(b"x-noria-model-version", choice.version.encode("ascii"))]
+    return [
+        (b"x-noria-model-version", choice.target.version.encode("ascii")),
+        (b"x-noria-deployment", str(choice.target.deployment).encode("ascii")),
+    ]
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from noria.config import FrontendConfig
 from noria.errors import ConfigError, InvalidBody, InvalidField, NoriaError, short_repr
 from noria.frontend.access.auth import ClientDirectory
 from noria.frontend.access.rejection_log import RejectionLog
+from noria.frontend.engines.version_choice import RequestVersions
 from noria.frontend.http import request_spans
 from noria.frontend.http.errors import internal_error
 from noria.frontend.http.middleware import record_http_request, request_id_of
@@ -153,7 +154,8 @@ class GrpcServer:
         context.set_trailing_metadata((("x-request-id", state["request_id"]),))
         span = request_spans.begin(self._tracer, scope, Headers(scope=scope), state["request_id"])
         status, content, error = 499, b"", None
-        with RequestScope(state["request_id"], span), RequestLogRecord() as log_record:
+        versions = RequestVersions(state["request_id"])
+        with RequestScope(state["request_id"], span), RequestLogRecord() as log_record, versions:
             try:
                 content, status = await self._respond(method, call, raw), 200
             except NoriaError as raised:

@@ -165,7 +165,7 @@ class EncodingService:
             return spec
         allowed = [each for task in tasks for each in self.models.values() if each.task == task]
         if allowed and not is_chosen:
-            return allowed[0]
+            return self.engine_pool.versions.choose(allowed[0])
         needed = " or ".join(_NOT_SERVED[task] for task in tasks)
         raise WrongTask(
             f"model {spec.name!r} is {_NOT_SERVED[spec.task]}; this route needs {needed}: "
@@ -191,7 +191,8 @@ class EncodingService:
         started = time.perf_counter()
         spec = self.find_model(settings.model, tasks)
         deadline_ms, num_texts = settings.deadline_ms, settings.num_texts
-        with record_outcome(spec.name, has_deadline=deadline_ms is not None):
+        has_deadline = deadline_ms is not None
+        with record_outcome(self.engine_pool, spec.name, has_deadline=has_deadline) as request_outcome:
             log_record = current_log_record()
             log_record.add(model=spec.name, model_version=spec.fingerprint, task=spec.task, num_texts=num_texts)
             self._check(settings, spec)
@@ -203,6 +204,7 @@ class EncodingService:
                 texts = await self._tokenize_within(timeout_s, settings, spec)
                 tokenized = time.perf_counter()
                 payload = make_payload(texts, spec, settings)
+                request_outcome.shape = _shape(num_texts, payload.num_tokens)
                 deadline_s = None if deadline_ms is None else max(deadline_ms / 1000 - (tokenized - started), 0.001)
                 log_record.add(
                     num_tokens=payload.num_tokens,
@@ -347,6 +349,11 @@ class EncodingService:
                         field="input",
                     )
         return texts
+
+
+def _shape(num_texts: int, num_tokens: int) -> str:
+    """Return what decides how long a request takes, roughly: powers of two."""
+    return f"{num_texts.bit_length()}, {num_tokens.bit_length()}"
 
 
 @functools.cache

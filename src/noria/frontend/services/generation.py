@@ -34,9 +34,10 @@ from noria.observe.logs.request_log import LogPrompts, current_log_record, promp
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import GLOBAL_TRACER, nanoseconds
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
+from noria.protocol.routes import Target
 
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
 
@@ -187,7 +188,13 @@ class GenerationService:
         current_log_record().add(**request_fields(admitted.request, admitted.spec.fingerprint, self._log_prompts))
         has_deadline, is_job = admitted.request.deadline_s is not None, admitted.api_client is None
         with (
-            record_outcome(admitted.spec.name, has_deadline=has_deadline, is_job=is_job),
+            record_outcome(
+                self.engine_pool,
+                admitted.spec.name,
+                has_deadline=has_deadline,
+                is_job=is_job,
+                shape=_shape(admitted.request.payload),
+            ),
             self._hold_quota(admitted),
         ):
             started = time.perf_counter()
@@ -195,7 +202,10 @@ class GenerationService:
             generated = time.perf_counter()
             loop = asyncio.get_running_loop()
             in_context = contextvars.copy_context().run  # the executor does not pass the context on
-            files = await loop.run_in_executor(self._thread_pool, in_context, _write_files, admitted, result.images)
+            target = self.engine_pool.versions.target_of(admitted.spec)
+            files = await loop.run_in_executor(
+                self._thread_pool, in_context, _write_files, admitted, result.images, target
+            )
             done = time.perf_counter()
             now = time.time()
             self.tracer.start_span("postprocess", start_time=nanoseconds(now - (done - generated))).end(
@@ -241,9 +251,16 @@ class GenerationService:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
 
 
-def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage]) -> list[bytes]:
+def _shape(payload: DiffusionPayload) -> str:
+    """Return what decides how long a request takes."""
+    return f"{payload.width}x{payload.height}, {payload.inference_steps} steps, {payload.n} images"
+
+
+def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage], target: Target | None) -> list[bytes]:
     metadata = (
-        [metadata_for(admitted.request, admitted.spec, image.seed) for image in images] if admitted.metadata else None
+        [metadata_for(admitted.request, admitted.spec, image.seed, target) for image in images]
+        if admitted.metadata
+        else None
     )
     return write_images(images, admitted.file_format, admitted.quality, metadata)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from noria.errors import (
     short_repr,
 )
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.version_choice import current_versions
 from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.traces.tracer import fail, trace_headers
@@ -34,11 +36,19 @@ RequestT = TypeVar("RequestT", bound=AnyRequest)
 def resolve_model(engine_pool: EnginePool, spec_type: type[SpecT], name: str | None) -> SpecT:
     """Return the model of one kind named `name`; its default model for None or `DEFAULT_MODEL_ALIAS`.
 
+    Of several versions of it that are deployed, it is the one that answers the current request.
+
     Raises:
         EngineUnavailable: no engine has been ready yet, so the models are unknown, or none with the default model.
         ModelNotFound: no such model, or none of this kind; names those that are served.
+        InvalidField: the request asks for a version that is not served.
 
     """
+    return engine_pool.versions.choose(_find_model(engine_pool, spec_type, name))
+
+
+def _find_model(engine_pool: EnginePool, spec_type: type[SpecT], name: str | None) -> SpecT:
+    """As `resolve_model`, but return the control."""
     if not engine_pool.serves(spec_type):
         served = ", ".join(f"{known!r} ({spec.kind})" for known, spec in engine_pool.models.items())
         raise ModelNotFound(f"this needs a model of kind {spec_type.kind}; this server has {served}.", field="model")
@@ -61,18 +71,29 @@ def with_trace_context(request: RequestT) -> RequestT:
     return msgspec.structs.replace(request, **trace_headers(span)) if span.get_span_context().is_valid else request
 
 
+@dataclass
+class RequestOutcome:
+    """What is known of a request while it runs."""
+
+    shape: str = ""  # requests of the same shape take equally long
+
+
 @contextlib.contextmanager
-def record_outcome(model: str, *, has_deadline: bool, is_job: bool = False) -> Iterator[None]:
-    """Record the outcome of the request that runs in this context, in metrics, log and span.
+def record_outcome(
+    engine_pool: EnginePool, model: str, *, has_deadline: bool, is_job: bool = False, shape: str = ""
+) -> Iterator[RequestOutcome]:
+    """Record the outcome of the request that runs in this context, in metrics, log and span, and for its canary.
 
     An attempt of a job is not counted as a request, since it may be retried; `jobs/completion.py` counts the job when
-    it ends.
+    it ends. `shape` may be set later, too.
     """
     outcome, is_client_error = InternalError.code, False
     started, log_record = time.perf_counter(), current_log_record()
+    request = RequestOutcome(shape)
+    log_record.add(**deployment_fields(model))
     try:
         with declarations.REQUESTS_IN_FLIGHT.track_inprogress():
-            yield
+            yield request
         outcome = outcomes.OK
     except NoriaError as error:
         outcome, is_client_error = error.code, isinstance(error, RequestError)
@@ -90,6 +111,18 @@ def record_outcome(model: str, *, has_deadline: bool, is_job: bool = False) -> I
             fail(span, outcome)
         if not is_job:
             outcomes.count_request(model, outcome)
+        if not is_client_error and outcome != RequestCancelled.code:  # neither says anything of the version
+            seconds = time.perf_counter() - started
+            engine_pool.versions.record(model, ok=outcome == outcomes.OK, seconds=seconds, shape=request.shape)
         log_record.add(outcome=outcome)
         if outcome != outcomes.OK:  # else it is the response's
             log_record.add(total_s=time.perf_counter() - started)
+
+
+def deployment_fields(model: str) -> dict[str, object]:
+    """Return the fields of the log that say which deployment of `model` answers the current request, if one does."""
+    versions = current_versions()
+    choice = None if versions is None else versions.of(model)
+    if choice is None or choice.target is None:
+        return {}
+    return {"deployment": choice.target.deployment, "version": choice.target.version}

@@ -77,7 +77,8 @@ class TextJobExecutor:
         spec = self._encoding_service.engine_pool.find_model(record.model, record.version)
         if not isinstance(spec, EncoderModelSpec):  # it changed after the claim
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
-        with record_outcome(record.model, has_deadline=False, is_job=True):
+        engine_pool = self._encoding_service.engine_pool
+        with record_outcome(engine_pool, record.model, has_deadline=False, is_job=True):
             encode = functools.partial(self._encode, record, spec)
             parts = await _Run(self._files, encode, record.id, stored.request, report_progress).encode_all()
             metrics = {

@@ -36,6 +36,8 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "endpoint": "name of the endpoint, if it is one with code of the operator's",
     "model": "name of the model",
     "model_version": "fingerprint of the model",
+    "deployment": "number of the deployment that answered, if the model was deployed",
+    "version": "its version in the registry, as `MODEL@NUMBER`",
     "n": "number of images requested",
     "width": "of each image, in pixels",
     "height": "of each image, in pixels",

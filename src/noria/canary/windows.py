@@ -1,0 +1,64 @@
+"""What front ends report of a canary, and the windows that the judge takes: of all front ends together, in order.
+
+A front end counts a request in the window of its admission, once it has ended. It says from which window on requests
+may still run; an earlier one is complete. Windows are closed by time, and neighbours are merged until the canary has
+enough responses in one.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from noria.canary.judge import Arm
+
+WINDOW_S = 2.0
+MIN_CANARY_RESPONSES = 5  # in a window that is judged
+
+
+class WindowReport(Struct, frozen=True):
+    """What the requests of one front end that were admitted in one window did, as far as they have ended."""
+
+    deployment: int  # of the canary
+    window: int  # its number: Unix time divided by `WINDOW_S`
+    control: Arm
+    canary: Arm
+
+
+class InFlight(Struct, frozen=True):
+    """The requests of one version that a front end has admitted and not answered."""
+
+    endpoint: str
+    version: str  # ModelSpec.fingerprint
+    count: int
+
+
+class FrontendReport(Struct, frozen=True):
+    """What a front end tells the registrar, twice a second."""
+
+    frontend: str
+    generation: int  # of the routes that it follows
+    in_flight: tuple[InFlight, ...]
+    ended: tuple[WindowReport, ...]  # since its last report
+    first_open: int  # all requests that were admitted in earlier windows have ended
+
+
+class CanaryWindows:
+    """The windows of one canary that were not judged yet."""
+
+    def __init__(self) -> None:
+        self._arms: dict[int, tuple[Arm, Arm]] = {}  # control and canary, by window
+        self._rest = (Arm(), Arm())  # complete windows in which the canary has too few responses
+
+    def add(self, report: WindowReport) -> None:
+        """Add what one front end counted."""
+        control, canary = self._arms.get(report.window, (Arm(), Arm()))
+        self._arms[report.window] = control.merge(report.control), canary.merge(report.canary)
+
+    def take(self, first_open: int) -> Iterable[tuple[Arm, Arm]]:
+        """Yield control and canary of the windows that are complete and can be judged; each once."""
+        for window in sorted(window for window in self._arms if window < first_open):
+            control, canary = self._arms.pop(window)
+            self._rest = self._rest[0].merge(control), self._rest[1].merge(canary)
+            if self._rest[1].n >= MIN_CANARY_RESPONSES:
+                yield self._rest
+                self._rest = (Arm(), Arm())

@@ -1,0 +1,79 @@
+"""A front end's link to the registrar: follows the routes, and reports requests in flight and what canaries did.
+
+The routes are in a file, so that they outlive the registrar and a front end that starts has them at once. The reports
+go through a ZeroMQ PUSH socket, which keeps them while the registrar starts again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+
+import msgspec
+import zmq
+
+from noria.canary.windows import FrontendReport
+from noria.errors import ConfigError
+from noria.frontend.engines.pool import EnginePool
+from noria.observe.logs.log_record import fields
+from noria.registry.routes_file import read_routes
+
+INTERVAL_S = 0.5
+_MAX_QUEUED_REPORTS = 120  # a minute's, while there is no registrar; later ones are dropped
+
+log = logging.getLogger("noria.frontend")
+
+
+class RegistrarLink:
+    """Keeps the versions of an engine pool up to date."""
+
+    def __init__(self, engine_pool: EnginePool, name: str, file: pathlib.Path, address: str) -> None:
+        """`name` is this front end's, `file` has the routes, `address` is where the registrar takes reports."""
+        self._versions, self._engine_pool = engine_pool.versions, engine_pool
+        self._name, self._file, self._address = name, file, address
+        self._read: tuple[int, int] | None = None  # identity of the file that was read last
+        self.read_routes()
+
+    async def run(self) -> None:
+        """Follow and report, until cancelled."""
+        context = zmq.Context()
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, _MAX_QUEUED_REPORTS)
+        socket.connect(self._address)
+        try:
+            while True:
+                self.read_routes()
+                with contextlib.suppress(zmq.Again):
+                    socket.send(msgspec.msgpack.encode(self._report()), zmq.DONTWAIT)
+                await asyncio.sleep(INTERVAL_S)
+        finally:
+            socket.close()
+            context.term()
+
+    def read_routes(self) -> None:
+        """Follow the routes in the file, if it has changed. A damaged file changes nothing, and is logged."""
+        try:
+            status = os.stat(self._file)
+        except OSError:  # nothing was deployed yet
+            return
+        identity = status.st_ino, status.st_mtime_ns
+        if identity == self._read:
+            return
+        self._read = identity
+        try:
+            routes = read_routes(self._file)
+        except ConfigError as error:
+            log.error("%s", error.message, extra=fields(event="routes_unreadable"))
+            return
+        if routes.generation != self._versions.generation:
+            self._engine_pool.follow(routes)
+            log.info(
+                "routes of generation %d", routes.generation, extra=fields(event="routes", generation=routes.generation)
+            )
+
+    def _report(self) -> FrontendReport:
+        versions = self._versions
+        first_open = versions.first_open_window()  # before the rest: what ends meanwhile is in the next report
+        return FrontendReport(self._name, versions.generation, versions.in_flight(), versions.take_ended(), first_open)

@@ -1,0 +1,249 @@
+"""Which version of a model answers a request, by the routes; and what the requests of a canary and its control did.
+
+The middleware opens a `RequestVersions` for each request. The first time that the request needs a model, the choice is
+made and kept until the request has ended: the same version answers all of it, also if the routes change meanwhile.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+from noria.canary.judge import Arm
+from noria.canary.traffic_split import ArmName, TrafficSplit
+from noria.canary.windows import WINDOW_S, InFlight, WindowReport
+from noria.errors import InvalidField, short_repr
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.routes import Route, Routes, Target
+
+VERSION_HEADER = "x-noria-version"
+_MAX_STICKY_KEYS = 100_000  # of one canary, whose first requests count
+
+SpecT = TypeVar("SpecT", bound=ModelSpec)
+KeyT = TypeVar("KeyT")
+
+
+@dataclass(slots=True)
+class Choice:
+    """The version that answers one request to an endpoint."""
+
+    endpoint: str
+    version: str  # ModelSpec.fingerprint
+    target: Target | None = None  # None: the model of the configuration
+    arm: ArmName = "control"
+    canary: int = 0  # the deployment of the canary that it is compared in; 0: none
+    window: int = 0  # of its admission
+    counts: bool = True  # whether the judge counts it
+
+
+class RequestVersions:
+    """The versions that answer one request. As a context manager, the current one for all tasks started in it."""
+
+    __slots__ = ("_choices", "_token", "chooser", "is_sticky", "key", "override")
+
+    def __init__(self, key: str, *, is_sticky: bool = False) -> None:
+        """Requests with the same `key` get the same version; `is_sticky`: the client chose the key."""
+        self.key, self.is_sticky = key, is_sticky
+        self.override: str | None = None  # a tester's choice: an arm or a version
+        self.chooser: VersionChooser | None = None
+        self._choices: dict[str, Choice] = {}
+
+    def __enter__(self) -> Self:
+        self._token = _CURRENT.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
+        if self.chooser is not None:
+            for choice in self._choices.values():
+                self.chooser.end(choice)
+
+    @property
+    def choice(self) -> Choice | None:
+        """The last choice; None: no model was needed yet."""
+        return next(reversed(self._choices.values()), None)
+
+    def of(self, endpoint: str) -> Choice | None:
+        """The choice for an endpoint; None: it was not needed yet."""
+        return self._choices.get(endpoint)
+
+    def add(self, choice: Choice) -> None:
+        """Keep a choice."""
+        self._choices[choice.endpoint] = choice
+
+
+_CURRENT: ContextVar[RequestVersions | None] = ContextVar("noria_request_versions", default=None)
+
+
+def current_versions() -> RequestVersions | None:
+    """Return those of the current request; None: this is none, but for instance a job."""
+    return _CURRENT.get()
+
+
+@dataclass(slots=True)
+class _ArmCounts:
+    """What the requests of one arm and window did."""
+
+    n: int = 0
+    errors: int = 0
+    latencies: dict[str, list[float]] = field(default_factory=dict)  # seconds of those without an error, by shape
+
+    def as_arm(self) -> Arm:
+        """As the judge takes it."""
+        return Arm(self.n, self.errors, self.latencies)
+
+
+@dataclass(slots=True)
+class _CanaryCounts:
+    """What the requests of one canary and its control did since the last report."""
+
+    windows: dict[tuple[int, ArmName], _ArmCounts] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)  # sticky ones that were counted
+
+
+class VersionChooser:
+    """Chooses versions by the routes, and counts what requests do."""
+
+    def __init__(self, find: Callable[[str, str], ModelSpec | None], clock: Callable[[], float] = time.time) -> None:
+        """`find` returns the model of this name and fingerprint if a ready engine holds it."""
+        self._find, self._clock = find, clock
+        self._routes: dict[str, Route] = {}
+        self.generation = 0
+        self.configured: Mapping[str, str] = {}  # fingerprints of the configuration's models, by name
+        self._in_flight: Counter[tuple[str, str]] = Counter()  # by endpoint and fingerprint
+        self._open_windows: Counter[int] = Counter()
+        self._counts: dict[int, _CanaryCounts] = {}  # by the canary's deployment
+
+    def follow(self, routes: Routes) -> None:
+        """Choose by these routes from now on."""
+        self._routes, self.generation = {route.endpoint: route for route in routes.routes}, routes.generation
+        canaries = {route.canary.deployment for route in routes.routes if route.canary is not None}
+        for ended in self._counts.keys() - canaries:
+            del self._counts[ended]
+        for canary in canaries - self._counts.keys():
+            self._counts[canary] = _CanaryCounts()
+
+    def control_version(self, endpoint: str) -> str | None:
+        """The fingerprint of an endpoint's control; None: it is not known."""
+        route = self._routes.get(endpoint)
+        return self.configured.get(endpoint) if route is None or route.control is None else route.control.fingerprint
+
+    def canary_version(self, endpoint: str) -> str | None:
+        """The fingerprint of an endpoint's canary; None: it has none."""
+        route = self._routes.get(endpoint)
+        return None if route is None or route.canary is None else route.canary.fingerprint
+
+    def target_of(self, spec: ModelSpec) -> Target | None:
+        """The deployed version that a model is; None: it is the configuration's, or was deployed and is no more."""
+        if (versions := current_versions()) is not None and (choice := versions.of(spec.name)) is not None:
+            return choice.target
+        route = self._routes.get(spec.name)
+        targets = () if route is None else (route.control, route.canary)
+        return next((each for each in targets if each is not None and each.fingerprint == spec.fingerprint), None)
+
+    def choose(self, control: SpecT) -> SpecT:
+        """Return the version that answers the current request to the endpoint whose control is `control`.
+
+        Raises:
+            InvalidField: the request's tester asks for a version that is not served.
+
+        """
+        versions = current_versions()
+        if versions is None:
+            return control
+        if (choice := versions.of(control.name)) is None:
+            choice = self._choose(control, versions)
+            versions.chooser = self
+            versions.add(choice)
+            self._in_flight[choice.endpoint, choice.version] += 1
+            self._open_windows[choice.window] += 1
+        if choice.version == control.fingerprint:
+            return control
+        found = self._find(choice.endpoint, choice.version)
+        return found if isinstance(found, type(control)) else control
+
+    def _choose(self, control: ModelSpec, versions: RequestVersions) -> Choice:
+        route, window = self._routes.get(control.name), int(self._clock() / WINDOW_S)
+        choice = Choice(control.name, control.fingerprint, window=window)
+        if route is None or route.canary is None:
+            choice.target = None if route is None else route.control
+            _check_override(choice, versions.override)
+            return choice
+        canary = route.canary
+        split = TrafficSplit(
+            control.fingerprint if route.control is None else route.control.version,
+            canary.version,
+            route.canary_share,
+            f"noria-{canary.deployment}",
+        )
+        arm = split.choose(versions.key, versions.override)
+        if canary.fingerprint != control.fingerprint and self._find(control.name, canary.fingerprint) is None:
+            arm = "control"  # the canary's engines are starting again
+        choice.arm, choice.target = arm, canary if arm == "canary" else route.control
+        choice.version = canary.fingerprint if arm == "canary" else control.fingerprint
+        if versions.override is None:
+            choice.canary = canary.deployment
+            choice.counts = not versions.is_sticky or self._is_first(canary.deployment, versions.key)
+        return choice
+
+    def _is_first(self, canary: int, key: str) -> bool:
+        """Return whether this is the first request of a key: only those are independent of each other."""
+        keys = self._counts[canary].keys
+        if key in keys or len(keys) >= _MAX_STICKY_KEYS:
+            return False
+        keys.add(key)
+        return True
+
+    def record(self, endpoint: str, *, ok: bool, seconds: float, shape: str) -> None:
+        """Count the outcome of the current request, if it takes part in a canary. Only equal shapes are compared."""
+        versions = current_versions()
+        choice = None if versions is None else versions.of(endpoint)
+        if choice is None or not choice.counts or choice.canary not in self._counts:
+            return
+        counts = self._counts[choice.canary].windows.setdefault((choice.window, choice.arm), _ArmCounts())
+        counts.n += 1
+        if ok:
+            counts.latencies.setdefault(shape, []).append(seconds)
+        else:
+            counts.errors += 1
+
+    def end(self, choice: Choice) -> None:
+        """Forget a request that has ended."""
+        _decrement(self._in_flight, (choice.endpoint, choice.version))
+        _decrement(self._open_windows, choice.window)
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """The requests that have not ended, by version."""
+        return tuple(InFlight(endpoint, version, count) for (endpoint, version), count in self._in_flight.items())
+
+    def take_ended(self) -> tuple[WindowReport, ...]:
+        """What the requests that have ended since the last call did, by canary and window."""
+        reports = []
+        for canary, counts in self._counts.items():
+            taken, counts.windows = counts.windows, {}
+            for window in {window for window, _ in taken}:
+                control, its_canary = (taken.get((window, arm), _ArmCounts()).as_arm() for arm in ("control", "canary"))
+                reports.append(WindowReport(canary, window, control, its_canary))
+        return tuple(reports)
+
+    def first_open_window(self) -> int:
+        """The first window with requests that have not ended, else the current one."""
+        return min(self._open_windows, default=int(self._clock() / WINDOW_S))
+
+
+def _check_override(choice: Choice, override: str | None) -> None:
+    version = choice.version if choice.target is None else choice.target.version
+    if override not in (None, "control", version):
+        raise InvalidField(
+            f"{VERSION_HEADER} is {short_repr(override)}; {choice.endpoint} has no canary now, allowed are control and "
+            f"{version}.",
+            field=VERSION_HEADER,
+        )
+
+
+def _decrement(counter: Counter[KeyT], key: KeyT) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
