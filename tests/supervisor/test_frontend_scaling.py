@@ -40,7 +40,7 @@ from noria.supervisor import frontend_scaler, supervisor
 
 frontend_scaler.SETTLE_S, frontend_scaler.WINDOW_S, frontend_scaler.STOP_AFTER_S = 1.0, 2.0, 2.0
 frontend_scaler.START_ABOVE_CORES, frontend_scaler.STOP_BELOW_CORES = 0.2, 0.05
-flags = dict(argument.split("=", 1) for argument in sys.argv[1:])
+flags = {"registry.deployments": "false"} | dict(argument.split("=", 1) for argument in sys.argv[1:])
 
 def command(kind, task):
     return [sys.executable, "engine.py", task] if kind == "engine" else supervisor.child_command(kind, task)

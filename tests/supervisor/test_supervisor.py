@@ -106,7 +106,7 @@ from noria.supervisor.supervisor import serve
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohup
 noria.supervisor.supervisor.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops on SIGTERM, but maybe slowly on a busy machine
 noria.supervisor.supervisor.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
-flags = {"frontend.port": "0", "engine.devices": sys.argv[2]}
+flags = {"frontend.port": "0", "engine.devices": sys.argv[2], "registry.deployments": "false"}
 flags["engine.hang_timeout_s"] = os.environ.get("HANG_S", "60")
 flags["engine.start_timeout_s"] = os.environ.get("START_S", "60")
 flags |= {"frontend.drain_s": sys.argv[3]} | json.loads(os.environ.get("FLAGS", "{}"))

@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from noria.observe.metrics import declarations, exposition
 from noria.supervisor.child_process import ChildKind
 
-_CHILDREN: tuple[ChildKind, ...] = ("engine", "frontend")
+_CHILDREN: tuple[ChildKind, ...] = ("engine", "frontend", "registrar")
 
 
 class NullMetric:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,18 +17,19 @@ import msgspec
 
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import EngineState, ExitCause, NumFrontends, Retire
+from noria.protocol.model_spec import ModelSpec
 from noria.supervisor.exit_cause import classify_exit, combine_exits
 from noria.supervisor.hang_detector import HangDetector
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
 
 log = logging.getLogger("noria.supervisor")
 
-ChildKind = Literal["engine", "frontend"]
+ChildKind = Literal["engine", "frontend", "registrar"]
 
 
 @dataclass(kw_only=True)
 class Child:
-    """One engine or front end, over all its restarts."""
+    """One process, over all its restarts."""
 
     kind: ChildKind
     name: str
@@ -56,6 +57,9 @@ class Child:
             extra=fields(event=f"{self.kind}_{event}", child=self.name, **extra_fields),
         )
 
+    def prepare(self) -> None:
+        """Bring the task up to date before the process starts again."""
+
     def started(self, now: float) -> None:
         """Record that the process was started."""
         self.restart_policy.started(now)
@@ -77,10 +81,15 @@ class EngineChild(Child):
 
     address: str
     hang_detector: HangDetector
+    models_now: Callable[[], Sequence[ModelSpec]]  # what it is to hold when it starts again
     incarnation: str | None = None  # from its last EngineState
     previous_exit: ExitCause = "none"
     _is_ready: bool = False
     _ended_incarnation: str | None = None
+
+    def prepare(self) -> None:
+        """Load what is deployed by now."""
+        self.task = self.task | {"models": self.models_now()}
 
     def started(self, now: float) -> None:
         """Record that the process was started."""
@@ -89,18 +98,19 @@ class EngineChild(Child):
         self._is_ready = False
 
     def update_state(self, state: EngineState) -> bool:
-        """Apply a state that the engine sent; return whether it is ready.
+        """Apply a state that the engine sent; return whether it has become ready.
 
         A state of a run that has ended is ignored.
         """
         if state.incarnation == self._ended_incarnation:
             return False
         self.incarnation = state.incarnation
-        if state.state == "ready":
-            self._is_ready = True
-            self.restart_policy.ready()
-            self.hang_detector.ready()
-        return self._is_ready
+        if state.state != "ready" or self._is_ready:  # ready engines also say when their models change
+            return False
+        self._is_ready = True
+        self.restart_policy.ready()
+        self.hang_detector.ready()
+        return True
 
     def kill_if_hung(self, now: float) -> None:
         """Send SIGKILL if it hangs; no other signal ends a thread that is blocked in a device call."""

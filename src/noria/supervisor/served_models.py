@@ -10,7 +10,7 @@ from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.text import EncoderModelSpec
 
 IMAGE_NICENESS = 7
@@ -18,7 +18,7 @@ IMAGE_NICENESS = 7
 of 215 to 1024), so that an iteration is slowed down by less than the ten times that count as a hang."""
 
 
-def open_models(config: Config) -> list[ModelSpec]:
+def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
@@ -26,7 +26,7 @@ def open_models(config: Config) -> list[ModelSpec]:
         ModelError: a model cannot be served.
 
     """
-    models: dict[str, ModelSpec] = {}
+    models: dict[str, AnyModelSpec] = {}
     for source in (config.model, *config.additional_models):
         model_spec = open_model(source)
         if model_spec.name in models:
@@ -39,7 +39,7 @@ def open_models(config: Config) -> list[ModelSpec]:
     return list(models.values())
 
 
-def endpoint_models(config: Config, models: Sequence[ModelSpec]) -> dict[str, EncoderModelSpec]:
+def endpoint_models(config: Config, models: Sequence[AnyModelSpec]) -> dict[str, EncoderModelSpec]:
     """Return the text encoder of each endpoint, by the endpoint's name; without those that name none if there is none.
 
     Raises:
@@ -65,7 +65,7 @@ def endpoint_models(config: Config, models: Sequence[ModelSpec]) -> dict[str, En
     return found
 
 
-def engine_groups(config: Config, models: Sequence[ModelSpec]) -> list[tuple[str, list[ModelSpec]]]:
+def engine_groups(config: Config, models: Sequence[AnyModelSpec]) -> list[tuple[str, list[AnyModelSpec]]]:
     """Return the device and the models of each engine: on every device, one for each kind of model."""
     kinds = dict.fromkeys(spec.kind for spec in models)
     return [
@@ -74,7 +74,7 @@ def engine_groups(config: Config, models: Sequence[ModelSpec]) -> list[tuple[str
 
 
 def divide_cores(
-    config: EngineConfig, models: Sequence[ModelSpec], served: Sequence[ModelSpec], num_cores: int | None = None
+    config: EngineConfig, models: Sequence[AnyModelSpec], served: Sequence[AnyModelSpec], num_cores: int | None = None
 ) -> tuple[EngineConfig, int]:
     """Return the settings and the niceness of an engine with `models`, one of the engines of all `served` models.
 

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,18 +30,18 @@ from noria.frontend.access.trusted_proxies import check_proxies
 from noria.frontend.http.tls import check_certificate
 from noria.jobs.results import reject_password
 from noria.jobs.webhooks.signing import secret_file
-from noria.observe.cgroup import cpu_limit, memory_events, num_oom_kills, usable_cores
+from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.logs.setup import child_log_environment, fields
 from noria.observe.metrics.dead_processes import merge_dead_processes
 from noria.observe.metrics.mmap_writer import BYTES_PER_PROCESS, has_space
 from noria.observe.traces.setup import check_traces
-from noria.protocol.messages import EngineState, Hello, Ping, Pong, engine_name
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.messages import EngineState, Hello, Ping, Pong
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 from noria.supervisor.child_process import Child, ChildKind, EngineChild, FrontendChild
+from noria.supervisor.child_tasks import ServerChildren
 from noria.supervisor.frontend_group import FrontendGroup
 from noria.supervisor.frontend_scaler import process_bounds
-from noria.supervisor.hang_detector import HangDetector
 from noria.supervisor.listener import (
     open_listeners,
     raise_file_limit,
@@ -51,10 +50,10 @@ from noria.supervisor.listener import (
     warn_if_open,
 )
 from noria.supervisor.log_collector import LogCollector, collecting_logs
-from noria.supervisor.private_folder import check_address_lengths, private_folder
+from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
-from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
-from noria.supervisor.served_models import divide_cores, endpoint_models, engine_groups, open_models
+from noria.supervisor.restart_policy import GiveUp, Restart
+from noria.supervisor.served_models import engine_groups, open_models
 
 log = logging.getLogger("noria.supervisor")
 
@@ -65,8 +64,7 @@ CommandBuilder = Callable[[ChildKind, str], list[str]]
 FRONTEND_STOP_TIMEOUT_S = 5.0
 # An engine is stopped after the front ends, so it has no requests left to finish.
 ENGINE_STOP_TIMEOUT_S = 5.0
-# A front end answers within 1 s; the rest is a margin for a busy machine.
-FRONTEND_READY_AFTER_S = 3.0
+REGISTRAR_STOP_TIMEOUT_S = 3.0
 PING_INTERVAL_S = 2.0
 
 
@@ -108,7 +106,7 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     models = open_models(config)
     with open_listeners(config.frontend) as listeners, private_folder() as directory:
         warn_if_open(listeners[0], config.frontend)
-        _check_space(directory, num_frontends[1] + len(engine_groups(config, models)))
+        _check_space(directory, num_frontends[1] + len(engine_groups(config, models)) + 1)  # and the registrar
         supervisor = Supervisor(
             config,
             models,
@@ -128,7 +126,7 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        models: Sequence[ModelSpec],
+        models: Sequence[AnyModelSpec],  # of the configuration
         listeners: Sequence[socket.socket],  # of the server; then of its metrics, if they have one
         directory: str,
         log_collector: LogCollector,
@@ -139,70 +137,18 @@ class Supervisor:
     ) -> None:
         self._models, self._listeners, self._directory, self._started_s = models, listeners, directory, started_s
         self._config, self._build_command, self._log_collector = config, build_command, log_collector
-        # Children are in the same control group as this process.
-        self._num_oom_kills = functools.partial(num_oom_kills, memory_events())
-        self._server_id = uuid.uuid4().hex
         self._url = server_url(listeners[0], has_tls=bool(config.frontend.ssl_certfile))
-        groups = engine_groups(config, models)
-        addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(groups))]
-        check_address_lengths(addresses)
-        self._engines = [
-            self._make_engine(engine_name(index), device, address, held)
-            for index, ((device, held), address) in enumerate(zip(groups, addresses, strict=True))
-        ]
+        children = ServerChildren(config, models, listeners, directory)
+        self._engines, self._registrars = children.engines(), children.registrars()
         self._child_tasks: dict[str, asyncio.Task[None]] = {}
-        self._frontends = FrontendGroup(num_frontends, functools.partial(self._make_frontend, addresses))
+        self._frontends = FrontendGroup(
+            num_frontends,
+            # `is_first`: none runs yet; else the server runs already, and does not depend on it.
+            lambda name, number: children.frontend(name, number, is_first=not self._child_tasks),
+        )
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._exit_status = 0
-
-    def _make_engine(self, name: str, device: str, address: str, models: Sequence[ModelSpec]) -> EngineChild:
-        config, niceness = divide_cores(self._config.engine, models, self._models)
-        task: dict[str, object] = {
-            "config": config,
-            "niceness": niceness,
-            "models": models,
-            "device": device,
-            "address": address,
-            "name": name,
-            "crash_journal": f"{self._directory}/{name}.crash_journal",
-            "parent_pid": os.getpid(),
-            "log_level": self._config.log_level,
-            "traces_endpoint": self._config.traces_endpoint,
-        }
-        return EngineChild(
-            kind="engine",
-            name=name,
-            task=task,
-            restart_policy=RestartPolicy(),
-            address=address,
-            hang_detector=HangDetector(config.hang_timeout_s, config.start_timeout_s),
-            num_oom_kills=self._num_oom_kills,
-        )
-
-    def _make_frontend(self, addresses: list[str], name: str, num_frontends: int) -> FrontendChild:
-        is_first = not self._child_tasks  # else the server runs already, and does not depend on it
-        fd, *metrics_fds = fds = [listener.fileno() for listener in self._listeners]
-        task: dict[str, object] = {
-            "config": self._config,
-            "fd": fd,
-            "metrics_fd": metrics_fds[0] if metrics_fds else None,
-            "engines": addresses,
-            "endpoint_models": endpoint_models(self._config, self._models),
-            "default_models": {spec.kind: spec.name for spec in reversed(self._models)},
-            "parent_pid": os.getpid(),
-            "worker_id": f"{self._server_id}/{name}",
-            "num_frontends": num_frontends,
-            "start_reason": "initial" if is_first else "load",
-        }
-        return FrontendChild(
-            kind="frontend",
-            name=name,
-            task=task,
-            restart_policy=RestartPolicy(assumed_ready_after_s=FRONTEND_READY_AFTER_S, was_ever_ready=not is_first),
-            num_oom_kills=self._num_oom_kills,
-            pass_fds=tuple(fds),
-        )
 
     async def run(self) -> int:
         """Start the children, serve, and stop them; return the exit status."""
@@ -211,7 +157,7 @@ class Supervisor:
             # Under nohup SIGHUP stays ignored.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 loop.add_signal_handler(signum, self._on_signal, signum)
-        for child in (*self._engines, *self._frontends.children):
+        for child in (*self._engines, *self._frontends.children, *self._registrars):
             self._start(child)
         scaling = asyncio.create_task(self._frontends.scale(self._start))
         background = [asyncio.create_task(self._wait_until_ready()), scaling]
@@ -222,6 +168,7 @@ class Supervisor:
         for listener in self._listeners:
             listener.close()
         scaling.cancel()
+        await self._stop_children(self._registrars, REGISTRAR_STOP_TIMEOUT_S)
         await self._stop_children(self._frontends.children, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
         await self._stop_children(self._engines, ENGINE_STOP_TIMEOUT_S)
         for task in background:
@@ -257,7 +204,11 @@ class Supervisor:
 
     async def _run_child(self, child: Child) -> None:
         """Start `child`, and start it again whenever it ends, until it has retired or the server stops."""
+        is_restart = False
         while not self._stopping.is_set():
+            if is_restart:
+                child.prepare()
+            is_restart = True
             with self._log_collector.open_pipe(child.name) as output:
                 child.process = await asyncio.create_subprocess_exec(
                     *self._build_command(child.kind, _serialize(child.task)),

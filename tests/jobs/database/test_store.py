@@ -22,9 +22,10 @@ from hypothesis.stateful import (
 from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull, RateLimited
 from noria.jobs.database.claims import LEASE_S, MAX_LOSSES
 from noria.jobs.database.schema import events, jobs, open_jobs_database
-from noria.jobs.database.store import JobStore
+from noria.jobs.database.store import JobStore, is_version_needed
 from noria.jobs.records import TERMINAL_STATUSES, Claim
 from noria.jobs.webhooks.outbox import Outbox
+from noria.protocol.model_spec import ModelKey
 from noria.storage.database import write_transaction
 
 SHAPES = {("shapes", "v1")}
@@ -141,6 +142,16 @@ def test_a_worker_claims_only_jobs_of_its_models(store, job):
     assert store.claim("s/f/1", SHAPES, 9, 0.0) == []
     assert store.claim("s/f/1", set(), 9, 0.0) == []
     assert len(store.claim("s/f/1", {("shapes", "v2"), ("other", "v1")}, 9, 0.0)) == 2
+
+
+def test_a_version_is_needed_until_its_last_job_has_ended(store, engine, job):
+    record, key = accept(store, job(version="v2")), ModelKey("shapes", "v2")
+    assert is_version_needed(engine, key)
+    assert not is_version_needed(engine, ModelKey("shapes", "v3"))
+    store.claim("s/f/1", {key}, 1, 0.0)
+    assert is_version_needed(engine, key)
+    store.cancel(record.id, 1.0)
+    assert not is_version_needed(engine, key)
 
 
 def test_two_workers_never_claim_the_same_job(store, job):

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from noria.errors import (
@@ -31,6 +31,7 @@ from noria.jobs.records import (
     NewJob,
     queue_order,
 )
+from noria.protocol.model_spec import ModelKey
 from noria.storage.database import interrupt, write_transaction
 
 # Of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those whose
@@ -306,3 +307,12 @@ def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
 
 def _is_made_by(made_by: str | None) -> ColumnElement[bool]:
     return sa.true() if made_by is None else jobs.c.made_by == made_by
+
+
+def is_version_needed(engine: Engine, key: ModelKey) -> bool:
+    """Whether a job that has not ended runs on this version of a model."""
+    is_needed = sa.and_(
+        jobs.c.model == key.name, jobs.c.version == key.version, jobs.c.status.not_in(TERMINAL_STATUSES)
+    )
+    with engine.connect() as connection:
+        return connection.execute(sa.select(jobs.c.id).where(is_needed).limit(1)).first() is not None

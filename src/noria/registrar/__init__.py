@@ -1,0 +1,1 @@
+"""Carries out deployments in a running server: loads versions, moves traffic, judges canaries, releases versions."""

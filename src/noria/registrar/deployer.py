@@ -1,0 +1,277 @@
+"""Brings engines and routes to what the registry wants, in steps that can be repeated at any time.
+
+Each call of `poll` looks at everything anew: it begins what is missing and waits for nothing. So a registrar that was
+killed, an engine that was, or a registry that is away leave nothing half done: the next call goes on.
+
+    pending       load its version on all engines of its kind, then write its first routes; a failure ends it
+    canary        judge it, advance its ramp
+    routes        written to the file that front ends follow, when the registry has new ones
+    other models  unmounted when no route, no request and no job needs them
+"""
+
+import asyncio
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from noria.canary.windows import FrontendReport
+from noria.errors import NoriaError, RegistryError
+from noria.observe.logs.log_record import fields
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.model_spec import ModelKey
+from noria.protocol.routes import Route, Routes, Target
+from noria.registrar.engine_link import EngineGoneError, EngineLink
+from noria.registrar.frontend_reports import FrontendReports
+from noria.registrar.registry_access import RegistryAccess
+from noria.registrar.running_canary import RunningCanary
+from noria.registry.deployments import Deployment
+from noria.registry.routed_models import open_target, targets_of
+from noria.registry.routes_file import write_routes
+
+_MAX_CRASHES = 2  # of engines that load a version, before its deployment fails
+_RETRY_S = 30.0  # until a version that an engine could not load again is tried once more
+
+log = logging.getLogger("noria.registrar")
+
+
+class Deployer:
+    """Carries out the deployments of one server."""
+
+    def __init__(
+        self,
+        configured: Sequence[AnyModelSpec],
+        engines: Sequence[EngineLink],
+        registry: RegistryAccess,
+        file: pathlib.Path,
+        routes: Routes,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`configured` are the models of the configuration; `file` has the routes, now `routes`."""
+        self._configured, self._engines, self._registry = configured, engines, registry
+        self._file, self._clock = file, clock
+        self._routes = self._written = routes
+        self._reports = FrontendReports()
+        self._canaries: dict[int, RunningCanary] = {}  # by deployment
+        self._failed_canaries: set[int] = set()  # that get no requests, though the registry does not know yet
+        self._loading: dict[int, asyncio.Task[None]] = {}  # by deployment
+        self._changing: dict[tuple[str, ModelKey], asyncio.Task[None]] = {}  # mounts and unmounts, by engine
+        self._retry_at: dict[tuple[str, ModelKey], float] = {}
+        self._specs: dict[tuple[str, str], AnyModelSpec] = {}  # of deployed versions, by endpoint and digest
+
+    def add_report(self, report: FrontendReport) -> None:
+        """Take a front end's report."""
+        self._reports.add(report, self._clock())
+        for window in report.ended:
+            if (canary := self._canaries.get(window.deployment)) is not None:
+                canary.add(window)
+
+    async def poll(self) -> None:
+        """Do what can be done now."""
+        now = self._clock()
+        self._reports.forget_silent(now)
+        state = await self._registry.read()
+        if state is not None:
+            self._routes = state.routes
+            self._failed_canaries &= {deployment.id for deployment in state.unfinished}
+        unfinished = {} if state is None else {one.id: one for one in state.unfinished}
+        for deployment in unfinished.values():
+            if deployment.state == "pending" and deployment.id not in self._loading:
+                self._loading[deployment.id] = asyncio.create_task(self._load(deployment))
+        for deployment_id in [one for one, task in self._loading.items() if task.done()]:
+            del self._loading[deployment_id]
+        await self._advance_canaries(unfinished, now, registry_answers=state is not None)
+        self._write_routes()
+        await self._mount_missing(now)
+        await self._unmount_surplus()
+
+    async def close(self) -> None:
+        """Stop; mounts that have begun are completed by their engines."""
+        tasks = [*self._loading.values(), *self._changing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ── Loading a new version ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _load(self, deployment: Deployment) -> None:
+        """Load a pending deployment's version and begin it, or record why that failed."""
+        version = deployment.version
+        extra = fields(event="deployment_loading", deployment=deployment.id, endpoint=deployment.endpoint)
+        log.info("deployment %d: loading %s for %s", deployment.id, version.name, deployment.endpoint, extra=extra)
+        try:
+            if not await self._registry.lease(deployment.id):
+                return  # another server's registrar loads it
+            target = Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
+            manifest = await self._registry.manifest(version)
+            spec = await asyncio.to_thread(open_target, deployment.endpoint, target, manifest)
+            await self._mount_everywhere(deployment, spec)
+        except NoriaError as error:
+            extra = fields(event="deployment_failed", deployment=deployment.id, endpoint=deployment.endpoint)
+            log.error("deployment %d failed: %s", deployment.id, error.message, extra=extra)
+            await self._registry.fail(deployment.id, error.message)
+            return
+        self._specs[deployment.endpoint, version.digest] = spec
+        if await self._registry.begin(deployment.id):
+            extra = fields(event="deployment_loaded", deployment=deployment.id, endpoint=deployment.endpoint)
+            log.info("deployment %d: %s is loaded", deployment.id, version.name, extra=extra)
+
+    async def _mount_everywhere(self, deployment: Deployment, spec: AnyModelSpec) -> None:
+        """Mount a version on all engines of its kind. Raises RegistryError."""
+        known = next((each for each in self._configured if each.name == spec.name), spec)
+        if known.kind != spec.kind:
+            raise RegistryError(
+                f"{deployment.version.name} is of kind {spec.kind}, and {spec.name} answers requests to a model of "
+                f"kind {known.kind}. Deploy it to another endpoint."
+            )
+        engines = [engine for engine in self._engines if engine.kind == spec.kind]
+        if not engines:
+            kinds = " and ".join(sorted({engine.kind for engine in self._engines}))
+            raise RegistryError(
+                f"{deployment.version.name} is of kind {spec.kind}, and this server has only engines of kind {kinds}. "
+                f"Start it with a model of kind {spec.kind}, too."
+            )
+        await asyncio.gather(*(self._mount_on(engine, spec) for engine in engines))
+
+    async def _mount_on(self, engine: EngineLink, spec: AnyModelSpec) -> None:
+        """Mount a version on an engine, also if it ends meanwhile. Raises RegistryError."""
+        num_crashes = 0
+        while not engine.holds(spec.key):
+            if not engine.is_ready:  # it is starting
+                engine.changed.clear()
+                await engine.changed.wait()
+                continue
+            try:
+                error = await engine.mount(spec)
+            except EngineGoneError:
+                num_crashes += 1
+                if num_crashes >= _MAX_CRASHES:
+                    raise RegistryError(
+                        f"{engine.name} ended {num_crashes} times while it loaded {spec.name} in version "
+                        f"{spec.fingerprint}; its log says why."
+                    ) from None
+            else:
+                if error:
+                    raise RegistryError(f"{engine.name}: {error}")
+                return
+
+    # ── Canaries ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _advance_canaries(self, unfinished: dict[int, Deployment], now: float, *, registry_answers: bool) -> None:
+        if registry_answers:
+            running = {number: one for number, one in unfinished.items() if one.state == "canary"}
+            for ended in self._canaries.keys() - running.keys():
+                del self._canaries[ended]
+            for number, one in running.items():
+                if number not in self._canaries and await self._registry.lease(number):
+                    assert one.plan is not None and one.ramp is not None, "a canary has a ramp"
+                    self._canaries[number] = RunningCanary(one.plan, one.ramp, one.judge_settings, one.evidence, now)
+        first_open = self._reports.first_open_window()
+        for number, canary in self._canaries.items():
+            if number in self._failed_canaries and not registry_answers:
+                continue
+            verdict = canary.advance(first_open, now, registry_answers=registry_answers)
+            if canary.ramp.status == "rolled_back":
+                self._withdraw(number, verdict.reason)
+            if registry_answers and await self._registry.lease(number):
+                await self._registry.step(number, canary.ramp, canary.evidence, verdict)
+
+    def _withdraw(self, number: int, reason: str) -> None:
+        """Send a failed canary no more requests, whether or not the registry can be told at once."""
+        if number not in self._failed_canaries:
+            self._failed_canaries.add(number)
+            log.warning(
+                "deployment %d is rolled back: %s",
+                number,
+                reason,
+                extra=fields(event="deployment_rolled_back", deployment=number),
+            )
+
+    # ── Routes and models ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write_routes(self) -> None:
+        routes = Routes(
+            self._routes.generation, tuple(_without(route, self._failed_canaries) for route in self._routes.routes)
+        )
+        if routes != self._written:
+            try:
+                write_routes(self._file, routes)
+            except OSError as error:
+                log.error("%s: %s", self._file, error, extra=fields(event="routes_not_written"))
+                return
+            self._written = routes
+
+    async def _wanted(self) -> dict[ModelKey, AnyModelSpec]:
+        """The models that the routes need; without those whose files cannot be opened."""
+        replaced = {route.endpoint for route in self._routes.routes if route.control is not None}
+        wanted = {spec.key: spec for spec in self._configured if spec.name not in replaced}
+        for endpoint, target in targets_of(self._routes):
+            spec = self._specs.get((endpoint, target.digest))
+            if spec is None:
+                try:
+                    spec = await asyncio.to_thread(open_target, endpoint, target)
+                except NoriaError:  # it was logged when the server started, or it is held already
+                    continue
+                self._specs[endpoint, target.digest] = spec
+            wanted.setdefault(spec.key, spec)
+        return wanted
+
+    async def _mount_missing(self, now: float) -> None:
+        """Mount what engines need and do not hold, for instance what one has lost by starting again."""
+        for spec in (await self._wanted()).values():
+            for engine in self._engines:
+                place = engine.name, spec.key
+                if (
+                    engine.kind == spec.kind
+                    and engine.is_ready
+                    and not engine.holds(spec.key)
+                    and place not in self._changing
+                    and self._retry_at.get(place, 0.0) <= now
+                ):
+                    self._change(place, self._mount_again(engine, spec))
+
+    async def _mount_again(self, engine: EngineLink, spec: AnyModelSpec) -> None:
+        try:
+            error = await engine.mount(spec)
+        except EngineGoneError:
+            return
+        if error:  # which the engine has logged
+            self._retry_at[engine.name, spec.key] = self._clock() + _RETRY_S
+
+    async def _unmount_surplus(self) -> None:
+        """Unmount what no route, request or job needs, once what replaces it is there."""
+        wanted = await self._wanted()
+        if self._written != self._routes or self._loading or not self._reports.follow(self._routes.generation):
+            return
+        for engine in self._engines:
+            surplus = [spec for spec in engine.models if spec.key not in wanted]
+            missing = {key.name for key, spec in wanted.items() if spec.kind == engine.kind and not engine.holds(key)}
+            for spec in surplus:
+                place = engine.name, spec.key
+                is_waiting = place in self._changing or self._retry_at.get(place, 0.0) > self._clock()
+                if spec.name in missing or is_waiting or self._reports.needs(spec.key):
+                    continue
+                if not await self._registry.jobs_need(spec.key):
+                    self._change(place, self._unmount(engine, spec))
+
+    async def _unmount(self, engine: EngineLink, spec: AnyModelSpec) -> None:
+        try:
+            error = await engine.unmount(spec.key)
+        except EngineGoneError:
+            return
+        if error:
+            self._retry_at[engine.name, spec.key] = self._clock() + _RETRY_S
+            extra = fields(event="unmount_failed", engine=engine.name, model=spec.name, model_version=spec.fingerprint)
+            log.warning("%s cannot release %s: %s", engine.name, spec.name, error, extra=extra)
+
+    def _change(self, place: tuple[str, ModelKey], change: Coroutine[Any, Any, None]) -> None:
+        task = self._changing[place] = asyncio.create_task(change)
+        task.add_done_callback(lambda _: self._changing.pop(place, None))
+
+
+def _without(route: Route, failed: set[int]) -> Route:
+    """Return the route without a canary that has failed."""
+    if route.canary is None or route.canary.deployment not in failed:
+        return route
+    return Route(route.endpoint, route.control)

@@ -1,0 +1,89 @@
+"""One engine as the registrar sees it: which models it holds, and how a model is mounted and unmounted there."""
+
+import asyncio
+import contextlib
+import itertools
+
+import zmq
+
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.messages import EngineState, Hello, Mount, MountResult, Unmount
+from noria.protocol.model_spec import ModelKey
+from noria.protocol.transport import Connected, Disconnected, EngineConnection
+
+_CLIENT_NAME = "registrar"
+
+
+class EngineGoneError(Exception):
+    """The engine ended before it answered."""
+
+
+class EngineLink:
+    """The connection to one engine."""
+
+    def __init__(self, name: str, address: str, kind: str) -> None:
+        """`kind` is that of the engine's models."""
+        self.name, self.kind = name, kind
+        self.models: tuple[AnyModelSpec, ...] = ()  # empty unless it is ready
+        self.changed = asyncio.Event()  # set whenever `models` changes
+        self._connection = EngineConnection(address)
+        self._results: dict[str, asyncio.Future[str]] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves."""
+        return bool(self.models)
+
+    def holds(self, key: ModelKey) -> bool:
+        """Whether it serves this version of the model."""
+        return any(spec.key == key for spec in self.models)
+
+    async def run(self) -> None:
+        """Follow the engine, also over its restarts, until cancelled."""
+        try:
+            async for event in self._connection.events():
+                match event:
+                    case Connected():
+                        with contextlib.suppress(zmq.Again):  # disconnected again: another `Connected` follows
+                            await self._connection.send(Hello(_CLIENT_NAME))
+                    case Disconnected():
+                        self._lose()
+                    case (EngineState(state=state, models=models), _):
+                        self.models = models if state == "ready" else ()
+                        self.changed.set()
+                    case (MountResult(change_id, error), _) if change_id in self._results:
+                        self._results.pop(change_id).set_result(error)
+        finally:
+            self._lose()
+            self._connection.close()
+
+    async def mount(self, spec: AnyModelSpec) -> str:
+        """Load a model beside the others; return why that failed, empty if it did not. Raises EngineGoneError."""
+        return await self._change(Mount(self._change_id(), spec))
+
+    async def unmount(self, key: ModelKey) -> str:
+        """Release a model; return why that failed, empty if it did not. Raises EngineGoneError."""
+        return await self._change(Unmount(self._change_id(), key.name, key.version))
+
+    def _change_id(self) -> str:
+        return f"{_CLIENT_NAME}-{next(self._numbers)}"
+
+    async def _change(self, message: Mount | Unmount) -> str:
+        result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._results[message.change_id] = result
+        try:
+            await self._connection.send(message)
+            return await result
+        except zmq.Again as error:
+            raise EngineGoneError(self.name) from error
+        finally:
+            self._results.pop(message.change_id, None)
+
+    def _lose(self) -> None:
+        self.models = ()
+        self.changed.set()
+        for result in self._results.values():
+            if not result.done():
+                result.set_exception(EngineGoneError(self.name))
+        self._results.clear()

@@ -1,0 +1,137 @@
+"""PROCESS: the registrar, `python -m noria.registrar.process JSON`, started by the supervisor; JSON is a task.
+
+It carries out the deployments of one server. The server serves on without it; when it starts again, it goes on where
+the registry and the engines are.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import sys
+import time
+
+import msgspec
+import setproctitle
+import zmq
+
+from noria.canary.windows import FrontendReport
+from noria.config import Config, data_folder
+from noria.errors import ConfigError, SetupError
+from noria.jobs.database.schema import open_jobs_database
+from noria.observe.logs.setup import fields, logging_here
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.process_signals import die_with_parent
+from noria.protocol.routes import Routes
+from noria.registrar.deployer import Deployer
+from noria.registrar.engine_link import EngineLink
+from noria.registrar.registry_access import RegistryAccess
+from noria.registry.routes_file import read_routes, routes_file
+from noria.registry.schema import open_registry
+
+_POLL_S = 0.5
+
+log = logging.getLogger("noria.registrar")
+
+
+class EngineAddress(msgspec.Struct, frozen=True):
+    """Where an engine is, and the kind of its models."""
+
+    name: str
+    address: str
+    kind: str
+
+
+class RegistrarTask(msgspec.Struct, frozen=True):
+    """The task of the registrar, which the supervisor passes as JSON in the first argument."""
+
+    config: Config
+    engines: tuple[EngineAddress, ...]
+    models: tuple[AnyModelSpec, ...]  # of the configuration
+    reports_address: str  # where it takes the front ends' reports
+    owner: str  # of leases: the server's id, the same after a restart of the registrar
+    parent_pid: int | None = None  # the supervisor's
+
+
+async def run(task: RegistrarTask) -> None:
+    """Carry out deployments until SIGTERM."""
+    stopping = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    file = routes_file(task.config)
+    try:
+        routes = read_routes(file)
+    except ConfigError as error:
+        log.error("%s", error.message, extra=fields(event="routes_unreadable"))
+        routes = Routes()
+    engines = [EngineLink(each.name, each.address, each.kind) for each in task.engines]
+    jobs = task.config.jobs
+    open_jobs = functools.partial(
+        open_jobs_database, jobs.database, data_folder(task.config, os.environ), jobs.database_timeout_s
+    )
+    registry = RegistryAccess(functools.partial(open_registry, task.config), open_jobs, task.owner)
+    deployer = Deployer(task.models, engines, registry, file, routes)
+    background = [asyncio.create_task(engine.run()) for engine in engines]
+    background.append(asyncio.create_task(_take_reports(deployer, task.reports_address)))
+    try:
+        while not stopping.is_set():
+            started = time.monotonic()
+            try:
+                await deployer.poll()
+            except Exception:  # the next poll may succeed; the server must not lose its registrar
+                log.exception("a poll of the registrar failed; it is repeated")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, started + _POLL_S - time.monotonic())):
+                    await stopping.wait()
+    finally:
+        await deployer.close()
+        for each in background:
+            each.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await registry.close()
+
+
+async def _take_reports(deployer: Deployer, address: str) -> None:
+    """Pass the front ends' reports to the deployer, until cancelled."""
+    context = zmq.Context()
+    socket = context.socket(zmq.PULL)
+    socket.bind(address)
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(socket.fileno(), readable.set)
+    try:
+        while True:
+            readable.clear()
+            while int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                try:
+                    report = msgspec.msgpack.decode(socket.recv(zmq.DONTWAIT), type=FrontendReport)
+                except (msgspec.MsgspecError, ValueError) as error:  # impossible counts, for instance
+                    log.warning("dropped an invalid report of a front end: %s", error)
+                    continue
+                deployer.add_report(report)
+            # The descriptor is not readable for what arrived before it was last looked at (zmq_getsockopt(3)).
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await readable.wait()
+    finally:
+        loop.remove_reader(socket.fileno())
+        socket.close(linger=0)
+        context.term()
+
+
+def main() -> None:
+    """Read the task from the command line and run it."""
+    task = msgspec.json.decode(sys.argv[1], type=RegistrarTask)
+    die_with_parent(parent_pid=task.parent_pid)
+    setproctitle.setproctitle("noria registrar")
+    with logging_here("registrar", task.config.log_level, task.config.log_format):
+        try:
+            asyncio.run(run(task))
+        except SetupError as error:
+            log.error("%s", error.message)
+            sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The registry as the registrar uses it: in a thread, with its leases; an error is logged once and means "not now"."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from noria.canary.judge import JudgeState, Verdict
+from noria.canary.ramp import RampState
+from noria.errors import ConfigError, NoriaError, RegistryError
+from noria.jobs.database.store import is_version_needed
+from noria.observe.logs.log_record import fields
+from noria.protocol.model_spec import ModelKey
+from noria.protocol.routes import Routes
+from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments import Deployment
+from noria.registry.model_store import ModelStore
+from noria.registry.versions import Change, Version
+
+_LEASE_S = 15.0
+_RENEW_BEFORE_S = 7.0
+
+T = TypeVar("T")
+
+log = logging.getLogger("noria.registrar")
+
+
+@dataclass(frozen=True)
+class RegistryState:
+    """What the registry wants now."""
+
+    routes: Routes
+    unfinished: tuple[Deployment, ...]
+
+
+class RegistryAccess:
+    """What one registrar, `owner`, reads and writes."""
+
+    def __init__(
+        self,
+        open_registry: Callable[[], sa.Engine],
+        open_jobs: Callable[[], sa.Engine],
+        owner: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`open_registry` and `open_jobs` raise ConfigError; they are called again until they succeed once."""
+        self._open_registry, self._open_jobs, self._owner, self._clock = open_registry, open_jobs, owner, clock
+        self._engine: sa.Engine | None = None
+        self._jobs: sa.Engine | None = None
+        self._leased_until: dict[int, float] = {}  # by deployment
+        self._away: set[str] = set()  # databases that did not answer the last time
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
+
+    async def close(self) -> None:
+        """End the thread and the connections."""
+        await self._call(self._dispose)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self) -> RegistryState | None:
+        """Return what the registry wants; None: it is away."""
+        state = await self._try(lambda: RegistryState(self._store().routes(), tuple(self._store().unfinished())))
+        if state is not None:
+            unfinished = {deployment.id for deployment in state.unfinished}
+            self._leased_until = {key: at for key, at in self._leased_until.items() if key in unfinished}
+        return state
+
+    async def lease(self, deployment_id: int) -> bool:
+        """Take or renew the lease of a deployment; return whether this registrar holds it."""
+        now = self._clock()
+        if self._leased_until.get(deployment_id, 0.0) - now > _RENEW_BEFORE_S:
+            return True
+        if not await self._try(lambda: self._store().try_lease(deployment_id, self._owner, now, _LEASE_S)):
+            self._leased_until.pop(deployment_id, None)
+            return False
+        self._leased_until[deployment_id] = now + _LEASE_S
+        return True
+
+    async def manifest(self, version: Version) -> str:
+        """Return the manifest of a version. Raises RegistryError: the registry is away."""
+        manifest = await self._try(lambda: ModelStore(self._registry()).manifest(version))
+        if manifest is None:
+            raise RegistryError("the registry does not answer.")
+        return manifest
+
+    async def begin(self, deployment_id: int) -> bool:
+        """Record that a pending deployment is loaded, so that it gets its first requests; return whether it was so."""
+        return await self._write(
+            deployment_id, lambda change: self._store().mounted(deployment_id, self._owner, change)
+        )
+
+    async def fail(self, deployment_id: int, reason: str) -> bool:
+        """Record that a pending deployment cannot be loaded; return whether it was so."""
+        return await self._write(
+            deployment_id, lambda change: self._store().fail(deployment_id, self._owner, change), reason
+        )
+
+    async def step(self, deployment_id: int, ramp: RampState, evidence: JudgeState, verdict: Verdict) -> bool:
+        """Record where a canary stands; return whether it was written."""
+        why = verdict.reason if ramp.is_final else ""
+        return await self._write(
+            deployment_id,
+            lambda change: self._store().step(deployment_id, self._owner, ramp, evidence, change),
+            why,
+            by="judge",
+        )
+
+    async def jobs_need(self, key: ModelKey) -> bool:
+        """Return whether a job that has not ended needs a version; so too if the jobs' database does not answer."""
+
+        def needs() -> bool:
+            if self._jobs is None:
+                self._jobs = self._open_jobs()
+            return is_version_needed(self._jobs, key)
+
+        return await self._try(needs, "jobs' database") is not False
+
+    async def _write(
+        self, deployment_id: int, write: Callable[[Change], Deployment], why: str = "", by: str = "registrar"
+    ) -> bool:
+        """Write, renewing the lease first; False: the registry is away, or somebody else has changed the deployment."""
+        if not await self.lease(deployment_id):
+            return False
+        change = Change(self._clock(), by, why)
+        return await self._try(lambda: write(change)) is not None
+
+    async def _try(self, call: Callable[[], T], database: str = "registry") -> T | None:
+        """Return what `call` does in the thread; None: it failed, which is logged when it begins and when it ends."""
+        try:
+            result = await self._call(call)
+        except RegistryError as error:  # somebody was faster; the next poll sees what is so now
+            log.info("%s", error.message, extra=fields(event="registry_changed"))
+            return None
+        except (SQLAlchemyError, OSError, ConfigError) as error:
+            if database not in self._away:
+                reason = error.message if isinstance(error, NoriaError) else str(error).partition("\n")[0]
+                extra = fields(event="registry_away", database=database)
+                log.error("the %s does not answer, deployments pause: %s", database, reason, extra=extra)
+            self._away.add(database)
+            return None
+        if database in self._away:
+            log.info("the %s answers again", database, extra=fields(event="registry_back", database=database))
+        self._away.discard(database)
+        return result
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def _registry(self) -> sa.Engine:
+        if self._engine is None:
+            self._engine = self._open_registry()
+        return self._engine
+
+    def _store(self) -> DeploymentStore:
+        return DeploymentStore(self._registry())
+
+    def _dispose(self) -> None:
+        for engine in (self._engine, self._jobs):
+            if engine is not None:
+                engine.dispose()

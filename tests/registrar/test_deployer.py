@@ -1,0 +1,327 @@
+"""The deployer: real registry, real connections, fake engines; front ends are the reports that they would send."""
+
+import asyncio
+import contextlib
+import functools
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from noria.canary.judge import Arm, JudgeSettings
+from noria.canary.ramp import RampPlan
+from noria.canary.windows import WINDOW_S, FrontendReport, InFlight, WindowReport
+from noria.errors import ConfigError
+from noria.jobs.database.schema import open_jobs_database
+from noria.models.catalog import open_model
+from noria.protocol.routes import Routes
+from noria.registrar.deployer import Deployer
+from noria.registrar.engine_link import EngineLink
+from noria.registrar.registry_access import RegistryAccess
+from noria.registry.deployment_store import DeploymentStore
+from noria.registry.model_folder import read_model
+from noria.registry.model_store import ModelStore
+from noria.registry.routes_file import read_routes
+from noria.registry.schema import open_registry_database
+from noria.registry.versions import Change
+from noria.testing.fake_engine import FakeEngine
+from waiting import wait_until_async
+
+ENDPOINT = "tiny"
+CANARY = RampPlan((10.0,))
+
+
+class Server:
+    """A registrar's deployer, its registry, engines, and a front end that follows at once."""
+
+    def __init__(self, tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+        self.file, self.now = tmp_path / "routes.json", time.time()
+        self.engine = open_registry_database("auto", tmp_path)
+        self.store = DeploymentStore(self.engine)
+        for folder in folders:
+            ModelStore(self.engine).add("shapes", read_model(str(folder)), self.change())
+        self.configured = msgspec.structs.replace(open_model(str(folders[0])), name=ENDPOINT)
+        self.specs = [msgspec.structs.replace(open_model(str(folder)), name=ENDPOINT) for folder in folders]
+        self.is_away = False
+        self.in_flight: tuple[InFlight, ...] = ()
+        self.windows: list[WindowReport] = []
+
+    def change(self, why: str = "") -> Change:
+        return Change(self.now, "tester", why)
+
+    def open_registry(self) -> sa.Engine:
+        if self.is_away:
+            raise ConfigError("it is away")
+        return open_registry_database("auto", self.file.parent)
+
+    async def start(self, engines: list[FakeEngine]) -> None:
+        self.links = [EngineLink(f"engine-{i}", each.address, "diffusion") for i, each in enumerate(engines)]
+        self.tasks = [asyncio.create_task(link.run()) for link in self.links]
+        await wait_until_async(lambda: all(link.is_ready for link in self.links))
+        self.start_registrar("first")
+
+    def start_registrar(self, owner: str) -> None:
+        """Start it, as after a crash: with nothing but the registry, the file and the engines."""
+        jobs = functools.partial(open_jobs_database, "auto", self.file.parent)
+        self.registry = RegistryAccess(self.open_registry, jobs, owner, lambda: self.now)
+        routes = read_routes(self.file)
+        self.deployer = Deployer([self.configured], self.links, self.registry, self.file, routes, lambda: self.now)
+
+    async def stop(self) -> None:
+        await self.deployer.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.registry.close()
+        self.engine.dispose()
+
+    async def poll(self) -> None:
+        report = FrontendReport(
+            "frontend-0", self.routes().generation, self.in_flight, tuple(self.windows), int(self.now / WINDOW_S)
+        )
+        self.windows.clear()
+        self.deployer.add_report(report)
+        await self.deployer.poll()
+
+    async def poll_until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(120):
+            while not condition():
+                await self.poll()
+                await asyncio.sleep(0.02)
+
+    def routes(self) -> Routes:
+        return read_routes(self.file)
+
+    def state(self, number: int) -> str:
+        return self.store.find(number).state
+
+    def held(self, engine: int = 0) -> set[str]:
+        return {spec.fingerprint for spec in self.links[engine].models}
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
+    """Two versions of a small model."""
+    second = tmp_path_factory.mktemp("versions") / "second"
+    shutil.copytree(tiny_folder, second)
+    weights = second / "unet" / "diffusion_pytorch_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    return [tiny_folder, second]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path], num_engines: int = 1
+) -> AsyncIterator[tuple[Server, list[FakeEngine]]]:
+    with tempfile.TemporaryDirectory(prefix="noria-") as sockets, contextlib.ExitStack() as stack:  # a short path
+        server = Server(tmp_path, folders)
+        engines = [
+            stack.enter_context(FakeEngine(f"ipc://{sockets}/{number}", models=(server.configured,)))
+            for number in range(num_engines)
+        ]
+        await server.start(engines)
+        try:
+            yield server, engines
+        finally:
+            await server.stop()
+
+
+def run(test: Callable[[Server, list[FakeEngine]], "asyncio.Future[None]"], *arguments: object) -> None:
+    async def with_server() -> None:
+        async with running(*arguments) as (server, engines):
+            await test(server, engines)
+
+    asyncio.run(with_server())
+
+
+def deploy(server: Server, version: str = "shapes@2", plan: RampPlan | None = None, **settings: object) -> int:
+    return server.store.deploy(ENDPOINT, version, plan, JudgeSettings(**settings), server.change())[0].id
+
+
+def test_a_version_is_routed_once_all_engines_hold_it_and_the_old_one_released(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        engines[1].withholds_mounts = True
+        number = deploy(server)
+        await server.poll_until(lambda: server.held(0) == {old, new})
+        await server.poll()
+        assert (server.state(number), server.routes(), server.held(1)) == ("pending", Routes(), {old})
+        engines[1].withholds_mounts = False
+        server.in_flight = (InFlight(ENDPOINT, old, 1),)
+        await server.poll_until(lambda: server.routes().routes)
+        assert server.state(number) == "serving"
+        await server.poll()
+        assert server.held(0) == server.held(1) == {old, new}  # a request still needs the old one
+        server.in_flight = ()
+        await server.poll_until(lambda: server.held(0) == server.held(1) == {new})
+
+    run(scenario, tmp_path, folders, 2)
+
+
+def test_a_version_that_cannot_be_loaded_fails_and_the_old_one_serves(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        engines[1].mount_error = "its weights are not numbers."
+        number = deploy(server)
+        await server.poll_until(lambda: server.state(number) == "failed")
+        assert "engine-1: its weights are not numbers." in server.store.find(number).last_change.why
+        await server.poll_until(lambda: server.held(0) == server.held(1) == {server.configured.fingerprint})
+        assert server.routes() == Routes()
+
+    run(scenario, tmp_path, folders, 2)
+
+
+def test_a_version_whose_engine_ends_while_it_loads_is_tried_again_and_then_fails(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        (engine,) = engines
+        engine.withholds_mounts = True
+        number = deploy(server)
+        for restart in range(1, 3):
+            await server.poll_until(lambda restart=restart: len(engine.model_changes) >= restart)
+            engine.set_state("dead")
+            await server.poll_until(lambda: not server.links[0].is_ready)
+            engine.set_state("ready")
+        await server.poll_until(lambda: server.state(number) == "failed")
+        assert "ended 2 times" in server.store.find(number).last_change.why
+
+    run(scenario, tmp_path, folders)
+
+
+def test_the_next_registrar_completes_what_one_has_begun(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        engines[0].withholds_mounts = True
+        number = deploy(server)
+        await server.poll_until(lambda: engines[0].model_changes)
+        await server.deployer.close()
+        await server.registry.close()
+        engines[0].withholds_mounts = False
+        server.now += 60.0  # its lease has run out
+        server.start_registrar("second")
+        await server.poll_until(lambda: server.state(number) == "serving")
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_bad_canary_is_rolled_back_and_a_good_one_promoted(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        bad = deploy(server, plan=RampPlan((50.0, 100.0), 10.0))
+        await server.poll_until(lambda: server.routes().routes)
+        assert server.routes().find(ENDPOINT).canary_share == 0.5
+        for _ in range(2):
+            await send_windows(server, bad, errors=20)
+        await server.poll_until(lambda: server.state(bad) == "rolled_back")
+        last = server.store.find(bad).last_change
+        assert (last.by, "errors" in last.why) == ("judge", True)
+        await server.poll_until(lambda: server.held() == {server.configured.fingerprint})
+
+        good = deploy(server, plan=RampPlan((50.0, 100.0), 10.0), judges_latency=False)
+        await server.poll_until(lambda: server.state(good) == "canary")
+        for _ in range(40):
+            await send_windows(server, good, errors=0)
+            if server.state(good) == "serving":
+                break
+        assert server.state(good) == "serving"
+        assert server.store.find(good).evidence.num_canary > 0
+
+    run(scenario, tmp_path, folders)
+
+
+async def send_windows(server: Server, number: int, errors: int) -> None:
+    """Serve a hundred requests, half of them by the canary, and let the window end."""
+    arms = Arm(50, 0), Arm(50, errors)
+    server.windows.append(WindowReport(number, int(server.now / WINDOW_S), *arms))
+    await server.poll()
+    server.now += WINDOW_S + 1
+    await server.poll()
+
+
+def test_a_canary_that_fails_while_the_registry_is_away_gets_no_more_requests(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        number = deploy(server, plan=CANARY)
+        await server.poll_until(lambda: server.routes().routes)
+        # The registry's file cannot be opened any more.
+        server.registry._engine.dispose()
+        server.registry._engine = None
+        server.is_away = True
+        await send_windows(server, number, errors=40)
+        assert server.state(number) == "canary"
+        assert server.routes().find(ENDPOINT).canary is None
+        server.is_away = False
+        await server.poll_until(lambda: server.state(number) == "rolled_back")
+
+    run(scenario, tmp_path, folders)
+
+
+def test_an_engine_that_starts_again_gets_what_is_deployed(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        new = server.specs[1].fingerprint
+        deploy(server)
+        await server.poll_until(lambda: server.held() == {new})
+        engines[0].set_state("dead")
+        await server.poll_until(lambda: not server.links[0].is_ready)
+        engines[0].set_state("ready")  # with the model of its first start
+        await server.poll_until(lambda: server.held() == {new})
+
+    run(scenario, tmp_path, folders)
+
+
+def test_the_configurations_model_is_loaded_before_a_rolled_back_version_is_released(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        deploy(server)
+        await server.poll_until(lambda: server.held() == {new})
+        engines[0].withholds_mounts = True
+        server.store.roll_back(ENDPOINT, server.change())
+        await server.poll_until(lambda: not server.routes().routes)
+        await server.poll()
+        assert server.held() == {new}
+        engines[0].withholds_mounts = False
+        await server.poll_until(lambda: server.held() == {old})
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_version_of_another_kind_than_the_endpoints_model_fails(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        ModelStore(server.engine).add("minilm", read_model("minilm"), server.change())
+        number = deploy(server, "minilm")
+        await server.poll_until(lambda: server.state(number) == "failed")
+        assert "kind encoder" in server.store.find(number).last_change.why
+
+    run(scenario, tmp_path, folders)
+
+
+def test_files_that_changed_since_the_version_was_added_are_not_loaded(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        (folders[1] / "tokenizer" / "added.txt").write_text("a")
+        try:
+            number = deploy(server)
+            await server.poll_until(lambda: server.state(number) == "failed")
+        finally:
+            (folders[1] / "tokenizer" / "added.txt").unlink()
+        assert "added.txt changed since" in server.store.find(number).last_change.why
+        assert engines[0].model_changes == []
+
+    run(scenario, tmp_path, folders)
