@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from noria.errors import ModelError
-from noria.models.catalog import count_parameters, open_model
+from noria.models.catalog import count_parameters, have_same_architecture, open_model
 from noria.models.location import BUNDLED
 from noria.models.weights import read_header, variant, weight_files
+from noria.testing.fake_encoder import FAKE_ENCODER
 
 UNET, VAE, TEXT = (
     "unet/diffusion_pytorch_model.safetensors",
@@ -330,3 +331,21 @@ def test_pickles_are_rejected_with_the_command_that_converts_them(folder: pathli
     file.rename(file.with_suffix(".bin"))
     with pytest.raises(ModelError, match=rf"{part}/.*\.bin: .*only safetensors.*save_pretrained\('.*-safetensors'\)"):
         open_model(str(folder))
+
+
+def test_versions_have_the_same_architecture_whatever_their_weights_and_origin(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    first = open_model(str(folder))
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    config = copy / "unet" / "config.json"
+    edit(config, _name_or_path="elsewhere")
+    second = open_model(str(copy))
+    assert first.fingerprint != second.fingerprint
+    assert have_same_architecture(first, second)
+    edit(config, layers_per_block=7)
+    assert not have_same_architecture(first, second)
+    assert not have_same_architecture(first, FAKE_ENCODER)
+    shutil.rmtree(copy)
+    assert not have_same_architecture(first, second)

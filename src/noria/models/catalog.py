@@ -72,11 +72,14 @@ def count_parameters(spec: ModelSpec) -> int:
 def have_same_architecture(first: ModelSpec, second: ModelSpec) -> bool:
     """Whether two models differ in their weights at most, so that a call of either takes as long.
 
-    Raises:
-        ModelError: a configuration cannot be read.
-
+    False, too, if the files of one are no longer there.
     """
-    return first.family == second.family and _architecture(first) == _architecture(second)
+    if first.family != second.family:
+        return False
+    try:
+        return _architecture(first) == _architecture(second)
+    except ModelError:
+        return False
 
 
 def _architecture(spec: ModelSpec) -> list[dict[str, object]]:

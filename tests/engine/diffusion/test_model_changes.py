@@ -49,7 +49,7 @@ def spec(tiny_folder):
 
 @pytest.fixture
 def config(tmp_path):
-    return EngineConfig(slots=2, threads=2, cache_dir=str(tmp_path / "cache"))
+    return EngineConfig(slots=2, threads=1, cache_dir=str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -83,11 +83,12 @@ def generate(runtime, *specs):
 
 
 def test_a_second_version_makes_its_own_images_with_the_costs_of_the_first(runtime, spec, newer, config, monkeypatch):
-    monkeypatch.setattr(loading, "measure_costs", lambda *_: pytest.fail("measured"))
     (before,) = generate(runtime, spec)
     newer_spec = open_model(str(newer))
     assert (newer_spec.name, newer_spec.key != spec.key) == (spec.name, True)
-    runtime.load_beside(newer_spec).add()
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "measure_costs", lambda *_: pytest.fail("measured"))
+        runtime.load_beside(newer_spec).add()
     first, second = generate(runtime, spec, newer_spec)
     (alone,) = generate(load_runtime([newer_spec], config, "cpu"), newer_spec)
     assert np.abs(first - before).max() <= 1
@@ -114,8 +115,8 @@ def test_a_released_version_leaves_nothing(runtime, spec, newer):
 
 
 def test_the_load_leaves_the_threads_and_the_priority_of_the_others_alone(runtime, newer, monkeypatch):
-    seen = []
-    real = loading._load
+    torch.set_num_threads(2)
+    seen, real = [], loading._load
 
     def load(*arguments):
         seen.append((torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))

@@ -342,6 +342,22 @@ def test_a_snapshot_shows_batches_and_waiting_requests():
     assert waiting.start_in_s == pytest.approx(0.16)
 
 
+def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():
+    scheduler = make_scheduler()
+    for batch_key in (TEXT_KEY, OTHER_MODEL):
+        submit(scheduler, "a", 30, batch_key=batch_key)
+        submit(scheduler, "b", 30, batch_key=batch_key)
+        run_batch(scheduler, result=OOM)
+        while scheduler.num_waiting:
+            run_batch(scheduler, seconds=0.1)
+    costs, predictor = scheduler.costs, scheduler._predictor
+    for known in (costs.steps, predictor._token_limits, predictor.table.waiting_tokens):
+        assert set(known) == {TEXT_KEY, OTHER_MODEL}
+    scheduler.forget_model(OTHER_MODEL.model)
+    for known in (costs.steps, predictor._token_limits, predictor.table.waiting_tokens):
+        assert set(known) == {TEXT_KEY}
+
+
 class BatchSchedulerMachine(RuleBasedStateMachine):
     """In any sequence of events, no text is lost or computed twice, no limit is exceeded, every request ends once."""
 

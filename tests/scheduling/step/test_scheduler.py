@@ -511,6 +511,22 @@ def test_an_image_that_did_not_fit_beside_others_does_not_shrink_the_batch_for_g
     assert len(run_iteration(scheduler)[0].joins) == 8
 
 
+def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():
+    gone = SMALL._replace(model=ModelKey("gone"))
+    scheduler = StepScheduler(4)
+    for batch_key in (SMALL, gone):
+        for name in ("a", "b"):
+            scheduler.submit(make_request(name, calls=1, batch_key=batch_key), 0)
+        first = scheduler.plan(0)
+        scheduler.commit(first, IterationResult(oom_phase="decodes"), 0, 1.0)  # one at a time from now on
+        while (plan := scheduler.plan(0)) is not None:
+            scheduler.commit(plan, make_result(step_s=1.0), 0, 1.0)
+    assert scheduler.costs.step_s(gone, 2) == 0.0 or gone in scheduler.costs.steps
+    scheduler.forget_model(gone.model)
+    assert gone not in scheduler.costs.steps
+    assert (list(scheduler._decode_limits), list(scheduler._predictor._expected_batch_size)) == ([SMALL], [SMALL])
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """In any sequence of events, no slot leaks, no image is lost or generated twice, every request ends once."""
 
