@@ -17,7 +17,8 @@
     │   ├── JobNotFound                  404
     │   ├── HostNotAllowed               421  the Host header has a name that is not this server's
     │   ├── OperationNotSupported        501  the protocol has the operation, this server does not
-    │   └── IdempotencyConflict          422  the key was used for another body
+    │   ├── IdempotencyConflict          422  the key was used for another body
+    │   └── RegistryConflict             409  the registry lacks what is named, or cannot be changed as asked
     ├── ServingError                     the server's state or load: the request itself was valid
     │   ├── QueueFull                    429  retry later
     │   ├── RateLimited                  429  a limit of the API key, or of one client's share, is reached; retry later
@@ -201,6 +202,13 @@ class IdempotencyConflict(RequestError):
 
     code = "idempotency_conflict"
     http_status = 422  # draft-ietf-httpapi-idempotency-key-header
+
+
+class RegistryConflict(RequestError):
+    """The registry does not have what is named, or cannot be changed as asked."""
+
+    code = "registry_conflict"
+    http_status = 409
 
 
 class ServingError(NoriaError):

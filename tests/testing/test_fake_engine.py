@@ -35,6 +35,7 @@ def test_models_come_and_go(engine, client):
     assert [each.change_id for each in engine.model_changes] == ["a", "b"]
     engine.set_state("dead")
     engine.set_state("ready")
+    wait_until(engine._state_commands.empty)
     client.send(Hello("test"))
     assert client.receive()[0].models == (FAKE_MODEL,)  # as after the restart of an engine
 

@@ -30,13 +30,7 @@ from noria.engine.live.batch_publisher import BatchLiveView
 from noria.engine.live.publisher import LiveViewPublisher
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, RequestLoop
 from noria.engine.mounting import ModelMounter
-from noria.engine.receiver import (
-    CancelCommand,
-    ChangeModelCommand,
-    RequestReceiver,
-    SubmitCommand,
-    SubscribeCommand,
-)
+from noria.engine.receiver import CancelCommand, ChangeModelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
 from noria.engine.request_spans import StageSpans
 from noria.engine.runtime import AnyRuntime, BatchRuntime, FinishedBatch, Runtime, load_runtime
 from noria.engine.sender import EndedItem, ResponseSender

@@ -36,6 +36,7 @@ from noria.frontend.open_inference.service import OpenInferenceService
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
+from noria.frontend.routes.deployments import DeploymentRoutes
 from noria.frontend.routes.image_metadata import ImageMetadataRoute
 from noria.frontend.routes.images import ImageRoutes
 from noria.frontend.routes.jobs import JobRoutes
@@ -49,6 +50,7 @@ from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.lineage import LineageService
+from noria.frontend.services.registry import RegistryConnection
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
@@ -115,7 +117,7 @@ def build_app(
         open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer),
         lambda: clients.num_processes,
     )
-    lineage = LineageService(functools.partial(open_registry, config))
+    registry = RegistryConnection(functools.partial(open_registry, config))
     openai = OpenAIRoutes(generation_service, body_reader)
     live = LiveRoutes(engine_pool, config.frontend)
     server_routes = ServerRoutes(config, engine_pool, clients, rejection_log)
@@ -134,7 +136,8 @@ def build_app(
         *TextJobRoutes(jobs, encoding_service, config).routes,  # before /v1/jobs/{id}
         *jobs.routes,
         *live.routes,
-        *LineageRoutes(lineage, body_reader).routes,
+        *LineageRoutes(LineageService(registry), body_reader).routes,
+        *DeploymentRoutes(registry, body_reader).routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,
         *OpenInferenceRoutes(open_inference, body_reader).routes,
@@ -171,7 +174,7 @@ def build_app(
                     yield
             finally:
                 await jobs.stop()
-                await lineage.close()
+                await registry.close()
                 encoding_service.close()
 
     app = Starlette(routes=routes, lifespan=lifespan)

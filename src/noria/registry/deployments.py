@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from noria.canary import ramp as ramps
-from noria.canary.judge import JudgeSettings, JudgeState
+from noria.canary.judge import JudgeSettings, JudgeState, Verdict, verdict
 from noria.canary.ramp import RampPlan, RampState, weight
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Target
@@ -256,6 +256,30 @@ def endpoints_of(deployments: Iterable[Deployment]) -> list[Endpoint]:
         )
         for name, of_endpoint in sorted(found.items())
     ]
+
+
+class EndpointStatus(Struct, frozen=True):
+    """What an endpoint has, for people and programs."""
+
+    endpoint: str
+    serving: Deployment | None  # None: the configuration's model of this name serves
+    unfinished: Deployment | None
+    latest: int  # the number of the last deployment of all
+    verdict: Verdict | None  # of the judge by the evidence that is stored, if there is a canary
+
+
+def status_of(deployments: Iterable[Deployment]) -> list[EndpointStatus]:
+    """Return what each endpoint has, by name, with the judge's verdict of its canary."""
+    return [
+        EndpointStatus(each.name, each.serving, each.unfinished, each.latest.id, _verdict(each.unfinished))
+        for each in endpoints_of(deployments)
+    ]
+
+
+def _verdict(canary: Deployment | None) -> Verdict | None:
+    if canary is None or canary.state != "canary":
+        return None
+    return verdict(canary.evidence or JudgeState(), canary.judge_settings)
 
 
 def request_key(

@@ -7,6 +7,7 @@ import pytest
 
 from noria.errors import ConfigError, RegistryUnavailable
 from noria.frontend.services.lineage import LineageService
+from noria.frontend.services.registry import RegistryConnection
 from noria.registry.schema import open_registry_database
 
 EVENT = {
@@ -30,7 +31,7 @@ def test_a_registry_that_cannot_be_opened_is_not_tried_again_by_each_request_and
 
     async def scenario():
         nonlocal now, is_away
-        service = LineageService(open_engine, lambda: now)
+        service = LineageService(registry := RegistryConnection(open_engine, lambda: now))
         body = json.dumps(EVENT).encode()
         together = await asyncio.gather(*(service.record(body, "alice") for _ in range(5)), return_exceptions=True)
         assert {type(each) for each in together} == {RegistryUnavailable}
@@ -40,7 +41,7 @@ def test_a_registry_that_cannot_be_opened_is_not_tried_again_by_each_request_and
         assert caught.value.retry_after_s == 3.0
         now, is_away = now + 3.0, False
         await service.record(body, "alice")
-        await service.close()
+        await registry.close()
 
     asyncio.run(scenario())
     assert attempts == [1000.0, 1005.0]

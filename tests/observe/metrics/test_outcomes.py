@@ -15,6 +15,7 @@ NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "user_code_failed",
     "user_code_busy",
     "registry_unavailable",
+    "registry_conflict",
     "invalid_body",
     "unauthorized",
     "host_not_allowed",

@@ -1,5 +1,7 @@
 """The batch scheduler, by example and as a Hypothesis state machine."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -345,17 +347,17 @@ def test_a_snapshot_shows_batches_and_waiting_requests():
 def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():
     scheduler = make_scheduler()
     for batch_key in (TEXT_KEY, OTHER_MODEL):
-        submit(scheduler, "a", 30, batch_key=batch_key)
-        submit(scheduler, "b", 30, batch_key=batch_key)
+        for name in ("a", "b"):
+            scheduler.submit(replace(text_request(name, 30), batch_key=batch_key), 0.0)
         run_batch(scheduler, result=OOM)
         while scheduler.num_waiting:
             run_batch(scheduler, seconds=0.1)
-    costs, predictor = scheduler.costs, scheduler._predictor
-    for known in (costs.steps, predictor._token_limits, predictor.table.waiting_tokens):
-        assert set(known) == {TEXT_KEY, OTHER_MODEL}
+    predictor = scheduler._predictor
+    known = (scheduler.costs.steps, predictor._token_limits, predictor.table.waiting_tokens)
+    assert [set(each) for each in known] == [{TEXT_KEY, OTHER_MODEL}] * 3
     scheduler.forget_model(OTHER_MODEL.model)
-    for known in (costs.steps, predictor._token_limits, predictor.table.waiting_tokens):
-        assert set(known) == {TEXT_KEY}
+    known = (scheduler.costs.steps, predictor._token_limits, predictor.table.waiting_tokens)
+    assert [set(each) for each in known] == [{TEXT_KEY}] * 3
 
 
 class BatchSchedulerMachine(RuleBasedStateMachine):

@@ -516,15 +516,16 @@ def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():
     scheduler = StepScheduler(4)
     for batch_key in (SMALL, gone):
         for name in ("a", "b"):
-            scheduler.submit(make_request(name, calls=1, batch_key=batch_key), 0)
-        first = scheduler.plan(0)
-        scheduler.commit(first, IterationResult(oom_phase="decodes"), 0, 1.0)  # one at a time from now on
+            scheduler.submit(make_request(name, calls=2, batch_key=batch_key), 0)
+        scheduler.commit(scheduler.plan(0), make_result(step_s=1.0), 0, 1.0)
+        scheduler.commit(scheduler.plan(0), IterationResult(oom_phase="decodes"), 0, 1.0)
         while (plan := scheduler.plan(0)) is not None:
-            scheduler.commit(plan, make_result(step_s=1.0), 0, 1.0)
-    assert scheduler.costs.step_s(gone, 2) == 0.0 or gone in scheduler.costs.steps
+            scheduler.commit(plan, make_result(decode_s=1.0), 0, 1.0)
+    known = (scheduler.costs.steps, scheduler._predictor._expected_batch_size, scheduler._decode_limits)
+    assert [set(each) for each in known] == [{SMALL, gone}] * 3
     scheduler.forget_model(gone.model)
-    assert gone not in scheduler.costs.steps
-    assert (list(scheduler._decode_limits), list(scheduler._predictor._expected_batch_size)) == ([SMALL], [SMALL])
+    known = (scheduler.costs.steps, scheduler._predictor._expected_batch_size, scheduler._decode_limits)
+    assert [set(each) for each in known] == [{SMALL}] * 3
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from noria.canary.judge import JudgeSettings, Verdict
     from noria.canary.ramp import RampPlan
     from noria.registry.deployment_store import DeploymentStore
-    from noria.registry.deployments import Deployment, Endpoint
+    from noria.registry.deployments import Deployment, EndpointStatus
 
 _POLL_S = 0.5
 _MAX_WAIT_S = 30 * 86400.0
@@ -124,14 +124,14 @@ def run_status(arguments: argparse.Namespace) -> int:
 
     Of a canary also what its judge says. Of one endpoint also its last events.
     """
-    from noria.registry.deployments import endpoints_of
+    from noria.registry.deployments import status_of
 
     with _store(arguments) as store:
         deployments = store.all(arguments.endpoint)
-    found = endpoints_of(deployments)
+    found = status_of(deployments)
     if arguments.json:
         for endpoint in found:
-            print(as_json(_as_object(endpoint)))
+            print(as_json(endpoint))
         return 0
     if not found:
         print("nothing is deployed; deploy a version: noria deploy ENDPOINT MODEL")
@@ -139,10 +139,11 @@ def run_status(arguments: argparse.Namespace) -> int:
     rows = [row for endpoint in found for row in _status_rows(endpoint)]
     print(format_table(("endpoint", "version", "state", "requests", "since", "by", "why"), rows))
     for endpoint in found:
-        if (verdict := _verdict(endpoint)) is not None:
-            print(escape_for_terminal(f"judge of {endpoint.name}: {_describe_verdict(verdict)}"))
-        if endpoint.latest.state in ("failed", "rolled_back"):
-            print(escape_for_terminal(f"latest of {endpoint.name}: {_outcome(endpoint.latest)[1]}"))
+        if endpoint.verdict is not None:
+            print(escape_for_terminal(f"judge of {endpoint.endpoint}: {_describe_verdict(endpoint.verdict)}"))
+        latest = next(deployment for deployment in deployments if deployment.id == endpoint.latest)
+        if latest.state in ("failed", "rolled_back"):
+            print(escape_for_terminal(f"latest of {endpoint.endpoint}: {_outcome(latest)[1]}"))
     if arguments.endpoint is not None:
         print("\n".join(_event_lines(deployments)))
     return 0
@@ -246,13 +247,13 @@ def _describe_plan(plan: "RampPlan | None") -> str:
     return f"for {', '.join(f'{percent:g}' for percent in plan.percents)} % of the requests, {plan.step_s:g} s each"
 
 
-def _status_rows(endpoint: "Endpoint") -> Iterator[tuple[str, ...]]:
+def _status_rows(endpoint: "EndpointStatus") -> Iterator[tuple[str, ...]]:
     from noria.registry.deployments import format_share
 
     unfinished = endpoint.unfinished
     rest = 1.0 if unfinished is None else 1.0 - unfinished.traffic
     if endpoint.serving is None:
-        yield endpoint.name, _CONFIGURED, "serving", format_share(rest), "", "", ""
+        yield endpoint.endpoint, _CONFIGURED, "serving", format_share(rest), "", "", ""
     for deployment in (endpoint.serving, unfinished):
         if deployment is None:
             continue
@@ -260,17 +261,8 @@ def _status_rows(endpoint: "Endpoint") -> Iterator[tuple[str, ...]]:
         status = f", {ramp.status}" if ramp is not None and deployment.state == "canary" else ""
         share = format_share(rest if deployment.state == "serving" else deployment.traffic)
         since = format_time(deployment.last_change.at)
-        yield endpoint.name, deployment.version.name, deployment.state + status, share, since, created.by, created.why
-
-
-def _verdict(endpoint: "Endpoint") -> "Verdict | None":
-    """Return what the judge says of an endpoint's canary by the evidence that is stored; None: there is none."""
-    from noria.canary.judge import JudgeState, verdict
-
-    canary = endpoint.unfinished
-    if canary is None or canary.state != "canary":
-        return None
-    return verdict(canary.evidence or JudgeState(), canary.judge_settings)
+        state, version = deployment.state + status, deployment.version.name
+        yield endpoint.endpoint, version, state, share, since, created.by, created.why
 
 
 def _describe_verdict(verdict: "Verdict") -> str:
@@ -292,16 +284,6 @@ def _event_lines(deployments: "list[Deployment]") -> list[str]:
         what = f"{deployment.version.name} {state}"
         lines.append(escape_for_terminal(f"  {format_time(at)}  {deployment.id}  {what}  by {event.change.by}{why}"))
     return lines
-
-
-def _as_object(endpoint: "Endpoint") -> dict[str, Any]:
-    return {
-        "endpoint": endpoint.name,
-        "serving": endpoint.serving,
-        "unfinished": endpoint.unfinished,
-        "latest": endpoint.latest.id,
-        "verdict": _verdict(endpoint),
-    }
 
 
 @contextlib.contextmanager

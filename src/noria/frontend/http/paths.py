@@ -25,6 +25,8 @@ TEI_PATHS = frozenset({"/", "/embed", "/predict", "/rerank", "/similarity", "/to
 LINEAGE_PATH = "/api/v1/lineage"
 """OpenLineage's path, to which its clients post."""
 
+DEPLOYMENTS_PATH = "/v1/deployments"
+
 _SCOPES: dict[str, KeyScope | None] = {
     "/t2i": "generate",
     "/v1/images/": "generate",
@@ -42,6 +44,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/v1/models": None,
     "/v1/live": None,
     LINEAGE_PATH: "registry",
+    DEPLOYMENTS_PATH: "registry",
 }  # by the beginning of the path
 
 

@@ -25,6 +25,7 @@ _GROUPS = {
     "Models": ("/v1/models",),
     "Jobs": ("/v1/jobs",),
     "The running batch": ("/v1/live",),
+    "Deployments": ("/v1/deployments",),
     "Lineage": ("/api/v1/lineage",),
     "A1111's API": ("/sdapi/",),
     "The server itself": ("/",),

@@ -25,7 +25,7 @@ from noria.errors import (
 )
 from noria.frontend.http.errors import ErrorBody
 from noria.frontend.http.paths import is_open, needed_scope
-from noria.frontend.openapi import a1111, embeddings, endpoints, images, jobs, lineage, open_inference, tei
+from noria.frontend.openapi import a1111, deployments, embeddings, endpoints, images, jobs, lineage, open_inference, tei
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -38,6 +38,7 @@ from noria.frontend.openapi.operations import (
 )
 from noria.frontend.routes.a1111.bodies import Txt2Img
 from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
+from noria.frontend.routes.deployments import DeploymentChangeBody, DeployRequestBody
 from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
 from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
 from noria.frontend.routes.images import ImagesResponse
@@ -79,6 +80,7 @@ _STRUCTS = (
     JobList,
     LineageEventBody,
     ErrorBody,
+    *deployments.STRUCTS,
     *tei.STRUCTS,
     *open_inference.STRUCTS,
 )
@@ -90,6 +92,8 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "Options": {"samples_format": "png"},
     "EmbeddingsRequestBody": {"input": ["a red circle", "a blue square"]},
     "LineageEventBody": lineage.EXAMPLE,
+    "DeployRequestBody": deployments.EXAMPLE,
+    "DeploymentChangeBody": {"endpoint": "t2i"},
     "JobRequestBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
 }
 
@@ -154,6 +158,8 @@ def _schemas(
         (Options, a1111.DESCRIPTIONS),
         (JobRequestBody, jobs.DESCRIPTIONS),
         (LineageEventBody, lineage.DESCRIPTIONS),
+        (DeployRequestBody, deployments.DESCRIPTIONS),
+        (DeploymentChangeBody, deployments.DESCRIPTIONS),
         (EmbeddingsRequestBody, embeddings.DESCRIPTIONS),
     ):
         schema = schemas[body.__name__]
@@ -221,6 +227,7 @@ def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
             | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
         **lineage.paths(),
+        **deployments.paths(),
         **tei.paths(),
         **open_inference.paths(),
         **a1111.paths(),

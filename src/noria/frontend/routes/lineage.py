@@ -26,12 +26,12 @@ class LineageRoutes:
 
     async def event(self, http: Request) -> Response:
         """Record one event."""
-        await self._service.record(await self._read(http), _sender(http))
+        await self._service.record(await self._read(http), sender_of(http))
         return Response()
 
     async def batch(self, http: Request) -> Response:
         """Record a list of events, if all of them are valid."""
-        await self._service.record_batch(await self._read(http), _sender(http))
+        await self._service.record_batch(await self._read(http), sender_of(http))
         return Response(status_code=204)
 
     async def _read(self, http: Request) -> bytes:
@@ -41,7 +41,7 @@ class LineageRoutes:
         return await self._body_reader.read(http)
 
 
-def _sender(http: Request) -> str:
+def sender_of(http: Request) -> str:
     """Return the name of the request's API key, or its address."""
     name: str | None = http.state.api_client.name
     return name or (http.client.host if http.client else "")

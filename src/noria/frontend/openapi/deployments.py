@@ -1,0 +1,56 @@
+"""Deployments in the OpenAPI document."""
+
+from typing import Any
+
+from noria.frontend.http.paths import DEPLOYMENTS_PATH
+from noria.frontend.openapi.operations import json_content, operation
+from noria.frontend.routes.deployments import DeploymentChangeBody, DeploymentList, DeployRequestBody
+from noria.registry.deployments import Deployment
+
+STRUCTS = (DeployRequestBody, DeploymentChangeBody, DeploymentList, Deployment)
+
+DESCRIPTIONS = {
+    "endpoint": "the name that requests give as `model`",
+    "version": "MODEL, MODEL@NUMBER or MODEL@ALIAS; a model alone is its latest version",
+    "canary": "per cent of the requests that it gets, until it is promoted or rolled back",
+    "ramp": "a growing share, such as `5,25,50,100 every 10m`",
+    "min_responses": "responses of a canary before it can fail; by default 80",
+    "max_error_increase": "points by which the error rate of a canary that passes may be higher; by default 3",
+    "why": "the reason, which is kept",
+}
+
+EXAMPLE = {"endpoint": "t2i", "version": "shapes@3", "ramp": "5,25,50,100 every 10m"}
+
+
+def paths() -> dict[str, Any]:
+    """Return the operations by path."""
+    content = json_content(Deployment)
+    deploy = operation(
+        "Deploy a version",
+        "Lets a version of the registry answer the requests to an endpoint: all of them, or a share as a canary. "
+        "Running servers load it and move the traffic. The same request again changes nothing until that is finished.",
+        body=DeployRequestBody,
+        content=content,
+    )
+    deploy["responses"]["202"] = {"description": "accepted", "content": content}
+    promote = operation(
+        "Promote a canary", "It answers all requests to the endpoint.", body=DeploymentChangeBody, content=content
+    )
+    rollback = operation(
+        "Roll a deployment back",
+        "Takes away the latest one of the endpoint: a canary at once; instead of one that serves, the version that "
+        "served before is deployed.",
+        body=DeploymentChangeBody,
+        content=content,
+    )
+    listing = operation(
+        "List what is deployed",
+        "For each endpoint the deployment that serves and the one that is not finished, with their events, and what "
+        "the judge of a canary says.",
+        content=json_content(DeploymentList),
+    )
+    return {
+        DEPLOYMENTS_PATH: {"get": listing, "post": deploy},
+        f"{DEPLOYMENTS_PATH}/promote": {"post": promote},
+        f"{DEPLOYMENTS_PATH}/rollback": {"post": rollback},
+    }

@@ -1,0 +1,27 @@
+"""What the supervisor learns of an engine from its states."""
+
+import msgspec
+
+from noria.protocol.messages import EngineState
+from noria.supervisor.child_process import EngineChild
+from noria.supervisor.hang_detector import HangDetector
+from noria.supervisor.restart_policy import RestartPolicy
+from noria.testing.fake_engine import FAKE_MODEL
+
+NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="newer0000000")
+
+
+def test_an_engine_becomes_ready_once_in_each_run_however_often_its_models_change():
+    engine = EngineChild(
+        kind="engine", name="engine-0", task={}, restart_policy=RestartPolicy(), num_oom_kills=lambda: 0,
+        address="ipc://e", hang_detector=HangDetector(60.0, 900.0),
+    )  # fmt: skip
+    engine.started(0.0)
+    assert not engine.update_state(EngineState("a", "loading", (), "cpu"))
+    assert engine.update_state(EngineState("a", "ready", (FAKE_MODEL,), "cpu"))
+    assert not engine.update_state(EngineState("a", "ready", (FAKE_MODEL, NEWER), "cpu"))
+    assert engine.incarnation == "a"
+    engine.ended(-9, 1.0)
+    assert not engine.update_state(EngineState("a", "ready", (FAKE_MODEL,), "cpu"))  # sent before it ended
+    engine.started(2.0)
+    assert engine.update_state(EngineState("b", "ready", (FAKE_MODEL,), "cpu"))
