@@ -14,7 +14,7 @@ NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="newer0000000")
 def test_an_engine_becomes_ready_once_in_each_run_however_often_its_models_change():
     engine = EngineChild(
         kind="engine", name="engine-0", task={}, restart_policy=RestartPolicy(), num_oom_kills=lambda: 0,
-        address="ipc://e", hang_detector=HangDetector(60.0, 900.0),
+        address="ipc://e", hang_detector=HangDetector(60.0, 900.0), models_now=lambda: [NEWER],
     )  # fmt: skip
     engine.started(0.0)
     assert not engine.update_state(EngineState("a", "loading", (), "cpu"))
@@ -23,5 +23,7 @@ def test_an_engine_becomes_ready_once_in_each_run_however_often_its_models_chang
     assert engine.incarnation == "a"
     engine.ended(-9, 1.0)
     assert not engine.update_state(EngineState("a", "ready", (FAKE_MODEL,), "cpu"))  # sent before it ended
+    engine.prepare()
+    assert engine.task["models"] == [NEWER]  # what is deployed by then
     engine.started(2.0)
     assert engine.update_state(EngineState("b", "ready", (FAKE_MODEL,), "cpu"))

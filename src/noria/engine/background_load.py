@@ -13,8 +13,8 @@ from noria.observe import cgroup
 
 _WEIGHTS_FACTOR = 1.25  # copies of single tensors while they are converted, and the tensors of the slots
 _FIXED_BYTES = 64 * 2**20  # libraries' workspaces
-# On two cores, requests took 1.1 times as long while a model loaded at this priority, and 2.2 times at an equal one; the
-# load took 10 to 50 s instead of 2 to 6.
+# On two cores, requests took 1.1 times as long while a model loaded at this priority, and 2.2 times at an equal one;
+# the load took 10 to 50 s instead of 2 to 6.
 _LOWEST_PRIORITY = 19
 
 T = TypeVar("T")
