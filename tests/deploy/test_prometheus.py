@@ -60,8 +60,10 @@ def noria():
         yield server
 
 
-NOT_LOADED = ("noria_text_batch", "noria_user_", "noria_endpoint_", "noria_frontend_stops")
-"""Metrics of texts, of user code and of front ends that retire: the server of these tests has none."""
+NOT_LOADED = (
+    "noria_text_batch", "noria_user_", "noria_endpoint_", "noria_frontend_stops", "noria_deployment_", "noria_canary_",
+)  # fmt: skip
+"""Metrics of texts, user code, front ends that retire and deployments: the server of these tests has none."""
 
 
 class Prometheus:

@@ -214,6 +214,54 @@ _JOBS_ROW = Row(
     ),
 )
 
+_DEPLOYMENTS_ROW = Row(
+    "Deployments",
+    (
+        timeseries(
+            "Requests by version",
+            "To deployed versions. While an endpoint has a canary, it has two.",
+            Query(
+                f"sum by (model, version) (rate(noria_deployment_requests_total{{{_INSTANCE_FILTER}}}[1m]))",
+                "{{model}} {{version}}",
+            ),
+            unit="reqps",
+            stacked=True,
+        ),
+        timeseries(
+            "Failures by version",
+            "Share of the requests that failed because of the server.",
+            Query(
+                f"sum by (model, version) (rate(noria_deployment_requests_total{{{_INSTANCE_FILTER},"
+                'outcome=~"engine_lost|engine_crashed|generation_failed|internal"}[5m])) / '
+                f"(sum by (model, version) (rate(noria_deployment_requests_total{{{_INSTANCE_FILTER}}}[5m])) > 0)",
+                "{{model}} {{version}}",
+            ),
+            unit="percentunit",
+        ),
+        timeseries(
+            "Time by version",
+            "95 % of the successful requests were faster.",
+            Query(
+                "histogram_quantile(0.95, sum by (le, model, version) "
+                f"(rate(noria_deployment_request_seconds_bucket{{{_INSTANCE_FILTER}}}[5m])))",
+                "{{model}} {{version}}",
+            ),
+            unit="s",
+        ),
+        timeseries(
+            "Canary's share",
+            "Of the requests to its endpoint.",
+            Query(f"max by (model, version) (noria_canary_share_ratio{{{_INSTANCE_FILTER}}})", "{{model}} {{version}}"),
+            unit="percentunit",
+        ),
+        timeseries(
+            "Evidence against the canary",
+            "It is rolled back at 20, unless its deployment says otherwise.",
+            Query(f"max by (model, version) (noria_canary_evidence{{{_INSTANCE_FILTER}}})", "{{model}} {{version}}"),
+        ),
+    ),
+)
+
 _ENDPOINTS_ROW = Row(
     "Endpoints with code of your own",
     (
@@ -258,5 +306,5 @@ SERVICE = Dashboard(
     "noria-service",
     "Noria: service",
     "What clients experience, and the state of queue and batch that explains it.",
-    (_OVERVIEW_ROW, _LATENCY_ROW, _TRAFFIC_ROW, _RUNNING_BATCH_ROW, _JOBS_ROW, _ENDPOINTS_ROW),
+    (_OVERVIEW_ROW, _LATENCY_ROW, _TRAFFIC_ROW, _RUNNING_BATCH_ROW, _JOBS_ROW, _DEPLOYMENTS_ROW, _ENDPOINTS_ROW),
 )

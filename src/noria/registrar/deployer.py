@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from noria.canary.ramp import weight
 from noria.canary.windows import FrontendReport
 from noria.errors import NoriaError, RegistryError
 from noria.observe.logs.log_record import fields
+from noria.observe.metrics import declarations
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.routes import Route, Routes, Target
@@ -162,16 +164,17 @@ class Deployer:
         if registry_answers:
             running = {number: one for number, one in unfinished.items() if one.state == "canary"}
             for ended in self._canaries.keys() - running.keys():
-                del self._canaries[ended]
+                _export(self._canaries.pop(ended).labels, 0.0, 0.0)
             for number, one in running.items():
                 if number not in self._canaries and await self._registry.lease(number):
-                    assert one.plan is not None and one.ramp is not None, "a canary has a ramp"
-                    self._canaries[number] = RunningCanary(one.plan, one.ramp, one.judge_settings, one.evidence, now)
+                    self._canaries[number] = RunningCanary(one, now)
         first_open = self._reports.first_open_window()
         for number, canary in self._canaries.items():
             if number in self._failed_canaries and not registry_answers:
                 continue
             verdict = canary.advance(first_open, now, registry_answers=registry_answers)
+            share = 0.0 if canary.ramp.is_final else weight(canary.plan, canary.ramp)
+            _export(canary.labels, share, verdict.e)
             if canary.ramp.status == "rolled_back":
                 self._withdraw(number, verdict.reason)
             if registry_answers and await self._registry.lease(number):
@@ -268,6 +271,12 @@ class Deployer:
     def _change(self, place: tuple[str, ModelKey], change: Coroutine[Any, Any, None]) -> None:
         task = self._changing[place] = asyncio.create_task(change)
         task.add_done_callback(lambda _: self._changing.pop(place, None))
+
+
+def _export(labels: tuple[str, str], share: float, evidence: float) -> None:
+    """Set the metrics of a canary, by endpoint and version."""
+    declarations.CANARY_SHARE.labels(*labels).set(share)
+    declarations.CANARY_EVIDENCE.labels(*labels).set(evidence)
 
 
 def _without(route: Route, failed: set[int]) -> Route:

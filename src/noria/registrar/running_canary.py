@@ -1,21 +1,23 @@
 """A canary while it runs: its windows, the judge's evidence, and its ramp. Knows no database and no clock."""
 
 from noria.canary import judge, ramp
-from noria.canary.judge import JudgeSettings, JudgeState
-from noria.canary.ramp import RampPlan, RampState
+from noria.canary.judge import JudgeState
+from noria.canary.ramp import RampState
 from noria.canary.windows import CanaryWindows, WindowReport
+from noria.registry.deployments import Deployment
 
 
 class RunningCanary:
     """What the registrar keeps of one canary."""
 
-    def __init__(
-        self, plan: RampPlan, state: RampState, settings: JudgeSettings, evidence: JudgeState | None, now: float
-    ) -> None:
-        """`state` and `evidence` are as the registry has them; the time since then was an outage of the registrar."""
-        self._plan, self._settings = plan, settings
+    def __init__(self, deployment: Deployment, now: float) -> None:
+        """`deployment` is as the registry has it; the time since its last event was an outage of the registrar."""
+        state = deployment.ramp
+        assert deployment.plan is not None and state is not None, "a canary has a plan and a ramp"
+        self.plan, self._settings = deployment.plan, deployment.judge_settings
+        self.labels = deployment.endpoint, deployment.version.name
         self.ramp = RampState(state.status, state.step, state.elapsed_s, now)
-        self.evidence = evidence or JudgeState()
+        self.evidence = deployment.evidence or JudgeState()
         self._windows = CanaryWindows()
 
     def add(self, report: WindowReport) -> None:
@@ -27,5 +29,5 @@ class RunningCanary:
         for control, canary in self._windows.take(first_open):
             self.evidence = judge.step(self.evidence, control, canary, self._settings)
         verdict = judge.verdict(self.evidence, self._settings)
-        self.ramp = ramp.advance(self._plan, self.ramp, verdict.outcome, now, registry_answers=registry_answers)
+        self.ramp = ramp.advance(self.plan, self.ramp, verdict.outcome, now, registry_answers=registry_answers)
         return verdict

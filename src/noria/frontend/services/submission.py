@@ -114,9 +114,20 @@ def record_outcome(
         if not is_client_error and outcome != RequestCancelled.code:  # neither says anything of the version
             seconds = time.perf_counter() - started
             engine_pool.versions.record(model, ok=outcome == outcomes.OK, seconds=seconds, shape=request.shape)
+        _count_deployment(model, outcome, time.perf_counter() - started)
         log_record.add(outcome=outcome)
         if outcome != outcomes.OK:  # else it is the response's
             log_record.add(total_s=time.perf_counter() - started)
+
+
+def _count_deployment(model: str, outcome: str, seconds: float) -> None:
+    """Count a request that a deployed version has answered."""
+    versions = current_versions()
+    choice = None if versions is None else versions.of(model)
+    if choice is not None and choice.target is not None:
+        declarations.DEPLOYMENT_REQUESTS.labels(model, choice.target.version, outcome).inc()
+        if outcome == outcomes.OK:
+            declarations.DEPLOYMENT_REQUEST_SECONDS.labels(model, choice.target.version).observe(seconds)
 
 
 def deployment_fields(model: str) -> dict[str, object]:

@@ -7,10 +7,10 @@ front end. The counts of ended processes are kept: the supervisor merges them in
 
 Labels are bounded: a path is a route's template or "other", a model is one that is served or "other", an outcome or
 reason is "ok" or a code of `noria.errors` (`outcomes.py`), a shape is one of the first `MAX_SHAPES` sizes generated or
-"other", an endpoint is a configured one, a statistic one that its class declares, and there is one engine per device.
-Engine metrics have an `engine` label, so that an idle, slow or faulty
-engine can be seen; a restarted engine continues its counters. Only the iteration time has no `engine` label: by shape
-and engine it would be 600 series per engine, and an engine's busy time divided by its iterations shows the same.
+"other", a version is one that was deployed, an endpoint is a configured one, a statistic one that its class declares,
+and there is one engine per device. Engine metrics have an `engine` label, so that an idle, slow or faulty engine can be
+seen; a restarted engine continues its counters. Only the iteration time has no `engine` label: by shape and engine it
+would be 600 series per engine, and an engine's busy time divided by its iterations shows the same.
 """
 
 from collections.abc import Sequence
@@ -182,6 +182,38 @@ FRONTEND_STOPS = _counter(
     "noria_frontend_stops",
     "Front-end processes that stopped because the others suffice for the load, by name.",
     "process",
+)
+
+_SECTION = "Deployments, counted by the front ends; canaries, by the registrar"
+
+DEPLOYMENT_REQUESTS = _counter(
+    _SECTION,
+    "noria_deployment_requests",
+    "Requests to a deployed version, with their outcome, as `noria_requests_total` has it. Jobs are not counted.",
+    "model",
+    "version",
+    "outcome",
+)
+DEPLOYMENT_REQUEST_SECONDS = _histogram(
+    _SECTION,
+    "noria_deployment_request_seconds",
+    "Time of successful requests to a deployed version, from admission to their results.",
+    "model",
+    "version",
+)
+CANARY_SHARE = _gauge(
+    _SECTION,
+    "noria_canary_share_ratio",
+    "Share of the requests to a model that its canary gets; 0 when it is promoted or rolled back.",
+    "model",
+    "version",
+)
+CANARY_EVIDENCE = _gauge(
+    _SECTION,
+    "noria_canary_evidence",
+    "Evidence that the canary is worse: it is rolled back at 20, by default.",
+    "model",
+    "version",
 )
 
 _SECTION = "Endpoints with code of the operator's, counted by the front ends"
