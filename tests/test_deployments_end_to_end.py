@@ -5,6 +5,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -181,6 +182,13 @@ def test_versions_change_under_load_without_a_failed_request(
     assert after.content == before.content != promoted.content
 
 
+def is_loading(data: pathlib.Path) -> bool:
+    """Whether a registrar has taken the lease of a deployment, and so loads it or will do so at once."""
+    with contextlib.closing(sqlite3.connect(data / "registry.sqlite")) as connection:
+        unfinished = "SELECT 1 FROM noria_deployment_heads WHERE owner IS NOT NULL AND finished_at IS NULL"
+        return connection.execute(unfinished).fetchone() is not None
+
+
 def held(web: httpx.Client, name: str) -> str:
     """The version that answers requests without a deployment of their own."""
     return web.get(f"/v1/models/{name}").json()["noria"]["version"]
@@ -192,11 +200,12 @@ def test_a_version_that_cannot_be_loaded_gets_no_request(
     broken = with_other_weights(BUNDLED, tmp_path / "broken", _UNET, is_broken=True)
     registry("models", "add", "broken", str(broken))
     with Clients(server, ask_image, 2) as images:
+        wait_until(lambda: images.versions)
         assert "not finite" in registry("deploy", image_name, "broken@1", *_WAIT, status=1)
         images.wait_for(next(iter(images.versions)))
     assert not images.failures
     assert not any(version.startswith("broken") for version in images.versions)
-    missing = with_other_weights(BUNDLED, tmp_path / "missing", _UNET)
+    missing = with_other_weights(BUNDLED, tmp_path / "missing", "text_encoder/model.safetensors")
     registry("models", "add", "missing", str(missing))
     shutil.rmtree(missing)
     assert "cannot be loaded" in registry("deploy", image_name, "missing@1", *_WAIT, status=1)
@@ -204,13 +213,19 @@ def test_a_version_that_cannot_be_loaded_gets_no_request(
 
 @pytest.mark.parametrize("killed", ["registrar", "engine", "frontend"])
 def test_a_deploy_is_completed_whatever_process_is_killed(
-    server: RunningServer, registry: Registry, image_name: str, tmp_path: pathlib.Path, killed: str
+    server: RunningServer,
+    registry: Registry,
+    data: pathlib.Path,
+    image_name: str,
+    tmp_path: pathlib.Path,
+    killed: str,
 ) -> None:
     version = with_other_weights(BUNDLED, tmp_path / "next", "vae/diffusion_pytorch_model.safetensors")
     model = f"after-{killed}"
     registry("models", "add", model, str(version))
     with Clients(server, ask_image, 2) as images:
         registry("deploy", image_name, f"{model}@1")
+        wait_until(lambda: is_loading(data))
         wait_until(lambda: server.children(killed))
         for process in server.children(killed):
             process.kill()

@@ -1,7 +1,7 @@
 """Windows of a canary: complete ones only, in order, of all front ends together."""
 
 from noria.canary.judge import Arm
-from noria.canary.windows import MIN_CANARY_RESPONSES, CanaryWindows, WindowReport
+from noria.canary.windows import MAX_CONTROL_RESPONSES, MIN_CANARY_RESPONSES, CanaryWindows, WindowReport
 
 
 def report(window: int, canary: int, control: int = 10) -> WindowReport:
@@ -29,6 +29,13 @@ def test_windows_with_few_responses_of_the_canary_are_judged_together() -> None:
         windows.add(report(window, canary=MIN_CANARY_RESPONSES - 3))
     assert list(windows.take(2)) == []
     assert list(windows.take(4)) == [(Arm(30), Arm(6))]
+
+
+def test_windows_without_the_canary_are_dropped_before_they_fill_the_memory() -> None:
+    windows = CanaryWindows()
+    windows.add(report(1, canary=1, control=MAX_CONTROL_RESPONSES + 1))
+    windows.add(report(2, canary=MIN_CANARY_RESPONSES))
+    assert list(windows.take(3)) == [(Arm(10), Arm(MIN_CANARY_RESPONSES))]
 
 
 def test_windows_are_taken_in_order_whenever_they_were_reported() -> None:

@@ -18,6 +18,8 @@ from noria.canary.ramp import RampPlan
 from noria.canary.windows import WINDOW_S, FrontendReport, InFlight, WindowReport
 from noria.errors import ConfigError
 from noria.jobs.database.schema import open_jobs_database
+from noria.jobs.database.store import JobStore
+from noria.jobs.records import NewJob, new_job_id
 from noria.models.catalog import open_model
 from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
@@ -70,7 +72,8 @@ class Server:
         jobs = functools.partial(open_jobs_database, "auto", self.file.parent)
         self.registry = RegistryAccess(self.open_registry, jobs, owner, lambda: self.now)
         routes = read_routes(self.file)
-        self.deployer = Deployer([self.configured], self.links, self.registry, self.file, routes, lambda: self.now)
+        clock = lambda: self.now  # noqa: E731
+        self.deployer = Deployer([self.configured], self.links, self.registry, self.file, routes, clock, clock)
 
     async def stop(self) -> None:
         await self.deployer.close()
@@ -80,12 +83,17 @@ class Server:
         await self.registry.close()
         self.engine.dispose()
 
-    async def poll(self) -> None:
+    def tick(self) -> bool:
+        self.now += 1.0
+        return True
+
+    async def poll(self, *, reports: bool = True) -> None:
         report = FrontendReport(
             "frontend-0", self.routes().generation, self.in_flight, tuple(self.windows), int(self.now / WINDOW_S)
         )
         self.windows.clear()
-        self.deployer.add_report(report)
+        if reports:
+            self.deployer.add_report(report)
         await self.deployer.poll()
 
     async def poll_until(self, condition: Callable[[], object]) -> None:
@@ -277,6 +285,82 @@ def test_an_engine_that_starts_again_gets_what_is_deployed(tmp_path: pathlib.Pat
         await server.poll_until(lambda: not server.links[0].is_ready)
         engines[0].set_state("ready")  # with the model of its first start
         await server.poll_until(lambda: server.held() == {new})
+
+    run(scenario, tmp_path, folders)
+
+
+def test_nothing_is_released_before_the_front_ends_have_reported(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        engines[0].withholds_mounts = True
+        deploy(server)
+        await server.poll_until(lambda: engines[0].model_changes)
+        engines[0].withholds_mounts = False
+        await wait_until_async(lambda: server.held() == {old, new})
+        server.now += 60.0  # so that no report counts any more
+        for _ in range(5):
+            await server.poll(reports=False)
+        assert server.held() == {old, new}
+        await server.poll_until(lambda: server.held() == {new})
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_version_that_serves_is_kept_though_its_files_are_gone(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        new = server.specs[1].fingerprint
+        deploy(server)
+        await server.poll_until(lambda: server.held() == {new})
+        await server.deployer.close()
+        await server.registry.close()
+        folders[1].rename(folders[1].with_name("away"))
+        try:
+            server.start_registrar("second")
+            for _ in range(5):
+                await server.poll()
+            assert server.held() == {new}
+            engines[0].set_state("dead")  # its next process has the configuration's model, which then serves
+            await server.poll_until(lambda: not server.links[0].is_ready)
+            engines[0].set_state("ready")
+            await server.poll_until(lambda: server.links[0].is_ready)
+            for _ in range(5):
+                await server.poll()
+            assert server.held() == {server.configured.fingerprint}
+        finally:
+            folders[1].with_name("away").rename(folders[1])
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_version_that_jobs_need_is_kept_and_loaded_again(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        jobs = JobStore(open_jobs_database("auto", tmp_path))
+        job = NewJob(new_job_id(), ENDPOINT, old, b"{}", b"{}", "http://noria.test/")
+        record, _ = jobs.accept(job, 9, server.now)
+        deploy(server)
+        await server.poll_until(lambda: server.held() == {old, new})
+        engines[0].models = (server.specs[1],)  # as the supervisor starts it again: with what is routed
+        engines[0].set_state("dead")
+        await server.poll_until(lambda: not server.links[0].is_ready)
+        engines[0].set_state("ready")
+        await server.poll_until(lambda: server.tick() and server.held() == {old, new})
+        jobs.cancel(record.id, server.now)
+        await server.poll_until(lambda: server.held() == {new})
+        jobs.close()
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_canary_needs_a_control(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        number = server.store.deploy("new", "shapes@2", CANARY, JudgeSettings(), server.change())[0].id
+        await server.poll_until(lambda: server.state(number) == "failed")
+        assert "compared with" in server.store.find(number).last_change.why
 
     run(scenario, tmp_path, folders)
 

@@ -13,6 +13,7 @@ from noria.canary.judge import Arm
 
 WINDOW_S = 2.0
 MIN_CANARY_RESPONSES = 5  # in a window that is judged
+MAX_CONTROL_RESPONSES = 50_000  # of windows in which the canary has fewer; then they are dropped, to bound memory
 
 
 class WindowReport(Struct, frozen=True):
@@ -61,4 +62,5 @@ class CanaryWindows:
             self._rest = self._rest[0].merge(control), self._rest[1].merge(canary)
             if self._rest[1].n >= MIN_CANARY_RESPONSES:
                 yield self._rest
+            if self._rest[1].n >= MIN_CANARY_RESPONSES or self._rest[0].n > MAX_CONTROL_RESPONSES:
                 self._rest = (Arm(), Arm())

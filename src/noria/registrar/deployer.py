@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from noria.canary.judge import Verdict
 from noria.canary.ramp import weight
 from noria.canary.windows import FrontendReport
 from noria.errors import NoriaError, RegistryError
@@ -26,13 +27,15 @@ from noria.protocol.model_spec import ModelKey
 from noria.protocol.routes import Route, Routes, Target
 from noria.registrar.engine_link import EngineGoneError, EngineLink
 from noria.registrar.frontend_reports import FrontendReports
-from noria.registrar.registry_access import RegistryAccess
+from noria.registrar.registry_access import RegistryAccess, RegistryAwayError
 from noria.registrar.running_canary import RunningCanary
+from noria.registry import deployments as rules
 from noria.registry.deployments import Deployment
 from noria.registry.routed_models import open_target, targets_of
 from noria.registry.routes_file import write_routes
 
 _MAX_CRASHES = 2  # of engines that load a version, before its deployment fails
+_LOOK_FOR_JOBS_S = 5.0
 _RETRY_S = 30.0  # until a version that an engine could not load again is tried once more
 
 log = logging.getLogger("noria.registrar")
@@ -49,10 +52,11 @@ class Deployer:
         file: pathlib.Path,
         routes: Routes,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`configured` are the models of the configuration; `file` has the routes, now `routes`."""
         self._configured, self._engines, self._registry = configured, engines, registry
-        self._file, self._clock = file, clock
+        self._file, self._clock, self._monotonic = file, clock, monotonic
         self._routes = self._written = routes
         self._reports = FrontendReports()
         self._canaries: dict[int, RunningCanary] = {}  # by deployment
@@ -61,10 +65,12 @@ class Deployer:
         self._changing: dict[tuple[str, ModelKey], asyncio.Task[None]] = {}  # mounts and unmounts, by engine
         self._retry_at: dict[tuple[str, ModelKey], float] = {}
         self._specs: dict[tuple[str, str], AnyModelSpec] = {}  # of deployed versions, by endpoint and digest
+        self._seen = {spec.key: spec for spec in configured}  # what engines have held, too
+        self._look_for_jobs_at = 0.0  # by the monotonic clock
 
     def add_report(self, report: FrontendReport) -> None:
         """Take a front end's report."""
-        self._reports.add(report, self._clock())
+        self._reports.add(report, self._monotonic())
         for window in report.ended:
             if (canary := self._canaries.get(window.deployment)) is not None:
                 canary.add(window)
@@ -72,14 +78,15 @@ class Deployer:
     async def poll(self) -> None:
         """Do what can be done now."""
         now = self._clock()
-        self._reports.forget_silent(now)
+        self._reports.forget_silent(self._monotonic())
         state = await self._registry.read()
         if state is not None:
             self._routes = state.routes
             self._failed_canaries &= {deployment.id for deployment in state.unfinished}
         unfinished = {} if state is None else {one.id: one for one in state.unfinished}
         for deployment in unfinished.values():
-            if deployment.state == "pending" and deployment.id not in self._loading:
+            is_ours = deployment.state == "pending" and await self._registry.lease(deployment.id)  # renewed, too
+            if is_ours and deployment.id not in self._loading:
                 self._loading[deployment.id] = asyncio.create_task(self._load(deployment))
         for deployment_id in [one for one, task in self._loading.items() if task.done()]:
             del self._loading[deployment_id]
@@ -103,12 +110,12 @@ class Deployer:
         extra = fields(event="deployment_loading", deployment=deployment.id, endpoint=deployment.endpoint)
         log.info("deployment %d: loading %s for %s", deployment.id, version.name, deployment.endpoint, extra=extra)
         try:
-            if not await self._registry.lease(deployment.id):
-                return  # another server's registrar loads it
             target = Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
             manifest = await self._registry.manifest(version)
             spec = await asyncio.to_thread(open_target, deployment.endpoint, target, manifest)
             await self._mount_everywhere(deployment, spec)
+        except RegistryAwayError:
+            return  # the next poll begins again
         except NoriaError as error:
             extra = fields(event="deployment_failed", deployment=deployment.id, endpoint=deployment.endpoint)
             log.error("deployment %d failed: %s", deployment.id, error.message, extra=extra)
@@ -127,6 +134,13 @@ class Deployer:
                 f"{deployment.version.name} is of kind {spec.kind}, and {spec.name} answers requests to a model of "
                 f"kind {known.kind}. Deploy it to another endpoint."
             )
+        route = self._routes.find(spec.name)
+        has_control = known is not spec or (route is not None and route.control is not None)
+        if deployment.plan is not None and not has_control:
+            raise RegistryError(
+                f"{spec.name} has no model that a canary could be compared with; deploy {deployment.version.name} "
+                "without --canary and --ramp."
+            )
         engines = [engine for engine in self._engines if engine.kind == spec.kind]
         if not engines:
             kinds = " and ".join(sorted({engine.kind for engine in self._engines}))
@@ -134,7 +148,14 @@ class Deployer:
                 f"{deployment.version.name} is of kind {spec.kind}, and this server has only engines of kind {kinds}. "
                 f"Start it with a model of kind {spec.kind}, too."
             )
-        await asyncio.gather(*(self._mount_on(engine, spec) for engine in engines))
+        tasks = [asyncio.create_task(self._mount_on(engine, spec)) for engine in engines]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in tasks:
+                task.cancel()
+        for task in done:
+            task.result()
 
     async def _mount_on(self, engine: EngineLink, spec: AnyModelSpec) -> None:
         """Mount a version on an engine, also if it ends meanwhile. Raises RegistryError."""
@@ -169,7 +190,7 @@ class Deployer:
                 if number not in self._canaries and await self._registry.lease(number):
                     self._canaries[number] = RunningCanary(one, now)
         first_open = self._reports.first_open_window()
-        for number, canary in self._canaries.items():
+        for number, canary in list(self._canaries.items()):
             if number in self._failed_canaries and not registry_answers:
                 continue
             verdict = canary.advance(first_open, now, registry_answers=registry_answers)
@@ -177,8 +198,15 @@ class Deployer:
             _export(canary.labels, share, verdict.e)
             if canary.ramp.status == "rolled_back":
                 self._withdraw(number, verdict.reason)
-            if registry_answers and await self._registry.lease(number):
-                await self._registry.step(number, canary.ramp, canary.evidence, verdict)
+            if registry_answers and number in unfinished:
+                await self._step(unfinished[number], canary, verdict)
+
+    async def _step(self, deployment: Deployment, canary: RunningCanary, verdict: Verdict) -> None:
+        """Let the registry know where a canary stands, if it is worth it."""
+        if not await self._registry.lease(deployment.id):  # another server's registrar goes on with it
+            del self._canaries[deployment.id]
+        elif rules.is_progress(deployment, rules.step(deployment, canary.ramp, canary.evidence)):
+            await self._registry.step(deployment.id, canary.ramp, canary.evidence, verdict)
 
     def _withdraw(self, number: int, reason: str) -> None:
         """Send a failed canary no more requests, whether or not the registry can be told at once."""
@@ -205,24 +233,40 @@ class Deployer:
                 return
             self._written = routes
 
-    async def _wanted(self) -> dict[ModelKey, AnyModelSpec]:
-        """The models that the routes need; without those whose files cannot be opened."""
-        replaced = {route.endpoint for route in self._routes.routes if route.control is not None}
-        wanted = {spec.key: spec for spec in self._configured if spec.name not in replaced}
+    async def _wanted(self) -> dict[ModelKey, AnyModelSpec | None]:
+        """What engines are to hold: what routes need, and the configuration's models that nothing replaces.
+
+        None: its files cannot be opened, so that it is kept where it is held, and mounted nowhere.
+        """
+        wanted: dict[ModelKey, AnyModelSpec | None] = {}
+        replaced = set()
         for endpoint, target in targets_of(self._routes):
-            spec = self._specs.get((endpoint, target.digest))
-            if spec is None:
-                try:
-                    spec = await asyncio.to_thread(open_target, endpoint, target)
-                except NoriaError:  # it was logged when the server started, or it is held already
-                    continue
-                self._specs[endpoint, target.digest] = spec
-            wanted.setdefault(spec.key, spec)
-        return wanted
+            spec = await self._open(endpoint, target)
+            wanted[ModelKey(endpoint, target.fingerprint)] = spec
+            route = self._routes.find(endpoint)
+            if route is not None and route.control == target and (spec is not None or self._is_held(endpoint, target)):
+                replaced.add(endpoint)
+        return wanted | {spec.key: spec for spec in self._configured if spec.name not in replaced}
+
+    async def _open(self, endpoint: str, target: Target) -> AnyModelSpec | None:
+        if (endpoint, target.digest) not in self._specs:
+            try:
+                self._specs[endpoint, target.digest] = await asyncio.to_thread(open_target, endpoint, target)
+            except (NoriaError, OSError):  # the supervisor has logged it, or the version was opened before
+                return None
+        return self._specs[endpoint, target.digest]
+
+    def _is_held(self, endpoint: str, target: Target) -> bool:
+        return any(engine.holds(ModelKey(endpoint, target.fingerprint)) for engine in self._engines)
 
     async def _mount_missing(self, now: float) -> None:
         """Mount what engines need and do not hold, for instance what one has lost by starting again."""
-        for spec in (await self._wanted()).values():
+        for engine in self._engines:
+            self._seen.update((spec.key, spec) for spec in engine.models)
+        wanted = await self._wanted()
+        missing = [spec for spec in wanted.values() if spec is not None]
+        missing += [spec for spec in await self._needed_by_jobs() if spec.key not in wanted]
+        for spec in missing:
             for engine in self._engines:
                 place = engine.name, spec.key
                 if (
@@ -233,6 +277,14 @@ class Deployer:
                     and self._retry_at.get(place, 0.0) <= now
                 ):
                     self._change(place, self._mount_again(engine, spec))
+
+    async def _needed_by_jobs(self) -> list[AnyModelSpec]:
+        """What an engine has lost by starting again, though jobs or requests still need it."""
+        if self._monotonic() < self._look_for_jobs_at:
+            return []
+        self._look_for_jobs_at = self._monotonic() + _LOOK_FOR_JOBS_S
+        lost = [spec for key, spec in self._seen.items() if not any(engine.holds(key) for engine in self._engines)]
+        return [spec for spec in lost if self._reports.needs(spec.key) or await self._registry.jobs_need(spec.key)]
 
     async def _mount_again(self, engine: EngineLink, spec: AnyModelSpec) -> None:
         try:
@@ -249,8 +301,8 @@ class Deployer:
             return
         for engine in self._engines:
             surplus = [spec for spec in engine.models if spec.key not in wanted]
-            missing = {key.name for key, spec in wanted.items() if spec.kind == engine.kind and not engine.holds(key)}
-            for spec in surplus:
+            missing = {key.name for key in wanted if not engine.holds(key)}
+            for spec in surplus[: len(engine.models) - 1]:  # an engine keeps its last model
                 place = engine.name, spec.key
                 is_waiting = place in self._changing or self._retry_at.get(place, 0.0) > self._clock()
                 if spec.name in missing or is_waiting or self._reports.needs(spec.key):

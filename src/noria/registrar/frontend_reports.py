@@ -25,8 +25,8 @@ class FrontendReports:
         return min((report.first_open for _, report in self._last.values()), default=0)
 
     def follow(self, generation: int) -> bool:
-        """Whether all front ends follow the routes of this generation, or of a later one."""
-        return all(report.generation >= generation for _, report in self._last.values())
+        """Whether all front ends follow the routes of this generation; not known before the first report."""
+        return bool(self._last) and all(report.generation == generation for _, report in self._last.values())
 
     def needs(self, key: ModelKey) -> bool:
         """Whether a request to this version has not ended."""

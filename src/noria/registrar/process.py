@@ -75,22 +75,30 @@ async def run(task: RegistrarTask) -> None:
     deployer = Deployer(task.models, engines, registry, file, routes)
     background = [asyncio.create_task(engine.run()) for engine in engines]
     background.append(asyncio.create_task(_take_reports(deployer, task.reports_address)))
+    background.append(asyncio.create_task(_poll(deployer, stopping)))
     try:
-        while not stopping.is_set():
-            started = time.monotonic()
-            try:
-                await deployer.poll()
-            except Exception:  # the next poll may succeed; the server must not lose its registrar
-                log.exception("a poll of the registrar failed; it is repeated")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, started + _POLL_S - time.monotonic())):
-                    await stopping.wait()
+        done, _ = await asyncio.wait(background, return_when=asyncio.FIRST_COMPLETED)
+        for ended in done:
+            ended.result()  # raises what ended it: the supervisor starts the registrar again
     finally:
         await deployer.close()
         for each in background:
             each.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await registry.close()
+
+
+async def _poll(deployer: Deployer, stopping: asyncio.Event) -> None:
+    """Carry out deployments until `stopping` is set."""
+    while not stopping.is_set():
+        started = time.monotonic()
+        try:
+            await deployer.poll()
+        except Exception:  # the next poll may succeed
+            log.exception("a poll of the registrar failed; it is repeated")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, started + _POLL_S - time.monotonic())):
+                await stopping.wait()
 
 
 async def _take_reports(deployer: Deployer, address: str) -> None:

@@ -31,6 +31,10 @@ T = TypeVar("T")
 log = logging.getLogger("noria.registrar")
 
 
+class RegistryAwayError(Exception):
+    """The registry does not answer."""
+
+
 @dataclass(frozen=True)
 class RegistryState:
     """What the registry wants now."""
@@ -82,10 +86,10 @@ class RegistryAccess:
         return True
 
     async def manifest(self, version: Version) -> str:
-        """Return the manifest of a version. Raises RegistryError: the registry is away."""
+        """Return the manifest of a version. Raises RegistryAwayError."""
         manifest = await self._try(lambda: ModelStore(self._registry()).manifest(version))
         if manifest is None:
-            raise RegistryError("the registry does not answer.")
+            raise RegistryAwayError
         return manifest
 
     async def begin(self, deployment_id: int) -> bool:

@@ -1,6 +1,6 @@
 """The models that a server holds: those of its configuration, and instead or beside them what the routes name."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,37 +22,20 @@ def targets_of(routes: Routes) -> list[tuple[str, Target]]:
 def routed_models(
     configured: Sequence[AnyModelSpec], routes: Routes, on_error: Callable[[str, Target, str], None]
 ) -> list[AnyModelSpec]:
-    """Return the models that a server with these routes holds, each endpoint's control first.
+    """Return the models that a server with these routes starts with: of each endpoint the control.
 
-    A model of the configuration is left out if its endpoint has another control. A version that cannot be opened is
-    passed to `on_error` with the reason; if it is a control, the configuration's model serves instead.
+    That is the route's or, without one, the configuration's. One that cannot be opened is passed to `on_error` with the
+    reason, and the configuration's serves instead. Canaries are loaded beside them later: if one cannot be, the control
+    still serves.
     """
-    names = list(dict.fromkeys([*(spec.name for spec in configured), *(route.endpoint for route in routes.routes)]))
-    return [spec for name in names for spec in _models_of(name, configured, routes, on_error)]
-
-
-def _models_of(
-    name: str, configured: Sequence[AnyModelSpec], routes: Routes, on_error: Callable[[str, Target, str], None]
-) -> Iterator[AnyModelSpec]:
-    route = routes.find(name)
-    own = [spec for spec in configured if spec.name == name]
-    control = None if route is None else _open_or_report(name, route.control, on_error)
-    yield from own if control is None else [control]
-    canary = None if route is None else _open_or_report(name, route.canary, on_error)
-    if canary is not None and canary.key not in {spec.key for spec in (control, *own) if spec is not None}:
-        yield canary
-
-
-def _open_or_report(
-    endpoint: str, target: Target | None, on_error: Callable[[str, Target, str], None]
-) -> AnyModelSpec | None:
-    if target is None:
-        return None
-    try:
-        return open_target(endpoint, target)
-    except NoriaError as error:
-        on_error(endpoint, target, error.message)
-        return None
+    models = {spec.name: spec for spec in configured}
+    for route in routes.routes:
+        if route.control is not None:
+            try:
+                models[route.endpoint] = open_target(route.endpoint, route.control)
+            except (NoriaError, OSError) as error:
+                on_error(route.endpoint, route.control, str(error))
+    return list(models.values())
 
 
 def open_target(endpoint: str, target: Target, manifest: str | None = None) -> AnyModelSpec:

@@ -81,15 +81,16 @@ class EngineChild(Child):
 
     address: str
     hang_detector: HangDetector
-    models_now: Callable[[], Sequence[ModelSpec]]  # what it is to hold when it starts again
+    models_now: Callable[[], Sequence[ModelSpec]]  # what it is to load when it starts again; empty: not known
     incarnation: str | None = None  # from its last EngineState
     previous_exit: ExitCause = "none"
     _is_ready: bool = False
     _ended_incarnation: str | None = None
 
     def prepare(self) -> None:
-        """Load what is deployed by now."""
-        self.task = self.task | {"models": self.models_now()}
+        """Let it load what is deployed by now; if that is not known, what it was to load the last time."""
+        if models := self.models_now():
+            self.task = self.task | {"models": models}
 
     def started(self, now: float) -> None:
         """Record that the process was started."""

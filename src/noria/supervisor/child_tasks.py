@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from noria.config import Config
+from noria.errors import NoriaError
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.logs.log_record import fields
 from noria.protocol.kinds import AnyModelSpec
@@ -87,7 +88,16 @@ class ServerChildren:
         )
 
     def _models_of(self, kind: str) -> Callable[[], list[AnyModelSpec]]:
-        return lambda: [spec for spec in self.models() if spec.kind == kind]
+        """Return what returns the models of one kind; none if the routes cannot be read."""
+
+        def models() -> list[AnyModelSpec]:
+            try:
+                return [spec for spec in self.models() if spec.kind == kind]
+            except NoriaError as error:
+                log.error("%s", error.message, extra=fields(event="routes_unreadable"))
+                return []
+
+        return models
 
     def frontend(self, name: str, num_frontends: int, *, is_first: bool) -> FrontendChild:
         """Return a front end. `is_first`: the server does not run yet, and depends on it."""

@@ -197,6 +197,8 @@ class FakeEngine:
                 return self.mount_error
             case Mount(model=spec):
                 run.models = (*(each for each in run.models if each.key != spec.key), spec)
+            case Unmount(name=name, version=version) if {each.key for each in run.models} == {(name, version)}:
+                return "it is the only model of this engine; mount another one first."
             case Unmount(name=name, version=version):
                 run.models = tuple(each for each in run.models if each.key != (name, version))
         return ""

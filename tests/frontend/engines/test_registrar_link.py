@@ -11,6 +11,7 @@ from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import RegistrarLink
 from noria.protocol.routes import Route, Routes, Target
 from noria.registry.routes_file import write_routes
+from waiting import wait_until_async
 
 TARGET = Target(2, "shapes@2", "sha256:2", "bbbbbbbbbbbb", ())
 
@@ -31,6 +32,8 @@ def test_routes_are_followed_and_reported(tmp_path, folder):
             report = await receive_until(address, lambda report: report.generation == 2)
             assert (report.frontend, report.in_flight, report.ended) == ("frontend-0", (), ())
             assert engine_pool.versions.canary_version("tiny") == TARGET.fingerprint
+            write_routes(file, Routes(2))  # the canary has failed while the registry is away
+            await wait_until_async(lambda: engine_pool.versions.canary_version("tiny") is None)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from noria.canary.windows import WINDOW_S, InFlight
-from noria.errors import InvalidField
+from noria.errors import EngineUnavailable, InvalidField
 from noria.frontend.engines.version_choice import RequestVersions, VersionChooser
 from noria.protocol.routes import Route, Routes, Target
 from noria.testing.fake_engine import FAKE_MODEL
@@ -81,9 +81,34 @@ def test_a_version_that_is_not_served_is_an_error_that_names_those_that_are(rout
     assert fixture.chooser.in_flight() == ()
 
 
-def test_the_control_answers_while_no_engine_holds_the_canary(fixture: Fixture) -> None:
+def test_the_control_answers_while_no_engine_holds_the_canary_and_nothing_is_compared(fixture: Fixture) -> None:
     fixture.held = [CONTROL]
     assert {fixture.answer(str(number)) for number in range(50)} == {CONTROL.fingerprint}
+    assert fixture.chooser.take_ended() == ()
+    with pytest.raises(EngineUnavailable, match="tiny@2"):
+        fixture.answer("key", override="canary")
+
+
+def test_what_answers_in_place_of_the_control_is_named_and_not_compared(fixture: Fixture) -> None:
+    other = msgspec.structs.replace(FAKE_MODEL, fingerprint="cccccccccccc")
+    for number in range(40):
+        with RequestVersions(str(number)) as versions:
+            chosen = fixture.chooser.choose(other)
+            fixture.chooser.record("tiny", ok=False, seconds=1.0, shape="")
+        assert versions.choice.target == (target(2, CANARY) if chosen is CANARY else None)
+    assert fixture.chooser.take_ended() == ()
+
+
+def test_a_request_counts_once_and_then_delays_no_window(fixture: Fixture) -> None:
+    with RequestVersions("key"):
+        fixture.chooser.choose(CONTROL)
+        fixture.now += WINDOW_S
+        assert fixture.chooser.first_open_window() == 100 // WINDOW_S
+        for _ in range(3):
+            fixture.chooser.record("tiny", ok=True, seconds=1.0, shape="")
+        assert fixture.chooser.first_open_window() == 100 // WINDOW_S + 1
+    (report,) = fixture.chooser.take_ended()
+    assert report.control.n + report.canary.n == 1
 
 
 def test_a_request_keeps_its_version_when_the_routes_change(fixture: Fixture) -> None:

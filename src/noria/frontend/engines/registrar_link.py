@@ -17,6 +17,7 @@ from noria.canary.windows import FrontendReport
 from noria.errors import ConfigError
 from noria.frontend.engines.pool import EnginePool
 from noria.observe.logs.log_record import fields
+from noria.protocol.routes import Routes
 from noria.registry.routes_file import read_routes
 
 INTERVAL_S = 0.5
@@ -33,6 +34,8 @@ class RegistrarLink:
         self._versions, self._engine_pool = engine_pool.versions, engine_pool
         self._name, self._file, self._address = name, file, address
         self._read: tuple[int, int] | None = None  # identity of the file that was read last
+        self._unreadable: tuple[int, int] | None = None  # identity of the file that was last logged as damaged
+        self._routes = Routes()
         self.read_routes()
 
     async def run(self) -> None:
@@ -44,9 +47,12 @@ class RegistrarLink:
         socket.connect(self._address)
         try:
             while True:
-                self.read_routes()
-                with contextlib.suppress(zmq.Again):
-                    socket.send(msgspec.msgpack.encode(self._report()), zmq.DONTWAIT)
+                try:
+                    self.read_routes()
+                    with contextlib.suppress(zmq.Again):
+                        socket.send(msgspec.msgpack.encode(self._report()), zmq.DONTWAIT)
+                except Exception:  # a front end without its link would keep old routes, and all counts
+                    log.exception("the link to the registrar failed; it goes on")
                 await asyncio.sleep(INTERVAL_S)
         finally:
             socket.close()
@@ -61,13 +67,16 @@ class RegistrarLink:
         identity = status.st_ino, status.st_mtime_ns
         if identity == self._read:
             return
-        self._read = identity
         try:
             routes = read_routes(self._file)
         except ConfigError as error:
-            log.error("%s", error.message, extra=fields(event="routes_unreadable"))
+            if identity != self._unreadable:
+                log.error("%s", error.message, extra=fields(event="routes_unreadable"))
+            self._unreadable = identity
             return
-        if routes.generation != self._versions.generation:
+        self._read = identity
+        if routes != self._routes:  # also of the same generation: a canary that has failed is taken out
+            self._routes = routes
             self._engine_pool.follow(routes)
             log.info(
                 "routes of generation %d", routes.generation, extra=fields(event="routes", generation=routes.generation)

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from noria.canary.judge import Arm
-from noria.canary.traffic_split import ArmName, TrafficSplit
+from noria.canary.traffic_split import ArmName, TrafficSplit, key_position
 from noria.canary.windows import WINDOW_S, InFlight, WindowReport
-from noria.errors import InvalidField, short_repr
+from noria.errors import EngineUnavailable, InvalidField, short_repr
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.routes import Route, Routes, Target
 
 VERSION_HEADER = "x-noria-version"
 _MAX_STICKY_KEYS = 100_000  # of one canary, whose first requests count
+_STICKY_SALT = "noria-sticky"
+_RETRY_AFTER_S = 5.0
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 KeyT = TypeVar("KeyT")
@@ -35,7 +37,7 @@ class Choice:
     arm: ArmName = "control"
     canary: int = 0  # the deployment of the canary that it is compared in; 0: none
     window: int = 0  # of its admission
-    counts: bool = True  # whether the judge counts it
+    is_open: bool = False  # whether its outcome is to be counted for the judge, once
 
 
 class RequestVersions:
@@ -100,7 +102,7 @@ class _CanaryCounts:
     """What the requests of one canary and its control did since the last report."""
 
     windows: dict[tuple[int, ArmName], _ArmCounts] = field(default_factory=dict)
-    keys: set[str] = field(default_factory=set)  # sticky ones that were counted
+    keys: set[int] = field(default_factory=set)  # hashes of sticky ones that were counted
 
 
 class VersionChooser:
@@ -110,6 +112,7 @@ class VersionChooser:
         """`find` returns the model of this name and fingerprint if a ready engine holds it."""
         self._find, self._clock = find, clock
         self._routes: dict[str, Route] = {}
+        self._targets: dict[tuple[str, str], Target] = {}  # of all routes so far, by endpoint and fingerprint
         self.generation = 0
         self.configured: Mapping[str, str] = {}  # fingerprints of the configuration's models, by name
         self._in_flight: Counter[tuple[str, str]] = Counter()  # by endpoint and fingerprint
@@ -119,6 +122,9 @@ class VersionChooser:
     def follow(self, routes: Routes) -> None:
         """Choose by these routes from now on."""
         self._routes, self.generation = {route.endpoint: route for route in routes.routes}, routes.generation
+        for route in routes.routes:
+            for target in filter(None, (route.canary, route.control)):
+                self._targets[route.endpoint, target.fingerprint] = target
         canaries = {route.canary.deployment for route in routes.routes if route.canary is not None}
         for ended in self._counts.keys() - canaries:
             del self._counts[ended]
@@ -136,18 +142,17 @@ class VersionChooser:
         return None if route is None or route.canary is None else route.canary.fingerprint
 
     def target_of(self, spec: ModelSpec) -> Target | None:
-        """The deployed version that a model is; None: it is the configuration's, or was deployed and is no more."""
+        """The version that a model was deployed as; None: it is the configuration's. Also of a job, later."""
         if (versions := current_versions()) is not None and (choice := versions.of(spec.name)) is not None:
             return choice.target
-        route = self._routes.get(spec.name)
-        targets = () if route is None else (route.control, route.canary)
-        return next((each for each in targets if each is not None and each.fingerprint == spec.fingerprint), None)
+        return self._targets.get((spec.name, spec.fingerprint))
 
     def choose(self, control: SpecT) -> SpecT:
         """Return the version that answers the current request to the endpoint whose control is `control`.
 
         Raises:
             InvalidField: the request's tester asks for a version that is not served.
+            EngineUnavailable: the tester asks for a canary that no engine holds now.
 
         """
         versions = current_versions()
@@ -158,49 +163,62 @@ class VersionChooser:
             versions.chooser = self
             versions.add(choice)
             self._in_flight[choice.endpoint, choice.version] += 1
-            self._open_windows[choice.window] += 1
+            if choice.is_open:
+                self._open_windows[choice.window] += 1
         if choice.version == control.fingerprint:
             return control
         found = self._find(choice.endpoint, choice.version)
         return found if isinstance(found, type(control)) else control
 
     def _choose(self, control: ModelSpec, versions: RequestVersions) -> Choice:
+        """`control` is what answers in place of the route's control, too, while no engine holds that."""
         route, window = self._routes.get(control.name), int(self._clock() / WINDOW_S)
-        choice = Choice(control.name, control.fingerprint, window=window)
+        target = None if route is None or route.control is None else route.control
+        if target is not None and target.fingerprint != control.fingerprint:
+            target = self._targets.get((control.name, control.fingerprint))
+        choice = Choice(control.name, control.fingerprint, target, window=window)
         if route is None or route.canary is None:
-            choice.target = None if route is None else route.control
             _check_override(choice, versions.override)
             return choice
         canary = route.canary
-        split = TrafficSplit(
-            control.fingerprint if route.control is None else route.control.version,
-            canary.version,
-            route.canary_share,
-            f"noria-{canary.deployment}",
-        )
+        control_name = control.fingerprint if target is None else target.version
+        split = TrafficSplit(control_name, canary.version, route.canary_share, f"noria-{canary.deployment}")
         arm = split.choose(versions.key, versions.override)
         if canary.fingerprint != control.fingerprint and self._find(control.name, canary.fingerprint) is None:
-            arm = "control"  # the canary's engines are starting again
-        choice.arm, choice.target = arm, canary if arm == "canary" else route.control
-        choice.version = canary.fingerprint if arm == "canary" else control.fingerprint
-        if versions.override is None:
+            if arm == "canary" and versions.override is not None:
+                raise EngineUnavailable(
+                    f"no engine holds {canary.version} now; try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
+                )
+            return choice  # the canary's engines are starting again: nothing can be compared
+        if arm == "canary":
+            choice.arm, choice.target, choice.version = "canary", canary, canary.fingerprint
+        is_compared = route.control is None or route.control.fingerprint == control.fingerprint
+        if versions.override is None and is_compared:
             choice.canary = canary.deployment
-            choice.counts = not versions.is_sticky or self._is_first(canary.deployment, versions.key)
+            choice.is_open = not versions.is_sticky or self._is_first(canary.deployment, versions.key)
         return choice
 
     def _is_first(self, canary: int, key: str) -> bool:
         """Return whether this is the first request of a key: only those are independent of each other."""
-        keys = self._counts[canary].keys
-        if key in keys or len(keys) >= _MAX_STICKY_KEYS:
+        keys, position = self._counts[canary].keys, key_position(_STICKY_SALT, key)
+        if position in keys:
             return False
-        keys.add(key)
+        if len(keys) >= _MAX_STICKY_KEYS:  # hours later a user may count once more
+            keys.clear()
+        keys.add(position)
         return True
 
     def record(self, endpoint: str, *, ok: bool, seconds: float, shape: str) -> None:
-        """Count the outcome of the current request, if it takes part in a canary. Only equal shapes are compared."""
+        """Count the outcome of the current request, if it takes part in a canary, once.
+
+        Only equal shapes are compared.
+        """
         versions = current_versions()
         choice = None if versions is None else versions.of(endpoint)
-        if choice is None or not choice.counts or choice.canary not in self._counts:
+        if choice is None or not choice.is_open:
+            return
+        self._close(choice)
+        if choice.canary not in self._counts:  # it has ended
             return
         counts = self._counts[choice.canary].windows.setdefault((choice.window, choice.arm), _ArmCounts())
         counts.n += 1
@@ -212,7 +230,13 @@ class VersionChooser:
     def end(self, choice: Choice) -> None:
         """Forget a request that has ended."""
         _decrement(self._in_flight, (choice.endpoint, choice.version))
-        _decrement(self._open_windows, choice.window)
+        self._close(choice)
+
+    def _close(self, choice: Choice) -> None:
+        """Let the window of a request's admission wait for it no longer."""
+        if choice.is_open:
+            choice.is_open = False
+            _decrement(self._open_windows, choice.window)
 
     def in_flight(self) -> tuple[InFlight, ...]:
         """The requests that have not ended, by version."""

@@ -154,7 +154,7 @@ class GrpcServer:
         context.set_trailing_metadata((("x-request-id", state["request_id"]),))
         span = request_spans.begin(self._tracer, scope, Headers(scope=scope), state["request_id"])
         status, content, error = 499, b"", None
-        versions = RequestVersions(state["request_id"])
+        versions = RequestVersions(request_id_of(()))
         with RequestScope(state["request_id"], span), RequestLogRecord() as log_record, versions:
             try:
                 content, status = await self._respond(method, call, raw), 200

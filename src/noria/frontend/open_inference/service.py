@@ -77,9 +77,9 @@ class OpenInferenceService:
         return list(self._encoding_service.models.values())
 
     def reject_model_control(self) -> NoReturn:
-        """Raise OperationNotSupported: models are loaded at the start."""
+        """Raise OperationNotSupported: the registry decides what is loaded."""
         raise OperationNotSupported(
-            "models are loaded when the server starts and stay loaded: noria serve MODEL --additional-models MODEL,…"
+            "models are loaded by noria serve MODEL --additional-models MODEL,… and by noria deploy ENDPOINT VERSION."
         )
 
     async def infer(

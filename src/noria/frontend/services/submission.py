@@ -87,7 +87,7 @@ def record_outcome(
     An attempt of a job is not counted as a request, since it may be retried; `jobs/completion.py` counts the job when
     it ends. `shape` may be set later, too.
     """
-    outcome, is_client_error = InternalError.code, False
+    outcome, is_client_error, is_of_version = InternalError.code, False, True
     started, log_record = time.perf_counter(), current_log_record()
     request = RequestOutcome(shape)
     log_record.add(**deployment_fields(model))
@@ -97,12 +97,14 @@ def record_outcome(
         outcome = outcomes.OK
     except NoriaError as error:
         outcome, is_client_error = error.code, isinstance(error, RequestError)
+        # Rejections, and deadlines that clients choose, say nothing of the version.
+        is_of_version = error.http_status >= 500 and not (has_deadline and outcome == DeadlineExceeded.code)
         log_record.add(error=error.message)
         if outcome == DeadlineExceeded.code and has_deadline:
             declarations.DEADLINES_MISSED.labels(model).inc()
         raise
     except asyncio.CancelledError:
-        outcome = RequestCancelled.code
+        outcome, is_of_version = RequestCancelled.code, False
         raise
     finally:
         span = get_current_span()
@@ -111,7 +113,7 @@ def record_outcome(
             fail(span, outcome)
         if not is_job:
             outcomes.count_request(model, outcome)
-        if not is_client_error and outcome != RequestCancelled.code:  # neither says anything of the version
+        if is_of_version:
             seconds = time.perf_counter() - started
             engine_pool.versions.record(model, ok=outcome == outcomes.OK, seconds=seconds, shape=request.shape)
         _count_deployment(model, outcome, time.perf_counter() - started)
