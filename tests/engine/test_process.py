@@ -1,6 +1,5 @@
 """The engine's threads around the loop, with a real channel, a real client socket and a fake device."""
 
-import os
 import threading
 import time
 import uuid
@@ -605,17 +604,3 @@ def test_a_request_whose_pixels_are_not_finite_fails_in_its_decode_span(harness,
     harness.client.send(Submit(submitted), Submit(request("good")))
     harness.client.receive(3)
     assert ("decode", "generation_failed") in stages(collector, tracer, caller)
-
-
-def test_every_thread_of_an_engine_gets_the_niceness(monkeypatch):
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    calls = []
-    monkeypatch.setattr(os, "setpriority", lambda *call: calls.append(call))
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
-    process.add_niceness(7)
-    ended.set()
-    thread.join()
-    expected = {(os.PRIO_PROCESS, each, before + 7) for each in (threading.get_native_id(), thread.native_id)}
-    assert expected <= set(calls)

@@ -6,7 +6,6 @@ sends them, and the *mounter* loads more models. The channel is open while the m
 """
 
 import abc
-import contextlib
 import faulthandler
 import logging
 import math
@@ -30,6 +29,7 @@ from noria.engine.live.batch_publisher import BatchLiveView
 from noria.engine.live.publisher import LiveViewPublisher
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, RequestLoop
 from noria.engine.mounting import ModelMounter
+from noria.engine.priority import add_niceness
 from noria.engine.receiver import CancelCommand, ChangeModelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
 from noria.engine.request_spans import StageSpans
 from noria.engine.runtime import AnyRuntime, BatchRuntime, FinishedBatch, Runtime, load_runtime
@@ -336,9 +336,8 @@ def main(task: EngineTask) -> int:
     channel = EngineChannel(task.address)
     watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
     crash_journal = CrashJournal(task.crash_journal)
-    tracer, close_tracer = open_tracer(
-        task.traces_endpoint, 1.0, task.name
-    )  # front ends decide which requests are sampled
+    # Front ends decide which requests are sampled.
+    tracer, close_tracer = open_tracer(task.traces_endpoint, 1.0, task.name)
     receiver = RequestReceiver(
         channel,
         task.models,
@@ -384,13 +383,6 @@ def main(task: EngineTask) -> int:
     channel.close()
     close_tracer()
     return 0
-
-
-def add_niceness(increment: int) -> None:
-    """Add to the niceness of each of this process's threads, up to 19; threads that they start inherit it."""
-    for thread_id in map(int, os.listdir("/proc/self/task")):
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + increment)
 
 
 def _end_process(fault: threading.ExceptHookArgs) -> None:

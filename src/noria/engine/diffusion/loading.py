@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from noria.config import EngineConfig, cache_folder
-from noria.engine.background_load import check_memory, free_memory_bytes, run_apart
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.calibration import (
     CostCache,
@@ -21,7 +20,9 @@ from noria.engine.diffusion.calibration import (
     run_warmup_request,
     shape_costs,
 )
+from noria.engine.memory import check_memory, free_memory_bytes
 from noria.engine.multi_model import MultiModelExecutor
+from noria.engine.priority import run_apart
 from noria.engine.runtime import LoadedModel, Runtime
 from noria.errors import ConfigError
 from noria.models.catalog import count_parameters, have_same_architecture

@@ -1,10 +1,6 @@
-"""What loading a model may use while others serve: memory that is free, and on a CPU the time that they leave."""
+"""Whether a model fits the memory that is free on a device."""
 
-import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import psutil
 
@@ -13,11 +9,6 @@ from noria.observe import cgroup
 
 _WEIGHTS_FACTOR = 1.25  # copies of single tensors while they are converted, and the tensors of the slots
 _FIXED_BYTES = 64 * 2**20  # libraries' workspaces
-# On two cores, requests took 1.1 times as long while a model loaded at this priority, and 2.2 times at an equal one;
-# the load took 10 to 50 s instead of 2 to 6.
-_LOWEST_PRIORITY = 19
-
-T = TypeVar("T")
 
 
 def free_memory_bytes(device: str) -> int:
@@ -45,19 +36,3 @@ def check_memory(name: str, weights_bytes: int, device: str, free_bytes: Callabl
             f"{name} needs {needed:,} bytes of the memory of {device}, of which {free:,} are free; unmount another "
             "model first, or use a device with more memory."
         )
-
-
-def run_apart(action: Callable[[], T], *, at_low_priority: bool = True) -> T:
-    """Call `action` in a thread that ends; return or raise what it does.
-
-    At the lowest CPU priority, what it starts inherits it, and cannot get a higher one again: threads that are to serve
-    must be started elsewhere.
-    """
-
-    def call() -> T:
-        if at_low_priority:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        return action()
-
-    with ThreadPoolExecutor(1, thread_name_prefix="loader") as executor:
-        return executor.submit(call).result()
