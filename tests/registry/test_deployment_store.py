@@ -480,3 +480,45 @@ def test_whatever_happens_an_endpoint_has_one_control_and_the_routes_follow(engi
 
     holds()
     assert list(check(engine, with_files=False)) == []
+
+
+def follow(store, spec="shapes@prod", plan=None):
+    return store.deploy("t2i", spec, plan, SETTINGS, at(2), follow=True)[0]
+
+
+def test_what_an_alias_names_later_is_deployed_likewise_once(store, engine):
+    models = ModelStore(engine)
+    models.set_alias("shapes@1", "prod", at(1))
+    mount(store, follow(store, plan=HOLD))
+    assert store.followed() == {"t2i": "shapes@prod"}
+    models.set_alias("shapes@2", "prod", at(3))
+    assert store.deploy_followed(at(4)) == []  # the first is a canary still
+    store.promote("t2i", at(5))
+    (second,) = store.deploy_followed(at(6))
+    assert (second.version.name, second.plan, second.created.why) == ("shapes@2", HOLD, "follows shapes@prod")
+    assert store.deploy_followed(at(7)) == []
+    store.roll_back("t2i", at(8))
+    assert store.deploy_followed(at(9)) == []  # what was rolled back is not deployed again
+    models.set_alias("shapes@3", "prod", at(10))
+    assert [one.version.name for one in store.deploy_followed(at(11))] == ["shapes@3"]
+
+
+def test_the_latest_version_of_a_model_is_followed_until_a_deployment_without(store, engine):
+    mount(store, follow(store, "shapes"))
+    new, _ = ModelStore(engine).add("shapes", folder("e", "file:///models/e"), at(3))
+    (followed,) = store.deploy_followed(at(4))
+    assert followed.version.id == new.id
+    mount(store, followed)
+    serve(store, 1, now=5)
+    ModelStore(engine).add("shapes", folder("f", "file:///models/f"), at(6))
+    assert (store.deploy_followed(at(7)), store.followed()) == ([], {})
+
+
+def test_a_number_is_not_followed_and_a_deleted_alias_deploys_nothing(store, engine):
+    with pytest.raises(RegistryError, match="for good"):
+        follow(store, "shapes@1")
+    assert (store.all(), store.followed()) == ([], {})
+    ModelStore(engine).set_alias("shapes@1", "prod", at(1))
+    mount(store, follow(store))
+    ModelStore(engine).delete_alias("shapes", "prod", at(3))
+    assert store.deploy_followed(at(4)) == []

@@ -9,6 +9,7 @@ mounted must be mounted again. The crash journal lists no request meanwhile, so 
 (`CrashJournal.paused`). This module knows no kind of model.
 """
 
+import gc
 import logging
 import threading
 import time
@@ -81,6 +82,7 @@ class ModelMounter(threading.Thread):
         except SetupError as error:
             extra = fields(event="mount_failed", model=spec.name, version=spec.fingerprint)
             _log.warning("%s was not mounted: %s", spec.name, error.message, extra=extra)
+            gc.collect()  # exceptions, and the frames that hold what was loaded, refer to each other
             self._runtime.free_memory()
             raise
 

@@ -68,11 +68,16 @@ class RegistryAccess:
 
     async def read(self) -> RegistryState | None:
         """Return what the registry wants; None: it is away."""
-        state = await self._try(lambda: RegistryState(self._store().routes(), tuple(self._store().unfinished())))
+        state = await self._try(self._read)
         if state is not None:
             unfinished = {deployment.id for deployment in state.unfinished}
             self._leased_until = {key: at for key, at in self._leased_until.items() if key in unfinished}
         return state
+
+    def _read(self) -> RegistryState:
+        store = self._store()
+        store.deploy_followed(Change(self._clock(), "registrar"))
+        return RegistryState(store.routes(), tuple(store.unfinished()))
 
     async def lease(self, deployment_id: int) -> bool:
         """Take or renew the lease of a deployment; return whether this registrar holds it."""

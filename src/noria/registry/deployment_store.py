@@ -32,6 +32,7 @@ from noria.registry.deployment_rows import (
     unknown_endpoint,
 )
 from noria.registry.deployments import Deployment, Endpoint
+from noria.registry.following import Follow, check_followable, due_versions, read_follows, write_follow
 from noria.registry.model_store import check_model_name, lock_known_model
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
 from noria.registry.versions import Change, Version, find_version
@@ -47,22 +48,51 @@ class DeploymentStore:
     # ── What people want ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def deploy(
-        self, endpoint: str, version_spec: str, plan: RampPlan | None, settings: JudgeSettings, change: Change
+        self,
+        endpoint: str,
+        version_spec: str,
+        plan: RampPlan | None,
+        settings: JudgeSettings,
+        change: Change,
+        *,
+        follow: bool = False,
     ) -> tuple[Deployment, bool]:
         """Let an endpoint be served by a version, at once or by a plan; returns the deployment.
 
-        The same command again, until it is finished, returns the same deployment, and True.
+        The same command again, until it is finished, returns the same deployment, and True. With `follow` each version
+        that `version_spec` names later is deployed likewise, until the next call without it.
 
         Raises:
-            RegistryError: a name is not allowed, there is no such version, or another deployment is unfinished.
+            RegistryError: a name is not allowed, there is no such version, another deployment is unfinished, or a
+                version's number is to be followed.
 
         """
         check_model_name(endpoint, "endpoint")
+        if follow:
+            check_followable(version_spec)
         with self._transaction() as connection:
             lock_known_model(connection, version_spec.partition("@")[0])
             version = find_version(connection, version_spec)
             insert_if_new(connection, endpoints, name=endpoint)
-            return _insert(connection, endpoint, version, plan, DeploymentSettings(settings), change)
+            found = _insert(connection, endpoint, version, plan, DeploymentSettings(settings), change)
+            write_follow(connection, endpoint, Follow(version_spec, plan, settings, version.id) if follow else None)
+            return found
+
+    def deploy_followed(self, change: Change) -> list[Deployment]:
+        """Deploy what endpoints follow and was named anew; returns the new deployments."""
+        with self._engine.connect() as connection:
+            names = list(due_versions(connection))
+        made = []
+        for name in names:
+            with self._transaction() as connection:
+                if (due := due_versions(connection, name).get(name)) is None:  # another process was faster
+                    continue
+                follow, version = due
+                write_follow(connection, name, msgspec.structs.replace(follow, seen=version.id))
+                change = msgspec.structs.replace(change, why=f"follows {follow.spec}")
+                settings = DeploymentSettings(follow.judge)
+                made.append(_insert(connection, name, version, follow.plan, settings, change)[0])
+        return made
 
     def promote(self, endpoint: str, change: Change) -> Deployment:
         """Let the canary of an endpoint serve all its requests; returns it.
@@ -137,6 +167,11 @@ class DeploymentStore:
             if endpoint is not None and not found:
                 raise unknown_endpoint(connection, endpoint)
             return found
+
+    def followed(self) -> dict[str, str]:
+        """What endpoints follow, by name."""
+        with self._engine.connect() as connection:
+            return {name: follow.spec for name, follow in read_follows(connection).items()}
 
     def unfinished(self) -> list[Deployment]:
         """The deployments that are pending or canaries, the oldest first."""

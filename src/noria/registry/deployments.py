@@ -16,7 +16,7 @@ change is an event; an event of the type `step` changes the share or the evidenc
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -266,12 +266,20 @@ class EndpointStatus(Struct, frozen=True):
     unfinished: Deployment | None
     latest: int  # the number of the last deployment of all
     verdict: Verdict | None  # of the judge by the evidence that is stored, if there is a canary
+    follows: str | None  # MODEL@ALIAS or MODEL, whose new versions are deployed by themselves
 
 
-def status_of(deployments: Iterable[Deployment]) -> list[EndpointStatus]:
-    """Return what each endpoint has, by name, with the judge's verdict of its canary."""
+def status_of(deployments: Iterable[Deployment], followed: Mapping[str, str]) -> list[EndpointStatus]:
+    """Return what each endpoint has, by name, with the judge's verdict of its canary, and what it follows."""
     return [
-        EndpointStatus(each.name, each.serving, each.unfinished, each.latest.id, _verdict(each.unfinished))
+        EndpointStatus(
+            each.name,
+            each.serving,
+            each.unfinished,
+            each.latest.id,
+            _verdict(each.unfinished),
+            followed.get(each.name),
+        )
         for each in endpoints_of(deployments)
     ]
 

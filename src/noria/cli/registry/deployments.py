@@ -43,6 +43,9 @@ def add_to(commands: Any) -> list[Parser]:
     deploy.add_argument(
         "--ramp", metavar="PLAN", help="a growing share, such as '5,25,50,100 every 10m'; 100 serves all if it is good"
     )
+    deploy.add_argument(
+        "--follow", action="store_true", help="deploy each version that VERSION, MODEL@ALIAS or MODEL, names later, too"
+    )
     deploy.add_argument("--min-responses", metavar="N", help="responses of a canary before it can fail (80)")
     deploy.add_argument(
         "--max-error-increase", metavar="PERCENT", help="points by which a good canary's error rate may be higher (3)"
@@ -76,7 +79,7 @@ def run_deploy(arguments: argparse.Namespace) -> int:
     settings = _judge_settings_of(arguments)
     with _store(arguments) as store:
         deployment, was_there = store.deploy(
-            arguments.endpoint, arguments.version, plan, settings, change_of(arguments)
+            arguments.endpoint, arguments.version, plan, settings, change_of(arguments), follow=arguments.follow
         )
         if arguments.wait is None:
             _print_deployment(arguments, deployment, _deploy_sentence(deployment, was_there))
@@ -127,8 +130,8 @@ def run_status(arguments: argparse.Namespace) -> int:
     from noria.registry.deployments import status_of
 
     with _store(arguments) as store:
-        deployments = store.all(arguments.endpoint)
-    found = status_of(deployments)
+        deployments, followed = store.all(arguments.endpoint), store.followed()
+    found = status_of(deployments, followed)
     if arguments.json:
         for endpoint in found:
             print(as_json(endpoint))
@@ -139,6 +142,8 @@ def run_status(arguments: argparse.Namespace) -> int:
     rows = [row for endpoint in found for row in _status_rows(endpoint)]
     print(format_table(("endpoint", "version", "state", "requests", "since", "by", "why"), rows))
     for endpoint in found:
+        if endpoint.follows is not None:
+            print(escape_for_terminal(f"{endpoint.endpoint} follows {endpoint.follows}"))
         if endpoint.verdict is not None:
             print(escape_for_terminal(f"judge of {endpoint.endpoint}: {_describe_verdict(endpoint.verdict)}"))
         latest = next(deployment for deployment in deployments if deployment.id == endpoint.latest)

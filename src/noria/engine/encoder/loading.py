@@ -1,6 +1,5 @@
 """Loads text encoders into sessions on a device, and measures what batches cost. Importing this module is cheap."""
 
-import gc
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -170,7 +169,6 @@ class _ModelChanges:
 
     def free_memory(self) -> None:
         """Return the memory of models that were dropped to the device."""
-        gc.collect()
         if self._device != "cpu":
             from noria.engine.encoder.torch_session import free_device_memory
 

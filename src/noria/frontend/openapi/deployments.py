@@ -16,6 +16,8 @@ DESCRIPTIONS = {
     "ramp": "a growing share, such as `5,25,50,100 every 10m`",
     "min_responses": "responses of a canary before it can fail; by default 80",
     "max_error_increase": "points by which the error rate of a canary that passes may be higher; by default 3",
+    "follow": "deploy each version that `version`, MODEL@ALIAS or MODEL, names later, too, until the next deployment "
+    "without it",
     "why": "the reason, which is kept",
 }
 

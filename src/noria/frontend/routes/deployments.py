@@ -32,6 +32,7 @@ class DeployRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     ramp: Annotated[str, Meta(max_length=200)] | None = None
     min_responses: Annotated[int, Meta(ge=1, le=10**9)] | None = None
     max_error_increase: Annotated[float, Meta(gt=0, le=100)] | None = None
+    follow: bool = False
     why: Annotated[str, Meta(max_length=1000)] = ""
 
 
@@ -67,15 +68,17 @@ class DeploymentRoutes:
         """Return what each endpoint has, or deploy a version."""
         if http.method == "POST":
             return await self._deploy(http)
-        found = await self._registry.run(lambda engine: DeploymentStore(engine).all())
-        return json_response(DeploymentList(status_of(found)))
+        found = await self._registry.run(lambda engine: _status(DeploymentStore(engine)))
+        return json_response(DeploymentList(found))
 
     async def _deploy(self, http: Request) -> Response:
         """Deploy a version; 200 if the same is being deployed already, else 202."""
         body = await self._body_reader.read_json(http, DeployRequestBody)
         plan, settings, change = _plan_of(body), _judge_settings_of(body), self._change(http, body.why)
         deployment, was_there = await self._registry.run(
-            lambda engine: DeploymentStore(engine).deploy(body.endpoint, body.version, plan, settings, change)
+            lambda engine: DeploymentStore(engine).deploy(
+                body.endpoint, body.version, plan, settings, change, follow=body.follow
+            )
         )
         return json_response(deployment, 200 if was_there else 202)
 
@@ -98,6 +101,10 @@ class DeploymentRoutes:
 
     def _change(self, http: Request, why: str) -> Change:
         return Change(self._registry.clock(), sender_of(http), why)
+
+
+def _status(store: DeploymentStore) -> list[EndpointStatus]:
+    return status_of(store.all(), store.followed())
 
 
 def _plan_of(body: DeployRequestBody) -> RampPlan | None:
