@@ -19,7 +19,7 @@ from noria.engine.process import BatchEngine
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.protocol.messages import Cancel, Failed, Finished, Hello, Mount, MountResult, Submit, Unmount
+from noria.protocol.messages import Cancel, Finished, Hello, Mount, MountResult, Submit, Unmount
 from noria.protocol.transport import EngineChannel
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, make_text_request
 from waiting import TIMEOUT_S
@@ -94,8 +94,10 @@ def test_a_second_version_serves_beside_the_first_and_is_released_after_its_last
     assert harness.began.wait(TIMEOUT_S)
     harness.client.send(Cancel("slow"))  # which ends the request, and not its batch
     assert harness.client.receive()[0].code == "cancelled"
-    harness.client.send(Unmount("b", NEWER.name, NEWER.fingerprint), Submit(request("late", 1, 2)))
-    late = next(each for each in harness.client.receive(2) if isinstance(each, Failed))
+    harness.client.send(Unmount("b", NEWER.name, NEWER.fingerprint))
+    assert harness.client.receive()[0].models == (FAKE_ENCODER,)
+    harness.client.send(Submit(request("late", 1, 2)))
+    (late,) = harness.client.receive()
     assert (late.attempt_id, late.code) == ("late", "engine_unavailable")
     harness.client.send(Submit(request("3", 1, 2, spec=FAKE_ENCODER)))
     assert isinstance(harness.client.receive()[0], Finished)

@@ -143,7 +143,7 @@ def test_bad_requests_have_status_and_reason(channel):
         ("INVALID_ARGUMENT", "parameter priority is None", lambda: infer(channel, "a", fields={"parameters": {"priority": {}}})),
         ("NOT_FOUND", "model 'other' is not served here", lambda: call(channel, "ModelReady", {"name": "other"})),
         ("NOT_FOUND", "its one version is '1'", lambda: call(channel, "ModelConfig", {"name": "fake-encoder", "version": "2"})),
-        ("UNIMPLEMENTED", "models are loaded when the server starts", lambda: call(channel, "RepositoryModelLoad")),
+        ("UNIMPLEMENTED", "models are loaded by noria serve", lambda: call(channel, "RepositoryModelLoad")),
         ("RESOURCE_EXHAUSTED", "4096", lambda: infer(channel, "a" * 5000)),
     ):  # fmt: skip
         rejected(status, says, make)

@@ -262,8 +262,8 @@ def test_statistics_have_the_batches_of_each_size(client):
     [
         ("GET", "/v2/models/other", 404, "model 'other' is not served here; allowed are 'fake-encoder'"),
         ("GET", "/v2/models/fake-encoder/versions/2/ready", 404, "no version '2'; its one version is '1'"),
-        ("POST", "/v2/repository/models/fake-encoder/load", 501, "models are loaded when the server starts"),
-        ("POST", "/v2/repository/models/fake/reranker/unload", 501, "models are loaded when the server starts"),
+        ("POST", "/v2/repository/models/fake-encoder/load", 501, "models are loaded by noria serve"),
+        ("POST", "/v2/repository/models/fake/reranker/unload", 501, "models are loaded by noria serve"),
         ("GET", "/v2/shared", 404, "there is no '/v2/shared'"),
         ("PUT", INFER, 405, "PUT is not allowed"),
         ("POST", INFER, 400, "the body is empty"),
