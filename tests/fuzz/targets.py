@@ -142,10 +142,6 @@ BODIES = (
     ("POST /v2/models/fake-encoder/infer", INFER),
     ("POST /v2/models/fake-encoder/versions/1/infer", {"inputs": TOKENS}),
     ("POST /v2/repository/index", {"ready": True}),
-    ("POST /v1/deployments", {"endpoint": "tiny", "version": "m@2", "ramp": "5,50 every 10m", "min_responses": 9}),
-    ("POST /v1/deployments", {"endpoint": "tiny", "version": "m", "canary": 10, "follow": True, "why": "w"}),
-    ("POST /v1/deployments/promote", {"endpoint": "tiny", "why": "w"}),
-    ("POST /v1/deployments/rollback", {"endpoint": "tiny"}),
     ("POST /v1/endpoints/lengths", {"inputs": ["a", "b c"], "dimensions": 2}),
     ("POST /v1/jobs", JOB),
     ("POST /v1/jobs", {"input": {"prompt": "p", "endpoint": "/v1/images/generations", "size": "64x48"}}),
@@ -167,7 +163,7 @@ FIELDS = (
     "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     "Idempotency-Key: one",
     "Last-Event-ID: 1",
-    "X-Noria-Version: canary",
+    "X-Noria-Version: control",
 )
 PATHS = (
     "/",
