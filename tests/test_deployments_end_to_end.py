@@ -26,11 +26,13 @@ _UNET = "unet/diffusion_pytorch_model.safetensors"
 _IMAGE = {"prompt": "a red circle", "inference_steps": 2, "seed": 7, "metadata": False}
 
 
-def with_other_weights(folder: pathlib.Path, copy: pathlib.Path, file: str, *, is_broken: bool = False) -> pathlib.Path:
+def with_other_weights(
+    folder: pathlib.Path, copy: pathlib.Path, file: str, *, is_broken: bool = False, num_bytes: int = 4096
+) -> pathlib.Path:
     """Copy a model folder and set its last weights to zero, or to what is no number."""
     shutil.copytree(folder, copy)
     weights = bytearray((copy / file).read_bytes())
-    weights[-4096:] = (b"\xff" if is_broken else b"\0") * 4096
+    weights[-num_bytes:] = (b"\xff" if is_broken else b"\0") * num_bytes
     (copy / file).write_bytes(weights)
     return copy
 
@@ -220,7 +222,8 @@ def test_a_deploy_is_completed_whatever_process_is_killed(
     tmp_path: pathlib.Path,
     killed: str,
 ) -> None:
-    version = with_other_weights(BUNDLED, tmp_path / "next", "vae/diffusion_pytorch_model.safetensors")
+    # Each is another version: one that an engine holds still would be deployed at once.
+    version = with_other_weights(BUNDLED, tmp_path / "next", _UNET, num_bytes=1024 * len(killed))
     model = f"after-{killed}"
     registry("models", "add", model, str(version))
     with Clients(server, ask_image, 2) as images:
@@ -244,8 +247,9 @@ def test_a_server_starts_with_what_is_deployed_also_without_its_registry(
     data = tmp_path / "data"
     registry = Registry(data, capsys)
     registry("models", "add", "shapes", str(with_other_weights(BUNDLED, tmp_path / "second", _UNET)))
-    with serving(data, encoder) as server:
+    with serving(data, encoder) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as web:
         registry("deploy", model_names(server, "diffusion")[0], "shapes@1", *_WAIT)
+        wait_until(lambda: ask_image(web).headers["x-noria-model-version"] == "shapes@1")
     for file in data.glob("registry.sqlite*"):
         file.unlink()
     (data / "registry.sqlite").write_text("this is no database")

@@ -27,7 +27,7 @@ from noria.protocol.model_spec import ModelKey
 from noria.protocol.routes import Route, Routes, Target
 from noria.registrar.engine_link import EngineGoneError, EngineLink
 from noria.registrar.frontend_reports import FrontendReports
-from noria.registrar.registry_access import RegistryAccess, RegistryAwayError
+from noria.registrar.registry_access import RegistryAccess, RegistryAwayError, RegistryState
 from noria.registrar.running_canary import RunningCanary
 from noria.registry import deployments as rules
 from noria.registry.deployments import Deployment
@@ -79,10 +79,7 @@ class Deployer:
         """Do what can be done now."""
         now = self._clock()
         self._reports.forget_silent(self._monotonic())
-        state = await self._registry.read()
-        if state is not None:
-            self._routes = state.routes
-            self._failed_canaries &= {deployment.id for deployment in state.unfinished}
+        state = await self._follow_registry()
         unfinished = {} if state is None else {one.id: one for one in state.unfinished}
         for deployment in unfinished.values():
             is_ours = deployment.state == "pending" and await self._registry.lease(deployment.id)  # renewed, too
@@ -91,9 +88,18 @@ class Deployer:
         for deployment_id in [one for one, task in self._loading.items() if task.done()]:
             del self._loading[deployment_id]
         await self._advance_canaries(unfinished, now, registry_answers=state is not None)
-        self._write_routes()
+        self._write_routes()  # again: a canary may have failed
         await self._mount_missing(now)
         await self._unmount_surplus()
+
+    async def _follow_registry(self) -> RegistryState | None:
+        """Read what the registry wants, and write its routes into the file; return None if it is away."""
+        state = await self._registry.read()
+        if state is not None:
+            self._routes = state.routes
+            self._failed_canaries &= {deployment.id for deployment in state.unfinished}
+            self._write_routes()
+        return state
 
     async def close(self) -> None:
         """Stop; mounts that have begun are completed by their engines."""
@@ -123,6 +129,7 @@ class Deployer:
             return
         self._specs[deployment.endpoint, version.digest] = spec
         if await self._registry.begin(deployment.id):
+            await self._follow_registry()  # at once, so that the file is as new if the server stops now
             extra = fields(event="deployment_loaded", deployment=deployment.id, endpoint=deployment.endpoint)
             log.info("deployment %d: %s is loaded", deployment.id, version.name, extra=extra)
 

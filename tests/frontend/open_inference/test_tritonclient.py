@@ -87,6 +87,6 @@ def test_tritonclient_raises_its_own_error_with_our_message(answers, protocol, s
     kinds, found, messages = zip(*answers[protocol]["errors"], strict=True)
     assert (set(kinds), list(found)) == ({"InferenceServerException"}, statuses)
     for message, says in zip(
-        messages, ("'other' is not served", "no attention_mask", "when the server starts"), strict=True
+        messages, ("'other' is not served", "no attention_mask", "models are loaded by noria serve"), strict=True
     ):
         assert says in message
