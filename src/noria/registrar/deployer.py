@@ -61,7 +61,7 @@ class Deployer:
         self._reports = FrontendReports()
         self._canaries: dict[int, RunningCanary] = {}  # by deployment
         self._failed_canaries: set[int] = set()  # that get no requests, though the registry does not know yet
-        self._loading: dict[int, asyncio.Task[None]] = {}  # by deployment
+        self._loading: dict[int, asyncio.Task[None]] = {}  # by deployment; each named by its endpoint
         self._changing: dict[tuple[str, ModelKey], asyncio.Task[None]] = {}  # mounts and unmounts, by engine
         self._retry_at: dict[tuple[str, ModelKey], float] = {}
         self._specs: dict[tuple[str, str], AnyModelSpec] = {}  # of deployed versions, by endpoint and digest
@@ -84,7 +84,7 @@ class Deployer:
         for deployment in unfinished.values():
             is_ours = deployment.state == "pending" and await self._registry.lease(deployment.id)  # renewed, too
             if is_ours and deployment.id not in self._loading:
-                self._loading[deployment.id] = asyncio.create_task(self._load(deployment))
+                self._loading[deployment.id] = asyncio.create_task(self._load(deployment), name=deployment.endpoint)
         for deployment_id in [one for one, task in self._loading.items() if task.done()]:
             del self._loading[deployment_id]
         await self._advance_canaries(unfinished, now, registry_answers=state is not None)
@@ -304,15 +304,16 @@ class Deployer:
     async def _unmount_surplus(self) -> None:
         """Unmount what no route, request or job needs, once what replaces it is there."""
         wanted = await self._wanted()
-        if self._written != self._routes or self._loading or not self._reports.follow(self._routes.generation):
+        if self._written != self._routes or not self._reports.follow(self._routes.generation):
             return
+        loading = {task.get_name() for task in self._loading.values()}
         for engine in self._engines:
             surplus = [spec for spec in engine.models if spec.key not in wanted]
             missing = {key.name for key in wanted if not engine.holds(key)}
             for spec in surplus[: len(engine.models) - 1]:  # an engine keeps its last model
                 place = engine.name, spec.key
                 is_waiting = place in self._changing or self._retry_at.get(place, 0.0) > self._clock()
-                if spec.name in missing or is_waiting or self._reports.needs(spec.key):
+                if spec.name in missing | loading or is_waiting or self._reports.needs(spec.key):
                     continue
                 if not await self._registry.jobs_need(spec.key):
                     self._change(place, self._unmount(engine, spec))
