@@ -44,6 +44,18 @@ def test_it_prints_a_line_for_each_setting(save, capsys):
     )
 
 
+def test_it_names_the_deployed_version(save, capsys):
+    deployed = GenerationMetadata("p", deployment=7, registered_version="shapes@2", model_digest="sha256:12")
+    assert main(["show", save("a.png", deployed)]) == 0
+    assert capsys.readouterr().out == (
+        "a.png\n"
+        "  prompt        p\n"
+        "  deployed as   shapes@2\n"
+        "  deployment    7\n"
+        "  model digest  sha256:12\n"
+    )  # fmt: skip
+
+
 def test_json_is_a_line_for_each_file(save, capsys):
     assert main(["show", "--json", save("a.webp", WHOLE), save("b.jpeg", GenerationMetadata("p", seed=1))]) == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
