@@ -253,14 +253,20 @@ class DeploymentStore:
 
     @contextlib.contextmanager
     def _leased(self, deployment_id: int, owner: str) -> Iterator[tuple[Connection, Deployment]]:
-        """Begin a transaction of the lease's owner, which nobody else takes meanwhile."""
+        """Begin a transaction for the owner of a deployment's lease; until its end no one else can take the lease.
+
+        Raises:
+            RegistryError: `owner` does not hold the lease.
+
+        """
         head = deployment_heads.c
         query = sa.select(head.owner).where(head.deployment_id == deployment_id).with_for_update()
         with self._transaction() as connection:
             holder = connection.scalar(query)
             deployment = read_deployment(connection, deployment_id)
             if holder != owner:
-                raise RegistryError(f"{deployment.title} is leased to {holder or 'nobody'}, not to {owner}.")
+                state = f"server {holder} has it" if holder else "no server has it, or the deployment is finished"
+                raise RegistryError(f"server {owner} does not hold the lease of {deployment.title}: {state}.")
             yield connection, deployment
 
 

@@ -44,7 +44,8 @@ class ServerChildren:
         # Children are in the same control group as this process.
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())
         self._server_id = uuid.uuid4().hex
-        self._groups = engine_groups(config, self.models())
+        self._served = self.models()  # at the start
+        self._groups = engine_groups(config, self._served)
         self._addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(self._groups))]
         self._reports_address = f"ipc://{directory}/registrar"
         check_address_lengths([*self._addresses, self._reports_address])
@@ -63,7 +64,7 @@ class ServerChildren:
         ]
 
     def _engine(self, name: str, device: str, models: Sequence[AnyModelSpec], address: str) -> EngineChild:
-        config, niceness = divide_cores(self._config.engine, models, self.models())
+        config, niceness = divide_cores(self._config.engine, models, self._served)
         task: dict[str, object] = {
             "config": config,
             "niceness": niceness,

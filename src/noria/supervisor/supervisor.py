@@ -168,8 +168,11 @@ class Supervisor:
         for listener in self._listeners:
             listener.close()
         scaling.cancel()
-        await self._stop_children(self._registrars, REGISTRAR_STOP_TIMEOUT_S)
-        await self._stop_children(self._frontends.children, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
+        frontends_grace_s = self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S
+        await asyncio.gather(  # the registrar at once: it must release no model that a draining front end needs
+            self._stop_children(self._registrars, REGISTRAR_STOP_TIMEOUT_S),
+            self._stop_children(self._frontends.children, frontends_grace_s),
+        )
         await self._stop_children(self._engines, ENGINE_STOP_TIMEOUT_S)
         for task in background:
             task.cancel()
