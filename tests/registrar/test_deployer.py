@@ -25,10 +25,10 @@ from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
 from noria.registrar.engine_link import EngineLink
 from noria.registrar.registry_access import RegistryAccess
-from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments.routes_file import read_routes
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
-from noria.registry.routes_file import read_routes
 from noria.registry.schema import open_registry_database
 from noria.registry.versions import Change
 from noria.testing.fake_engine import FakeEngine

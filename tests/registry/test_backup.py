@@ -11,7 +11,7 @@ from noria.canary.ramp import RampPlan, RampState
 from noria.errors import RegistryError
 from noria.registry.backup import backup, restore
 from noria.registry.check import check
-from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.lineage_store import LineageStore
 from noria.registry.model_store import ModelStore
 from noria.registry.openlineage import DatasetRef

@@ -6,7 +6,7 @@ from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.errors import RegistryError
 from noria.registry import trace as trace_module
-from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.lineage_store import LineageStore
 from noria.registry.model_store import ModelStore
 from noria.registry.run_events import model_ref

@@ -37,7 +37,7 @@ from noria.observe.traces.setup import open_tracer
 from noria.protocol.messages import FRONTEND_READY, NumFrontends, Retire, engine_name
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.text import EncoderModelSpec
-from noria.registry.routes_file import routes_file
+from noria.registry.deployments.routes_file import routes_file
 
 _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight; the supervisor waits for 5 s
 _CLOSE_GRACE_S = 1.0  # after that, for the work of closed connections to end by itself before uvicorn cancels it

@@ -29,10 +29,10 @@ from noria.registrar.engine_link import EngineGoneError, EngineLink
 from noria.registrar.frontend_reports import FrontendReports
 from noria.registrar.registry_access import RegistryAccess, RegistryAwayError, RegistryState
 from noria.registrar.running_canary import RunningCanary
-from noria.registry import deployments as rules
-from noria.registry.deployments import Deployment
-from noria.registry.routed_models import open_target, targets_of
-from noria.registry.routes_file import write_routes
+from noria.registry.deployments import states as rules
+from noria.registry.deployments.routed_models import open_target, targets_of
+from noria.registry.deployments.routes_file import write_routes
+from noria.registry.deployments.states import Deployment
 
 _MAX_CRASHES = 2  # of engines that load a version, before its deployment fails
 _LOOK_FOR_JOBS_S = 5.0

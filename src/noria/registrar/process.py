@@ -28,7 +28,7 @@ from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
 from noria.registrar.engine_link import EngineLink
 from noria.registrar.registry_access import RegistryAccess
-from noria.registry.routes_file import read_routes, routes_file
+from noria.registry.deployments.routes_file import read_routes, routes_file
 from noria.registry.schema import open_registry
 
 _POLL_S = 0.5

@@ -18,8 +18,8 @@ from noria.jobs.database.store import is_version_needed
 from noria.observe.logs.log_record import fields
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.routes import Routes
-from noria.registry.deployment_store import DeploymentStore
-from noria.registry.deployments import Deployment
+from noria.registry.deployments.states import Deployment
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
 from noria.registry.versions import Change, Version
 

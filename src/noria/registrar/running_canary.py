@@ -4,7 +4,7 @@ from noria.canary import judge, ramp
 from noria.canary.judge import JudgeState
 from noria.canary.ramp import RampState
 from noria.canary.windows import CanaryWindows, WindowReport
-from noria.registry.deployments import Deployment
+from noria.registry.deployments.states import Deployment
 
 
 class RunningCanary:

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from noria.errors import NoriaError, RequestError
 from noria.protocol.routes import Route, Target
-from noria.registry.deployment_rows import read_routed, read_routes
-from noria.registry.deployments import UNFINISHED, routes_of
+from noria.registry.deployments.rows import read_routed, read_routes
+from noria.registry.deployments.states import UNFINISHED, routes_of
 from noria.registry.lineage_store import io_rows, run_row
 from noria.registry.manifest import differences
 from noria.registry.model_folder import folder_of

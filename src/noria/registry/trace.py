@@ -19,7 +19,7 @@ from msgspec import Struct
 from sqlalchemy import Connection
 
 from noria.errors import RegistryError, short_repr
-from noria.registry.deployments import ROUTED
+from noria.registry.deployments.states import ROUTED
 from noria.registry.openlineage import RunState, Statement
 from noria.registry.schema import (
     dataset_versions,

@@ -14,8 +14,8 @@ from noria.observe.logs.log_record import fields
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import engine_name
 from noria.protocol.routes import Target
-from noria.registry.routed_models import routed_models
-from noria.registry.routes_file import read_routes, routes_file
+from noria.registry.deployments.routed_models import routed_models
+from noria.registry.deployments.routes_file import read_routes, routes_file
 from noria.supervisor.child_process import Child, EngineChild, FrontendChild
 from noria.supervisor.hang_detector import HangDetector
 from noria.supervisor.private_folder import check_address_lengths

@@ -8,7 +8,7 @@ import pytest
 from noria.canary.judge import JudgeState
 from noria.canary.ramp import RampState
 from noria.cli.main import main
-from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
 from noria.registry.versions import Change

@@ -10,7 +10,7 @@ from noria.canary.windows import FrontendReport
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import RegistrarLink
 from noria.protocol.routes import Route, Routes, Target
-from noria.registry.routes_file import write_routes
+from noria.registry.deployments.routes_file import write_routes
 from waiting import wait_until_async
 
 TARGET = Target(2, "shapes@2", "sha256:2", "bbbbbbbbbbbb", ())

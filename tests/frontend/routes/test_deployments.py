@@ -8,7 +8,7 @@ import pytest
 from frontends import serving
 from noria.config import Config, FrontendConfig
 from noria.frontend.access.api_keys import generate_key
-from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry

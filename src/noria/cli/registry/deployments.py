@@ -23,8 +23,8 @@ from noria.observe.terminal_text import escape_for_terminal
 if TYPE_CHECKING:
     from noria.canary.judge import JudgeSettings, Verdict
     from noria.canary.ramp import RampPlan
-    from noria.registry.deployment_store import DeploymentStore
-    from noria.registry.deployments import Deployment, EndpointStatus
+    from noria.registry.deployments.states import Deployment, EndpointStatus
+    from noria.registry.deployments.store import DeploymentStore
 
 _POLL_S = 0.5
 _MAX_WAIT_S = 30 * 86400.0
@@ -127,7 +127,7 @@ def run_status(arguments: argparse.Namespace) -> int:
 
     Of a canary also what its judge says. Of one endpoint also its last events.
     """
-    from noria.registry.deployments import status_of
+    from noria.registry.deployments.states import status_of
 
     with _store(arguments) as store:
         deployments, followed = store.all(arguments.endpoint), store.followed()
@@ -221,7 +221,7 @@ def _wait(store: "DeploymentStore", deployment: "Deployment", timeout_s: float) 
 
 def _outcome(deployment: "Deployment") -> tuple[bool | None, str]:
     """Return whether a deployment got what it is for, None while that is open, and a sentence."""
-    from noria.registry.deployments import format_share
+    from noria.registry.deployments.states import format_share
 
     name, endpoint = deployment.version.name, deployment.endpoint
     if deployment.has_served and deployment.state != "rolled_back":
@@ -253,7 +253,7 @@ def _describe_plan(plan: "RampPlan | None") -> str:
 
 
 def _status_rows(endpoint: "EndpointStatus") -> Iterator[tuple[str, ...]]:
-    from noria.registry.deployments import format_share
+    from noria.registry.deployments.states import format_share
 
     unfinished = endpoint.unfinished
     rest = 1.0 if unfinished is None else 1.0 - unfinished.traffic
@@ -276,7 +276,7 @@ def _describe_verdict(verdict: "Verdict") -> str:
 
 
 def _event_lines(deployments: "list[Deployment]") -> list[str]:
-    from noria.registry.deployments import format_share
+    from noria.registry.deployments.states import format_share
 
     events = [(event.change.at, deployment, event) for deployment in deployments for event in deployment.events]
     events.sort(key=lambda each: (each[0], each[1].id, each[2].number))
@@ -293,7 +293,7 @@ def _event_lines(deployments: "list[Deployment]") -> list[str]:
 
 @contextlib.contextmanager
 def _store(arguments: argparse.Namespace) -> "Iterator[DeploymentStore]":
-    from noria.registry.deployment_store import DeploymentStore
+    from noria.registry.deployments.store import DeploymentStore
 
     with registry_of(arguments) as engine:
         yield DeploymentStore(engine)

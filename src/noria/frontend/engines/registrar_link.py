@@ -18,7 +18,7 @@ from noria.errors import ConfigError
 from noria.frontend.engines.pool import EnginePool
 from noria.observe.logs.log_record import fields
 from noria.protocol.routes import Routes
-from noria.registry.routes_file import read_routes
+from noria.registry.deployments.routes_file import read_routes
 
 INTERVAL_S = 0.5
 _MAX_QUEUED_REPORTS = 120  # a minute's, while there is no registrar; later ones are dropped

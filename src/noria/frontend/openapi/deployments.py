@@ -5,7 +5,7 @@ from typing import Any
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.openapi.operations import json_content, operation
 from noria.frontend.routes.deployments import DeploymentChangeBody, DeploymentList, DeployRequestBody
-from noria.registry.deployments import Deployment
+from noria.registry.deployments.states import Deployment
 
 STRUCTS = (DeployRequestBody, DeploymentChangeBody, DeploymentList, Deployment)
 

@@ -16,8 +16,8 @@ from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.routes.lineage import sender_of
 from noria.frontend.services.registry import RegistryConnection
-from noria.registry.deployment_store import DeploymentStore
-from noria.registry.deployments import Deployment, EndpointStatus, status_of
+from noria.registry.deployments.states import Deployment, EndpointStatus, status_of
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.versions import Change
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]

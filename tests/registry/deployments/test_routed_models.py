@@ -8,8 +8,8 @@ import pytest
 from noria.errors import RegistryError
 from noria.models.catalog import open_model
 from noria.protocol.routes import Route, Routes, Target
+from noria.registry.deployments.routed_models import open_target, routed_models
 from noria.registry.manifest import read_manifest
-from noria.registry.routed_models import open_target, routed_models
 
 
 @pytest.fixture

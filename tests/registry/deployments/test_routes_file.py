@@ -6,7 +6,7 @@ import pytest
 
 from noria.errors import ConfigError
 from noria.protocol.routes import Route, Routes, Target
-from noria.registry.routes_file import read_routes, write_routes
+from noria.registry.deployments.routes_file import read_routes, write_routes
 
 ROUTES = Routes(3, (Route("t2i", Target(1, "shapes@2", "sha256:1", "0123456789ab", ("file:///shapes",))),))
 

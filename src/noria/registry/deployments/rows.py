@@ -11,7 +11,7 @@ from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
 from noria.errors import RegistryError, did_you_mean, short_repr
 from noria.protocol.routes import Route, Routes
-from noria.registry.deployments import ROUTED, Deployment, DeploymentEvent, Endpoint, endpoints_of
+from noria.registry.deployments.states import ROUTED, Deployment, DeploymentEvent, Endpoint, endpoints_of
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes, versions
 from noria.registry.versions import Change, read_versions
 

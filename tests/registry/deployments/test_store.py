@@ -15,7 +15,7 @@ from noria.canary.ramp import RampPlan, RampState, advance
 from noria.errors import RegistryError
 from noria.protocol.routes import Routes
 from noria.registry.check import check
-from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
 from noria.registry.versions import Change
@@ -376,7 +376,7 @@ import pathlib, sys
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.errors import RegistryError
-from noria.registry.deployment_store import DeploymentStore
+from noria.registry.deployments.store import DeploymentStore
 from noria.registry.schema import open_registry_database
 from noria.registry.versions import Change
 

@@ -4,7 +4,7 @@ People write what they want, `deploy`, `promote`, `roll_back`; a *registrar*, a 
 moves the traffic and writes what happened, `mounted`, `fail`, `step`. It does so while it holds the deployment's lease.
 
 Each change is one transaction: events, heads, and the next generation of the routes if they changed. Changes are rare,
-so they exclude one another, whatever endpoint they are of: the routes are one table. Rules are in `deployments.py`.
+so they exclude one another, whatever endpoint they are of: the routes are one table. Rules are in `states.py`.
 
 Calls block. Any number of processes may call at once. `now` and leases are Unix time in seconds.
 """
@@ -20,8 +20,9 @@ from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Routes
-from noria.registry import deployments as rules
-from noria.registry.deployment_rows import (
+from noria.registry.deployments import states as rules
+from noria.registry.deployments.following import Follow, check_followable, due_versions, read_follows, write_follow
+from noria.registry.deployments.rows import (
     DeploymentSettings,
     StoredEvidence,
     read_deployment,
@@ -31,8 +32,7 @@ from noria.registry.deployment_rows import (
     read_routes,
     unknown_endpoint,
 )
-from noria.registry.deployments import Deployment, Endpoint
-from noria.registry.following import Follow, check_followable, due_versions, read_follows, write_follow
+from noria.registry.deployments.states import Deployment, Endpoint
 from noria.registry.model_store import check_model_name, lock_known_model
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
 from noria.registry.versions import Change, Version, find_version

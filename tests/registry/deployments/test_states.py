@@ -7,7 +7,7 @@ from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Target
-from noria.registry.deployments import (
+from noria.registry.deployments.states import (
     NEXT_STATES,
     UNFINISHED,
     Deployment,
