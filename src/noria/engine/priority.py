@@ -7,8 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# On two cores, requests took 1.1 times as long while a model loaded at this priority, and 2.2 times at an equal one;
-# the load took 10 to 50 s instead of 2 to 6.
+# The load then takes longer, and the requests that are served meanwhile are delayed less.
 _LOWEST = 19
 
 T = TypeVar("T")

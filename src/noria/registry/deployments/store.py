@@ -229,7 +229,7 @@ class DeploymentStore:
         """A canary's ramp and evidence went on; returns the deployment as the registry has it now.
 
         A ramp that is promoted or rolled back ends the deployment. One in which little changed is not written: see
-        `deployments.is_progress`.
+        `states.is_progress`.
 
         Raises:
             RegistryError: it is no canary any more, or `owner` has lost the lease.
