@@ -108,14 +108,13 @@ def ask_text(web: httpx.Client) -> httpx.Response:
 
 
 class Clients:
-    """Users who ask, each a second after its last answer: what they were answered, by the version that says so.
+    """Users who ask, each `pause_s` after its last answer: what they were answered, by the version that says so."""
 
-    Together they leave part of two cores idle. A version is loaded at low CPU priority: beside users without a pause it
-    takes minutes.
-    """
-
-    def __init__(self, server: RunningServer, ask: Callable[[httpx.Client], httpx.Response], num_users: int) -> None:
+    def __init__(
+        self, server: RunningServer, ask: Callable[[httpx.Client], httpx.Response], num_users: int, pause_s: float = 0.0
+    ) -> None:
         self._url, self._ask, self._stopping = f"http://127.0.0.1:{server.port}", ask, threading.Event()
+        self._pause_s = pause_s
         self.failures: list[str] = []
         self.num_broken = 0  # connections
         self.versions: Counter[str] = Counter()
@@ -133,7 +132,7 @@ class Clients:
                 self.versions[response.headers.get("x-noria-model-version", "")] += 1
                 if response.status_code != 200:
                     self.failures.append(response.text)
-                self._stopping.wait(1.0)
+                self._stopping.wait(self._pause_s)
 
     def wait_for(self, version: str, num_answers: int = 3) -> None:
         """Wait until so many more were answered by a version."""
@@ -164,7 +163,8 @@ def test_versions_change_under_load_without_a_failed_request(
         assert "x-noria-deployment" not in before.headers
         registry("models", "add", "shapes", str(with_other_weights(BUNDLED, tmp_path / "second", _UNET)))
         registry("models", "add", "small", str(with_other_weights(encoder, tmp_path / "small2", "model.safetensors")))
-        with Clients(server, ask_image, 8) as images, Clients(server, ask_text, 64) as texts:
+        # Versions are loaded at low CPU priority: beside users who take both cores, an encoder's export takes minutes.
+        with Clients(server, ask_image, 8, pause_s=1) as images, Clients(server, ask_text, 64, pause_s=1) as texts:
             images.wait_for(configured)
             registry("deploy", image_name, "shapes@1", "--canary", "50%", *_WAIT)
             images.wait_for("shapes@1")
