@@ -7,9 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# Beside a busy thread of niceness 0, Linux gives such a one a tenth of a core: requests are served first, and the load
-# is completed also where they leave no core idle (at 19 it got a sixtieth).
-_LOADING_NICENESS = 10
+# The load then takes longer, and the requests that are served meanwhile are delayed less.
+_LOWEST = 19
 
 T = TypeVar("T")
 
@@ -24,13 +23,13 @@ def add_niceness(increment: int) -> None:
 def run_apart(action: Callable[[], T], *, at_low_priority: bool = True) -> T:
     """Call `action` in a thread that ends; return or raise what it does.
 
-    At low CPU priority, what it starts inherits it, and cannot get a higher one again: threads that are to serve
+    At the lowest CPU priority, what it starts inherits it, and cannot get a higher one again: threads that are to serve
     must be started elsewhere.
     """
 
     def call() -> T:
         if at_low_priority:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOADING_NICENESS)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         return action()
 
     with ThreadPoolExecutor(1, thread_name_prefix="loader") as executor:
