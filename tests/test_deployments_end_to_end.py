@@ -163,7 +163,7 @@ def test_versions_change_under_load_without_a_failed_request(
         assert "x-noria-deployment" not in before.headers
         registry("models", "add", "shapes", str(with_other_weights(BUNDLED, tmp_path / "second", _UNET)))
         registry("models", "add", "small", str(with_other_weights(encoder, tmp_path / "small2", "model.safetensors")))
-        # Versions are loaded at the lowest CPU priority: beside users who take both cores, an encoder's export takes minutes.
+        # Versions are loaded at the lowest CPU priority: where users take both cores, an export takes minutes.
         with Clients(server, ask_image, 8, pause_s=1) as images, Clients(server, ask_text, 64, pause_s=1) as texts:
             images.wait_for(configured)
             registry("deploy", image_name, "shapes@1", "--canary", "50%", *_WAIT)
