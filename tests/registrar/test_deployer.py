@@ -263,7 +263,7 @@ def test_a_canary_that_fails_while_the_registry_is_away_gets_no_more_requests(
     async def scenario(server: Server, _: list[FakeEngine]) -> None:
         number = deploy(server, plan=CANARY)
         await server.poll_until(lambda: server.routes().routes)
-        await server.poll()  # the canary's routes may be written one poll before it is judged
+        await server.poll_until(lambda: number in server.deployer._canaries)  # it is judged
         # The registry's file cannot be opened any more.
         server.registry._engine.dispose()
         server.registry._engine = None
