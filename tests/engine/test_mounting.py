@@ -9,8 +9,8 @@ import pytest
 from ending_receiver import EndingReceiver
 from engine_client import Client
 from noria.engine.crash_journal import CrashJournal, read_in_flight
+from noria.engine.engine import Engine
 from noria.engine.multi_model import MultiModelExecutor
-from noria.engine.process import Engine
 from noria.engine.runtime import LoadedModel, Runtime
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import ModelError

@@ -1,6 +1,6 @@
 """The engine loops: plan, execute, commit, repeat. The scheduler decides, the executor computes.
 
-They are single-threaded. `process.py` runs one on the main thread of the engine; `noria generate`, the bench and the
+They are single-threaded. `engine.py` runs one on the main thread of the engine; `noria generate`, the bench and the
 tests run one on their own. What happens to requests is passed to a callback on the same thread, which must not block.
 `EngineLoop` executes each iteration itself; `batch_loop.py` has one whose batches run in other threads.
 """

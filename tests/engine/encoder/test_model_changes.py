@@ -13,9 +13,9 @@ from encoders import make_encoder, open_exported, sentence_transformer
 from ending_receiver import EndingReceiver
 from engine_client import Client
 from noria.config import EngineConfig
+from noria.engine.batch_engine import BatchEngine
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.encoder.loading import load_runtime, make_runtime
-from noria.engine.process import BatchEngine
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import ModelError
 from noria.models.catalog import open_model

@@ -1,0 +1,183 @@
+"""What every engine does around its loop: takes commands from the receiver, passes results and views to the sender."""
+
+import abc
+import logging
+import math
+import queue
+import time
+from typing import Any
+
+from opentelemetry.trace import Tracer
+
+from noria.engine.engine_metrics import EngineMetrics
+from noria.engine.live.publisher import LiveViewPublisher
+from noria.engine.loop import EngineEvent, RequestEnded, RequestLoop
+from noria.engine.mounting import ModelMounter
+from noria.engine.receiver import CancelCommand, ChangeModelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
+from noria.engine.request_spans import StageSpans
+from noria.engine.runtime import AnyRuntime, FinishedBatch
+from noria.engine.sender import ResponseSender
+from noria.errors import InvalidField
+from noria.observe.logs.log_record import fields
+from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.messages import EngineLoad, Failed
+from noria.protocol.transport import ClientId, EngineChannel
+
+LOAD_INTERVAL_S = 0.5
+"""At most every so many seconds a working engine sends its load."""
+
+_log = logging.getLogger("noria.engine")
+
+
+class BaseEngine(abc.ABC):
+    """Runs a loop on the calling thread: takes commands from the receiver, passes results to the sender."""
+
+    _loop: RequestLoop[Any]
+    _live_view: LiveViewPublisher[ClientId]
+
+    def __init__(
+        self,
+        name: str,
+        channel: EngineChannel,
+        receiver: RequestReceiver,
+        runtime: AnyRuntime,
+        tracer: Tracer = GLOBAL_TRACER,
+    ) -> None:
+        self._loaded_models = runtime
+        num_slots = runtime.scheduler.num_slots
+        spans = StageSpans(tracer, num_slots)
+        self._channel, self._receiver, self._sender = channel, receiver, ResponseSender(channel, receiver, spans)
+        self._client_by_attempt: dict[str, ClientId] = {}
+        self._last_load: tuple[float, EngineLoad | None] = (-math.inf, None)
+        self._metrics = EngineMetrics(name, runtime.executor, num_slots)
+        self._mounter = ModelMounter(receiver, runtime, lambda *item: self._sender.outbox.put(item))
+        self._changes: list[ChangeModelCommand] = []  # that wait for the last requests of their models
+
+    @abc.abstractmethod
+    def _wait_s(self, now: float) -> float | None:
+        """Return how long to wait for a command: 0 if there is work to do, None without limit."""
+
+    @abc.abstractmethod
+    def _advance(self) -> None:
+        """Do the work that can be done now."""
+
+    def _on_batch(self, batch: FinishedBatch) -> None:
+        """Commit a batch that a session has executed."""
+        raise AssertionError(f"no session executed {batch}")
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        self._sender.start()
+        self._mounter.start()
+        while self._process_commands():
+            # Here, because subscribers ask for the next view while an iteration runs.
+            self._publish_views()
+            self._advance()
+            self._change_models()
+        self._mounter.stop()
+        self._sender.outbox.put(None)
+        self._sender.join(timeout=5)
+
+    def _change_models(self) -> None:
+        """Make the changes that have no request to wait for."""
+        for command in [each for each in self._changes if not self._loop.uses(each.model)]:
+            self._changes.remove(command)
+            command.change()
+            command.done.set_result(None)
+
+    def _publish_views(self) -> None:
+        """Send the views that are due."""
+        started_s = time.thread_time()  # CPU time, which excludes time when other processes had the core
+        if views := self._live_view.views(time.monotonic(), time.time()):
+            for view in views:
+                self._sender.outbox.put(view)
+            self._live_view.record_cost(time.thread_time() - started_s)
+
+    def stop(self) -> None:
+        """Make `run` return after the current iteration; safe in a signal handler."""
+        self._receiver.commands.put(None)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return self._loop.scheduler.num_running == self._loop.scheduler.num_waiting == 0
+
+    def _publish_load(self, now: float) -> None:
+        """Send the clients the load if it has changed."""
+        scheduler, last_load = self._loop.scheduler, self._last_load[1]
+        load = EngineLoad(
+            scheduler.backlog_s,
+            scheduler.num_running,
+            scheduler.num_waiting,
+            scheduler.num_slots,
+            self._loaded_models.shape_costs(),
+        )
+        if load != last_load:
+            self._last_load = now, load
+            self._receiver.publish_load(load)
+
+    def _process_commands(self) -> bool:
+        """Process all queued commands; wait for one if there is nothing to do. False once `stop` was called."""
+        timeout_s = self._wait_s(time.monotonic())
+        waits = timeout_s is None or timeout_s > 0.0
+        while True:
+            try:
+                command = self._receiver.commands.get(waits, timeout_s)
+            except queue.Empty:
+                return True
+            waits = False
+            match command:
+                case None:
+                    return False
+                case SubmitCommand():
+                    self._submit(command)
+                case CancelCommand(client, attempt_id):
+                    self._cancel(client, attempt_id)
+                case SubscribeCommand(client, view_request):
+                    self._live_view.subscribe(client, view_request)
+                case ChangeModelCommand():
+                    self._changes.append(command)
+                case FinishedBatch():
+                    self._on_batch(command)
+
+    def _submit(self, command: SubmitCommand) -> None:
+        attempt_id = command.prepared.request.attempt_id
+        if attempt_id in self._client_by_attempt:
+            text = f"attempt_id is {attempt_id!r}, which is in use by another request; use another id"
+            self._channel.send(command.client, Failed(attempt_id, InvalidField.code, text, "attempt_id"))
+            return
+        self._client_by_attempt[attempt_id] = command.client
+        self._loop.submit(command.prepared, command.arrived)
+
+    def _cancel(self, client: ClientId, attempt_id: str | None) -> None:
+        """Cancel a request of `client`, or (None) all of them and its subscription to views."""
+        if attempt_id is None:
+            self._live_view.unsubscribe(client)
+        for cancelled_id in [
+            held_id
+            for held_id, owner in self._client_by_attempt.items()
+            if owner == client and attempt_id in (None, held_id)
+        ]:
+            self._loop.cancel(cancelled_id)
+
+    def _on_event(self, event: EngineEvent[Any]) -> None:
+        attempt_id = event.prepared.request.attempt_id
+        self._send(self._client_by_attempt[attempt_id], event)
+        self._metrics.on_event(event)
+        self._live_view.on_event(event, time.monotonic())
+        if isinstance(event, RequestEnded):
+            del self._client_by_attempt[attempt_id]
+            _log.debug("%s has ended", attempt_id, extra=_end_log_fields(event))
+
+    def _send(self, client: ClientId, event: EngineEvent[Any]) -> None:
+        self._sender.outbox.put((client, event))
+
+
+def _end_log_fields(ended: RequestEnded[Any]) -> dict[str, dict[str, object]]:
+    request = ended.prepared.request
+    return fields(
+        event="request_ended",
+        request_id=request.request_id,
+        attempt_id=request.attempt_id,
+        key=request.client or None,
+        finish_reason=ended.event.finish_reason.value,
+    )

@@ -1,0 +1,85 @@
+"""The engine of models that take one call: its sessions execute batches beside the loop."""
+
+import math
+import time
+from typing import Any
+
+from opentelemetry.trace import Tracer
+
+from noria.engine.base_engine import LOAD_INTERVAL_S, BaseEngine
+from noria.engine.batch_loop import BatchLoop
+from noria.engine.live.batch_publisher import BatchLiveView
+from noria.engine.loop import EngineEvent, RequestEnded
+from noria.engine.receiver import RequestReceiver
+from noria.engine.runtime import BatchRuntime, FinishedBatch
+from noria.engine.sender import EndedItem
+from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.transport import ClientId, EngineChannel
+from noria.scheduling.types import BatchPlan
+
+
+class BatchEngine(BaseEngine):
+    """An engine whose sessions execute batches beside the loop."""
+
+    def __init__(
+        self,
+        name: str,
+        channel: EngineChannel,
+        receiver: RequestReceiver,
+        runtime: BatchRuntime[Any],
+        tracer: Tracer = GLOBAL_TRACER,
+    ) -> None:
+        super().__init__(name, channel, receiver, runtime, tracer)
+        scheduler, self._num_sessions = runtime.scheduler, runtime.num_sessions
+        self._loop: BatchLoop[Any] = BatchLoop(
+            scheduler, runtime.executor, self._on_event, time.monotonic, self._on_plan, receiver.commands.put
+        )
+        self._live_view: BatchLiveView[ClientId] = BatchLiveView(
+            receiver.incarnation, scheduler, runtime.num_sessions, self._loop.find_request, time.monotonic()
+        )
+        self._session_timers = receiver.watchdog.add_sessions(runtime.num_sessions)
+        self._in_flight: dict[int, set[str]] = {}  # by session
+        self._next_report_s = -math.inf
+        self._ended: list[EndedItem] | None = None  # by the batch that is being committed; None: none is
+
+    def _wait_s(self, now: float) -> float | None:
+        report_s = None if self._is_reported() else max(self._next_report_s - now, 0.0)
+        waits_s = (self._loop.wait_s(now), self._live_view.wait_s(now), report_s)
+        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
+
+    def _advance(self) -> None:
+        with self._receiver.watchdog.loop:
+            self._loop.start_batches()
+        if (now := time.monotonic()) >= self._next_report_s:
+            self._next_report_s = now + LOAD_INTERVAL_S
+            self._metrics.update_occupancy(self._loop.scheduler)
+            self._publish_load(now)
+
+    def _is_reported(self) -> bool:
+        """Whether clients and metrics know that the engine is idle; while it works, they are told at intervals."""
+        load = self._last_load[1]
+        return load is not None and load.num_running + load.num_waiting == 0 and self._is_idle()
+
+    def _on_plan(self, plan: BatchPlan) -> None:
+        self._in_flight[plan.session] = {row.attempt_id for row in plan.rows}
+        self._receiver.crash_journal.record_in_flight(set().union(*self._in_flight.values()))
+        self._session_timers[plan.session].start()
+
+    def _send(self, client: ClientId, event: EngineEvent[Any]) -> None:
+        """Send the ends of a batch's requests together."""
+        if self._ended is not None and isinstance(event, RequestEnded):
+            self._ended.append((client, event))
+        else:
+            super()._send(client, event)
+
+    def _on_batch(self, batch: FinishedBatch) -> None:
+        self._session_timers[batch.plan.session].stop()
+        del self._in_flight[batch.plan.session]
+        ended: list[EndedItem] = []
+        self._ended = ended
+        executed = self._loop.finish(batch)
+        self._ended = None
+        if ended:
+            self._sender.outbox.put(ended)
+        self._metrics.on_batch(executed, self._num_sessions)
+        self._live_view.on_batch(executed, time.monotonic(), time.time())

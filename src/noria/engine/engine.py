@@ -1,0 +1,55 @@
+"""The engine of models that step: its loop executes the iterations of one running batch itself."""
+
+import time
+from typing import Any
+
+from opentelemetry.trace import Tracer
+
+from noria.engine.base_engine import LOAD_INTERVAL_S, BaseEngine
+from noria.engine.live.publisher import LiveViewPublisher
+from noria.engine.loop import EngineLoop
+from noria.engine.receiver import RequestReceiver
+from noria.engine.runtime import Runtime
+from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.transport import EngineChannel
+from noria.scheduling.types import IterationPlan
+
+
+class Engine(BaseEngine):
+    """An engine whose loop executes iterations itself."""
+
+    def __init__(
+        self,
+        name: str,
+        channel: EngineChannel,
+        receiver: RequestReceiver,
+        runtime: Runtime[Any],
+        tracer: Tracer = GLOBAL_TRACER,
+    ) -> None:
+        super().__init__(name, channel, receiver, runtime, tracer)
+        scheduler = runtime.scheduler
+        self._loop: EngineLoop[Any] = EngineLoop(
+            scheduler, runtime.executor, self._on_event, time.monotonic, self._on_plan
+        )
+        self._live_view = LiveViewPublisher(receiver.incarnation, scheduler, self._loop.find_request, time.monotonic())
+
+    def _wait_s(self, now: float) -> float | None:
+        return self._live_view.wait_s(now) if self._is_idle() else 0.0
+
+    def _advance(self) -> None:
+        with self._receiver.watchdog.loop:
+            iteration = self._loop.run_iteration()
+        if iteration is not None:
+            self._metrics.on_iteration(iteration)
+            self._live_view.on_iteration(iteration, time.monotonic(), time.time())
+        self._metrics.update_occupancy(self._loop.scheduler)
+        if is_idle := self._is_idle():
+            self._loaded_models.on_idle()
+        now = time.monotonic()  # at most twice a second, and whenever the engine becomes idle
+        if is_idle or now - self._last_load[0] >= LOAD_INTERVAL_S:
+            self._publish_load(now)
+
+    def _on_plan(self, plan: IterationPlan) -> bool:
+        images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
+        self._receiver.crash_journal.record_iteration({image.attempt_id for image in images})
+        return self._live_view.on_plan(plan, time.monotonic())

@@ -1,0 +1,606 @@
+"""The engine's threads around the loop, with a real channel, a real client socket and a fake device."""
+
+import threading
+import time
+import uuid
+from dataclasses import replace
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import zmq
+
+from ending_receiver import EndingReceiver
+from engine_client import Client
+from noria.engine import engine as engine_module
+from noria.engine.crash_journal import CrashJournal
+from noria.engine.engine import Engine
+from noria.engine.live import publisher
+from noria.engine.runtime import Runtime
+from noria.engine.watchdog import HangWatchdog
+from noria.errors import GenerationFailed, InvalidField
+from noria.models.catalog import open_model
+from noria.observe.traces.otlp import open_otlp_provider
+from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.messages import (
+    Cancel,
+    EngineLoad,
+    EngineState,
+    EngineView,
+    Failed,
+    Finished,
+    Hello,
+    ImageDone,
+    LoadAck,
+    Ping,
+    Pong,
+    Progress,
+    Submit,
+    ViewRequest,
+    deserialize_from_engine,
+    serialize,
+)
+from noria.protocol.transport import EngineChannel
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
+from noria.testing.virtual_clock import VirtualClock
+from waiting import TIMEOUT_S, wait_until
+
+ENDLESS = 100_000
+"""Steps of a request that runs until it is cancelled, however slow the machine is."""
+
+
+def request(request_id="a", steps=3, images=1, seed=7, scheduler="ddim"):
+    return make_image_request(
+        request_id, "noria-shapes", inference_steps=steps, n=images, seed=seed, scheduler=scheduler
+    )
+
+
+def short_iteration_s(_plan):
+    """An iteration that gives other threads time to run."""
+    return float(not threading.Event().wait(0.01))
+
+
+class SlowCompileExecutor(FakeExecutor):
+    """A fake device: compiling "lms" blocks until `compiled` is set.
+
+    Seed 13 gives pixels that are not finite, seed 14 slow ones.
+    """
+
+    def __init__(self):
+        self.compiled = threading.Event()
+        super().__init__(VirtualClock())
+
+    def is_compiled(self, request):
+        return request.payload.scheduler != "lms"
+
+    def prepare(self, request, data=None):
+        self.data = data
+        match request.payload.scheduler:
+            case "lms":
+                assert self.compiled.wait(TIMEOUT_S)
+            case "unsupported":
+                raise InvalidField("unsupported", field="scheduler")
+            case "broken":
+                raise ZeroDivisionError
+        return super().prepare(request, data)
+
+    def take_result(self, image):
+        result = super().take_result(image)
+        if result.pixels.seed == 13:
+            return replace(result, pixels=NonFinitePixels())
+        if result.pixels.seed == 14:
+            return replace(result, pixels=SlowPixels(result.pixels))
+        return result
+
+
+class SlowPixels:
+    """Pixels of a device that runs behind the loop."""
+
+    def __init__(self, pixels):
+        self.pixels = pixels
+
+    def rgb(self):
+        time.sleep(0.3)
+        return self.pixels.rgb()
+
+
+class NonFinitePixels:
+    def rgb(self):
+        raise GenerationFailed("not finite")
+
+
+@pytest.fixture
+def tracer(request, collector):
+    """A tracer that records nothing, unless a test asks for one that exports to the collector."""
+    if not hasattr(request, "param"):
+        yield GLOBAL_TRACER
+        return
+    provider = open_otlp_provider(collector.endpoint, 1.0, "engine-0")
+    yield provider.get_tracer("noria")
+    provider.shutdown()
+
+
+traced = pytest.mark.parametrize("tracer", [True], indirect=True)
+
+
+@pytest.fixture
+def harness(tmp_path, bundled_folder, tracer):
+    class Harness:
+        pass
+
+    harness = Harness()
+    address = f"ipc://{tmp_path}/e"
+    channel = EngineChannel(address)
+    harness.receiver = EndingReceiver(
+        channel,
+        [open_model(str(bundled_folder))],
+        "auto",
+        watchdog=HangWatchdog(60.0, time.monotonic),
+        crash_journal=CrashJournal(tmp_path / "in-flight"),
+        previous_exit="killed",
+        tracer=tracer,
+    )
+    harness.receiver.start()
+    harness.executor = SlowCompileExecutor()
+    scheduler = StepScheduler(4, queue_limit=4)
+    harness.num_running_when_idle = []
+    runtime = Runtime(
+        harness.executor,
+        scheduler,
+        on_idle=lambda: harness.num_running_when_idle.append(scheduler.num_running + scheduler.num_waiting),
+    )
+    engine = Engine("engine-0", channel, harness.receiver, runtime, tracer)
+    loop_thread = threading.Thread(target=engine.run)
+
+    def start():
+        harness.receiver.set_ready(runtime)
+        loop_thread.start()
+
+    harness.start, harness.client, harness.other = start, Client(address), Client(address)
+    yield harness
+    harness.executor.compiled.set()
+    engine.stop()
+    if loop_thread.ident:
+        loop_thread.join(TIMEOUT_S)
+    harness.receiver.stop()
+    harness.client.close()
+    harness.other.close()
+    channel.close()
+
+
+def kinds(messages):
+    return [type(message) for message in messages]
+
+
+def test_a_client_gets_the_state_and_its_changes(harness):
+    harness.client.send(Hello("test"), Submit(request()))
+    loading, rejected = harness.client.receive(2)
+    assert (loading.state, loading.models) == ("loading", ())
+    assert rejected.code == "engine_unavailable"
+    harness.start()
+    (ready,) = harness.client.receive()
+    assert isinstance(ready, EngineState)
+    assert (ready.state, ready.device, ready.models[0].name) == ("ready", "cpu", "noria-shapes")
+
+
+def test_the_runtime_learns_when_the_engine_is_idle(harness):
+    harness.start()
+    harness.client.send(Submit(request(images=6)))
+    harness.client.receive(7)
+    wait_until(lambda: harness.num_running_when_idle)
+    assert set(harness.num_running_when_idle) == {0}
+
+
+def test_a_ping_is_answered_while_loading_while_idle_and_during_an_iteration(harness):
+    harness.client.send(Hello("test"), Ping())
+    state, loading = harness.client.receive(2)
+    assert (state.previous_exit, loading) == ("killed", Pong(state.incarnation, 0.0, 60.0))
+    harness.start()
+    (ready,) = harness.client.receive()
+    harness.client.send(Ping())
+    assert harness.client.receive() == [Pong(ready.incarnation, 0.0, 60.0)]
+    began, go_on = threading.Event(), threading.Event()
+    harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
+    harness.client.send(Submit(request(steps=1)))
+    assert began.wait(TIMEOUT_S)
+    harness.client.send(Ping())
+    (pong,) = harness.client.receive()
+    assert isinstance(pong, Pong)
+    assert pong.busy_s > 0
+    go_on.set()
+
+
+def test_requests_in_flight_are_written_before_the_iteration_and_sent_by_the_next_process(harness, tmp_path):
+    harness.start()
+    began, go_on = threading.Event(), threading.Event()
+    harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
+    harness.client.send(Submit(request("a")))
+    assert began.wait(TIMEOUT_S)
+    assert CrashJournal(tmp_path / "in-flight").previous_in_flight == ("a",)
+    go_on.set()
+    harness.client.send(Hello("test"))
+    (state,) = [message for message in harness.client.receive(3) if isinstance(message, EngineState)]
+    assert state.in_flight == ()  # when the previous process ended
+
+
+def test_images_are_sent_before_the_end(harness):
+    harness.start()
+    harness.client.send(Submit(request(images=2)))
+    first, second, end = harness.client.receive(3)
+    assert [(first.index, first.seed), (second.index, second.seed)] == [(0, 7), (1, 8)]
+    assert isinstance(end, Finished)
+
+
+def test_a_request_with_a_known_sampler_does_not_wait_for_a_compilation(harness):
+    harness.start()
+    harness.client.send(Submit(request("slow", scheduler="lms")), Submit(request("quick")))
+    assert [message.attempt_id for message in harness.client.receive(2)] == ["quick", "quick"]
+    harness.executor.compiled.set()
+    assert [message.attempt_id for message in harness.client.receive(2)] == ["slow", "slow"]
+
+
+def test_a_request_cancelled_during_compilation_is_never_generated(harness):
+    harness.start()
+    harness.client.send(Submit(request("slow", scheduler="lms")), Cancel("slow"))
+    (cancelled,) = harness.client.receive()
+    assert (cancelled.attempt_id, cancelled.code) == ("slow", "cancelled")
+    harness.executor.compiled.set()
+    harness.client.send(Submit(request("next", scheduler="lms")))
+    assert [message.attempt_id for message in harness.client.receive(2)] == ["next", "next"]
+
+
+def test_a_second_request_with_an_id_in_use_is_rejected(harness):
+    harness.start()
+    began, go_on = threading.Event(), threading.Event()
+    harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
+    harness.client.send(Submit(request("same")))
+    assert began.wait(TIMEOUT_S)
+    harness.other.send(Submit(request("same", seed=9)), Ping())
+    assert kinds(harness.other.receive()) == [Pong]  # the receiver has passed the request on
+    go_on.set()
+    (rejected,) = harness.other.receive()
+    assert (rejected.code, rejected.field) == ("invalid_field", "attempt_id")
+    image, end = harness.client.receive(2)
+    assert (image.attempt_id, image.seed, type(end)) == ("same", 7, Finished)
+
+
+@pytest.mark.parametrize("other", [{"model": "another"}, {"model_version": "another"}])
+def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness, other):
+    harness.start()
+    harness.client.send(Submit(msgspec.structs.replace(request(), **other)))
+    (rejected,) = harness.client.receive()
+    assert (rejected.code, rejected.attempt_id) == ("engine_unavailable", "a")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "code", "field"),
+    [("unsupported", "invalid_field", "scheduler"), ("broken", "generation_failed", None)],
+)
+def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field, caplog):
+    harness.start()
+    bad = msgspec.structs.replace(request("bad", scheduler=scheduler), client="alice")
+    harness.client.send(Submit(bad), Submit(request("good")))
+    failed, *rest = harness.client.receive(3)
+    assert (failed.attempt_id, failed.code, failed.field) == ("bad", code, field)
+    assert kinds(rest) == [ImageDone, Finished]
+    errors = [record.noria_fields for record in caplog.records if record.levelname == "ERROR"]
+    assert [(each["request_id"], each["key"]) for each in errors] == ([("bad", "alice")] if field is None else [])
+
+
+def test_the_frame_beside_a_request_reaches_the_executor(harness):
+    harness.start()
+    harness.client.socket.send_multipart([serialize(Submit(request())), b"pixels"])
+    harness.client.receive(2)
+    assert harness.executor.data == b"pixels"
+
+
+def test_an_image_that_is_not_finite_fails_its_own_request_once(harness):
+    harness.start()
+    harness.client.send(Submit(request("bad", images=3, seed=12)), Submit(request("good", steps=9)))
+    received = harness.client.receive(4)
+    bad = [message for message in received if message.attempt_id == "bad"]
+    assert kinds(bad) == [ImageDone, Failed]
+    assert (bad[-1].code, bad[-1].message) == ("generation_failed", "not finite")
+    assert bad[-1].num_steps_run == 3
+    assert bad[-1].timings is not None
+    assert kinds(message for message in received if message.attempt_id == "good") == [ImageDone, Finished]
+
+
+def test_a_cancelled_request_is_answered(harness):
+    harness.start()
+    harness.executor.iteration_s = short_iteration_s
+    harness.client.send(Submit(request("long", steps=ENDLESS)))
+    harness.other.send(Cancel("long"))  # of another client
+    harness.client.send(Cancel("long"))
+    (cancelled,) = harness.client.receive()
+    assert (cancelled.attempt_id, cancelled.code) == ("long", "cancelled")
+
+
+def test_a_failed_request_has_its_timings_and_its_steps(harness):
+    harness.start()
+    began = threading.Event()
+    harness.executor.iteration_s = lambda plan: began.set() or short_iteration_s(plan)
+    sent = time.monotonic()
+    harness.client.send(Submit(request("long", steps=ENDLESS)), Submit(request("along", steps=ENDLESS)))
+    assert began.wait(TIMEOUT_S)
+    for name in ("long", "along"):
+        harness.client.send(Submit(request(f"after-{name}", steps=5)))
+        harness.client.receive(2)
+        harness.client.send(Cancel(name))
+        (cancelled,) = harness.client.receive()
+        assert (cancelled.attempt_id, cancelled.code) == (name, "cancelled")
+        assert cancelled.timings.denoise_s > 5 * 0.009 and cancelled.timings.queue_s >= 0
+        assert cancelled.timings.queue_s + cancelled.timings.denoise_s < time.monotonic() - sent
+        assert cancelled.num_steps_run >= 5
+        assert 1 < cancelled.mean_batch <= 3
+
+
+def test_a_request_is_timed_until_its_pixels_arrive(harness):
+    harness.start()
+    harness.client.send(Submit(request(seed=14)))
+    _, finished = harness.client.receive(2)
+    assert finished.timings.text_encode_s + finished.timings.denoise_s + finished.timings.decode_s >= 0.3
+    assert (finished.num_steps_run, finished.mean_batch) == (3, 1.0)
+
+
+def test_a_request_that_never_joined_has_its_queue_time(harness):
+    harness.start()
+    harness.client.send(Submit(request("slow", scheduler="lms")), Submit(request("many", images=9)), Cancel("slow"))
+    for cancelled in harness.client.receive(2):
+        assert cancelled.timings.queue_s > 0
+        assert (cancelled.timings.denoise_s, cancelled.num_steps_run) == (0, 0)
+
+
+def test_a_reconnecting_front_end_cancels_the_requests_of_its_previous_process(harness):
+    harness.start()
+    harness.executor.iteration_s = short_iteration_s
+    old, new = harness.client, harness.other
+    old.send(
+        Hello("front"),
+        Submit(request("warm", steps=1)),
+        *(Submit(request(f"long-{k}", steps=ENDLESS)) for k in range(4)),
+    )
+    old.send(Submit(request("waits", steps=ENDLESS)), Submit(request("compiled", scheduler="lms")), Ping())
+    assert sorted(kind.__name__ for kind in kinds(old.receive(4))) == ["EngineState", "Finished", "ImageDone", "Pong"]
+    new.send(Hello("front"))
+    assert kinds(new.receive()) == [EngineState]
+    cancelled = old.receive(5)
+    assert {(message.attempt_id, message.code) for message in cancelled} == {
+        (name, "cancelled") for name in ("long-0", "long-1", "long-2", "long-3", "waits")
+    }
+    harness.executor.compiled.set()
+    new.send(Submit(request("next", scheduler="lms")))
+    assert [message.attempt_id for message in new.receive(2)] == ["next", "next"]
+    old.socket.setsockopt(zmq.RCVTIMEO, 100)
+    with pytest.raises(zmq.Again):
+        old.receive()  # "compiled" was not generated
+    assert len(harness.receiver._clients) == 1
+
+
+def test_a_client_of_another_name_cancels_nothing(harness):
+    harness.start()
+    harness.client.send(Hello("one"), Submit(request("slow", scheduler="lms")), Submit(request("quick", steps=50)))
+    harness.client.receive()
+    harness.other.send(Hello("two"))
+    harness.other.receive()
+    harness.executor.compiled.set()
+    assert {message.attempt_id for message in harness.client.receive(4)} == {"slow", "quick"}
+
+
+def test_a_client_that_does_not_acknowledge_gets_one_load_and_all_its_answers(harness, monkeypatch):
+    monkeypatch.setattr(engine_module, "LOAD_INTERVAL_S", 0.0)  # a load after every iteration
+    harness.start()
+    silent, reader = harness.client, harness.other
+    silent.send(Submit(request("first", steps=1)))
+    silent.receive(2)  # from now on there is a load to send
+    for name, client in (("silent", silent), ("reader", reader)):
+        client.send(Hello(name))
+        assert kinds(client.receive(2, ignored=())) == [EngineState, EngineLoad]
+    go_on, loads = threading.Semaphore(0), []
+    harness.executor.iteration_s = lambda _plan: float(go_on.acquire(timeout=TIMEOUT_S))
+    silent.send(Submit(request("busy", steps=4)))
+    for _ in range(4):
+        reader.send(LoadAck())
+        go_on.release()
+        loads += reader.receive(ignored=())
+    assert [load.num_running for load in loads] == [1, 1, 1, 0]
+    assert kinds(silent.receive(3, ignored=())) == [Progress, ImageDone, Finished]
+    silent.send(LoadAck())
+    assert silent.receive(ignored=()) == loads[-1:]  # the newest one only
+    silent.send(LoadAck(), Ping())
+    assert kinds(silent.receive(ignored=())) == [Pong]
+
+
+def test_the_first_view_of_an_idle_engine_comes_at_once_and_the_next_with_a_request(harness):
+    harness.client.send(Hello("page"), ViewRequest(None, with_thumbnails=True))
+    (loading,) = harness.client.receive()
+    assert loading.state == "loading"
+    harness.start()
+    view, ready = sorted(harness.client.receive(2), key=lambda message: isinstance(message, EngineState))
+    assert (view.incarnation, view.last_iteration, view.num_slots) == (ready.incarnation, 0, 4)
+    harness.client.send(ViewRequest(0, with_thumbnails=True), Ping())
+    assert kinds(harness.client.receive()) == [Pong]  # nothing has changed
+    harness.executor.iteration_s = short_iteration_s
+    harness.other.send(Submit(request("one", steps=ENDLESS, images=2)))
+    slots, calls, num_thumbnails = set(), [], 0
+    while len(calls) < 4 or num_thumbnails < 2:
+        (view,) = harness.client.receive()
+        slots |= {(slot.request_id, slot.index) for slot in view.slots}
+        calls += [view.slots[0].call] if view.slots else []
+        num_thumbnails = max(num_thumbnails, len(view.thumbnails))
+        harness.client.send(ViewRequest(view.last_iteration, with_thumbnails=True))
+    assert slots == {("one", 0), ("one", 1)}
+    assert calls == sorted(set(calls))
+    assert num_thumbnails == 2
+
+
+def test_a_subscriber_sees_every_slow_iteration_with_thumbnails(harness, monkeypatch):
+    monkeypatch.setattr(publisher, "MAX_VIEW_INTERVAL_S", publisher.VIEW_INTERVAL_S)  # even on a busy machine
+
+    def slow(_plan):
+        """A long iteration, during which the next view is requested."""
+        threading.Event().wait(publisher.VIEW_INTERVAL_S + 0.05)
+        return float(wait_until(lambda: not harness.receiver.commands.empty()))
+
+    harness.executor.iteration_s = slow
+    harness.start()
+    harness.client.send(Submit(request(steps=6)), ViewRequest(None, with_thumbnails=True))
+    views = []
+    while not views or views[-1].last_iteration < 5:
+        views += harness.client.receive()
+        harness.client.send(ViewRequest(views[-1].last_iteration, with_thumbnails=True))
+    numbered = [view for view in views if view.last_iteration]
+    assert [view.last_iteration for view in numbered] == [1, 2, 3, 4, 5]
+    assert [view.slots[0].call for view in numbered] == [1, 2, 3, 4, 5]
+    # The first iteration may have begun before the subscription.
+    assert [len(view.thumbnails) for view in numbered[1:]] == [1] * 4
+
+
+def test_the_thumbnails_of_a_view_are_in_the_frame_beside_it(harness):
+    harness.start()
+    harness.executor.iteration_s = short_iteration_s
+    harness.other.send(Submit(request("one", steps=ENDLESS, seed=9)))
+    view, last_iteration = None, None
+    while view is None or not view.thumbnails:
+        harness.client.send(ViewRequest(last_iteration, with_thumbnails=True))
+        while not isinstance(
+            view := deserialize_from_engine((frames := harness.client.socket.recv_multipart())[0]), EngineView
+        ):
+            pass
+        last_iteration = view.last_iteration
+    (thumbnail,) = view.thumbnails
+    assert (thumbnail.request_id, thumbnail.width_px, thumbnail.height_px, thumbnail.offset, frames[1]) == (
+        "one",
+        1,
+        1,
+        0,
+        bytes([9] * 3),
+    )
+
+
+def test_a_reconnecting_front_end_gets_no_view_that_its_previous_process_asked_for(harness):
+    harness.start()
+    harness.client.send(Hello("front"), ViewRequest(None, with_thumbnails=False))
+    assert EngineView in kinds(harness.client.receive(2))
+    harness.client.send(ViewRequest(0, with_thumbnails=False), Ping())
+    assert kinds(harness.client.receive()) == [Pong]  # so the receiver has read the view request
+    harness.other.send(Hello("front"), Submit(request("quick", steps=1)))
+    assert Finished in kinds(harness.other.receive(3))
+    harness.client.send(Ping())
+    assert kinds(harness.client.receive()) == [Pong]
+
+
+def traced_request(submitted, *, is_sampled=True):
+    """The request as part of a trace, and its trace context."""
+    caller = SimpleNamespace(trace_id=uuid.uuid4().hex, span_id=uuid.uuid4().hex[:16])
+    traceparent = f"00-{caller.trace_id}-{caller.span_id}-0{int(is_sampled)}"
+    return msgspec.structs.replace(submitted, traceparent=traceparent, tracestate="vendor=x"), caller
+
+
+def stages(collector, tracer, caller):
+    """The stages in the trace, in order: name and error type."""
+    tracer.span_processor.force_flush()
+    spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: (span.began, span.ended))
+    assert {(span.parent_id, span.tracestate) for span in spans} <= {(caller.span_id, "vendor=x")}
+    assert all(span.failed == ("error.type" in span.attributes) for span in spans)
+    return [(span.name, span.attributes.get("error.type")) for span in spans]
+
+
+@traced
+def test_a_generated_request_has_spans_of_all_stages(harness, collector, tracer):
+    harness.start()
+    submitted, caller = traced_request(msgspec.structs.replace(request("an-id"), attempt_id="an-id.0a1b"))
+    harness.client.send(Submit(submitted))
+    harness.client.receive(2)
+    found = stages(collector, tracer, caller)
+    assert sorted(name for name, why in found if why is None) == ["decode", "denoise", "queue", "text_encode"]
+    (denoise,) = [span for span in collector.of_trace(caller.trace_id) if span.name == "denoise"]
+    assert denoise.attributes == {
+        "noria.request_id": "an-id",
+        "gen_ai.request.model": "noria-shapes",
+        "noria.inference_steps": 3,
+        "noria.scheduler": "ddim",
+        "noria.mean_batch": 1.0,
+        "noria.slots": 4,
+    }
+
+
+@traced
+def test_a_request_that_is_not_sampled_has_no_spans(harness, collector, tracer):
+    harness.start()
+    submitted, caller = traced_request(request(), is_sampled=False)
+    harness.client.send(Submit(submitted), Submit(request("untraced")))
+    harness.client.receive(4)
+    assert stages(collector, tracer, caller) == []
+
+
+@traced
+def test_a_request_rejected_by_the_receiver_has_a_failed_queue_span(harness, collector, tracer):
+    early, caller = traced_request(request("early"))
+    harness.client.send(Hello("test"), Submit(early))
+    harness.client.receive(2)
+    harness.start()
+    unknown, another = traced_request(msgspec.structs.replace(request("unknown"), model="another"))
+    harness.client.send(Submit(unknown), Submit(request("after")))
+    ready, rejected, *_ = harness.client.receive(4)
+    assert (ready.state, rejected.code) == ("ready", "engine_unavailable")
+    assert stages(collector, tracer, caller) == stages(collector, tracer, another) == [("queue", "engine_unavailable")]
+
+
+@traced
+def test_a_request_rejected_by_the_scheduler_or_cancelled_in_preparation_has_only_a_queue_span(
+    harness, collector, tracer
+):
+    harness.start()
+    (full, caller), (slow, another) = (
+        traced_request(request("full", images=8)),
+        traced_request(request("slow", scheduler="lms")),
+    )
+    began, go_on = threading.Event(), threading.Event()
+    harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
+    harness.client.send(Submit(request("first")), Submit(slow), Cancel("slow"))
+    assert began.wait(TIMEOUT_S)
+    harness.client.send(Submit(full), Ping())
+    cancelled, pong = harness.client.receive(2)
+    assert (cancelled.attempt_id, type(pong)) == ("slow", Pong)  # the receiver has passed the request on
+    go_on.set()
+    harness.executor.compiled.set()
+    codes = {message.attempt_id: getattr(message, "code", None) for message in harness.client.receive(3)}
+    assert codes == {"first": None, "full": "queue_full"}
+    harness.client.send(Submit(request("last", scheduler="lms")))  # so that the compiler has finished the one before
+    harness.client.receive(2)
+    assert stages(collector, tracer, caller) == [("queue", "queue_full")]
+    assert stages(collector, tracer, another) == [("queue", "cancelled")]
+
+
+@traced
+def test_a_request_cancelled_while_running_has_spans_up_to_denoising(harness, collector, tracer):
+    harness.start()
+    submitted, caller = traced_request(request("a", steps=10_000))
+    stepped = threading.Event()
+
+    def iteration_s(plan):
+        if plan.steps[0].call >= 3:
+            stepped.set()
+            wait_until(lambda: not harness.receiver.commands.empty())  # it runs no further than this
+        return 1.0
+
+    harness.executor.iteration_s = iteration_s
+    harness.client.send(Submit(submitted))
+    assert stepped.wait(TIMEOUT_S)
+    harness.client.send(Cancel("a"))
+    (failed,) = harness.client.receive()
+    assert failed.code == "cancelled"
+    found = stages(collector, tracer, caller)
+    assert sorted(found) == [("denoise", "cancelled"), ("queue", None), ("text_encode", None)]
+
+
+@traced
+def test_a_request_whose_pixels_are_not_finite_fails_in_its_decode_span(harness, collector, tracer):
+    harness.start()
+    submitted, caller = traced_request(request("bad", seed=13))
+    harness.client.send(Submit(submitted), Submit(request("good")))
+    harness.client.receive(3)
+    assert ("decode", "generation_failed") in stages(collector, tracer, caller)
