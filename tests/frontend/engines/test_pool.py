@@ -1,35 +1,19 @@
-"""Which engine gets a request, and what happens to it when engines end and restart."""
+"""What a front end knows of its engines, and which of them gets a request."""
 
 import asyncio
 import gc
-import logging
-import time
 
-import msgspec
 import pytest
 
-from noria.config import FrontendConfig
-from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable, GenerationFailed
-from noria.frontend.engines import pool
+from noria.errors import EngineUnavailable, GenerationFailed
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.services.request_validation import validate
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.live_views import RatesView
 from noria.protocol.messages import EngineView
-from noria.protocol.request import ImageRequestBody
 from noria.protocol.transport import Disconnected
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until_async
-
-
-@pytest.fixture
-def request_of(spec):
-    def make(seed=1, timeout_s=60.0):
-        config = FrontendConfig(request_timeout_s=timeout_s)
-        return validate(ImageRequestBody("p"), spec, config, "name", lambda: seed, "alice")
-
-    return make
 
 
 def test_a_request_is_rejected_at_once_if_no_engine_is_ready(request_of, folder):
@@ -100,28 +84,6 @@ def test_a_request_that_is_cancelled_twice_leaves_no_exception_that_nobody_await
     assert unhandled == []
 
 
-def test_requests_of_a_lost_engine_are_retried_on_another(request_of, new_engine, monkeypatch):
-    monkeypatch.setattr(pool, "_EXIT_REPORT_TIMEOUT_S", 0.2)
-    first, second = new_engine(), new_engine()
-    first.num_crashes_left, first.restarts = 1, False
-    second.never_answers = True
-
-    async def scenario():
-        async with EnginePool([first.address, second.address]) as engine_pool:
-            await wait_until_async(lambda: all(status.state == "ready" for status in engine_pool.engines))
-            task = asyncio.create_task(engine_pool.submit(request_of(seed=77)))
-            await wait_until_async(lambda: second.submitted)
-            assert second.submitted[0].payload.seed == 77
-            assert second.submitted[0].timeout_s < first.submitted[0].timeout_s
-            assert second.submitted[0].exclusive  # there is no report of how the first engine ended
-            second.never_answers = False
-            assert (await engine_pool.submit(request_of(seed=5))).images[0].seed == 5
-            assert engine_pool.ready
-            task.cancel()
-
-    asyncio.run(scenario())
-
-
 def test_an_engine_is_unready_once_it_ends_and_ready_after_its_restart(request_of, new_engine):
     engine = new_engine()
 
@@ -140,171 +102,6 @@ def test_an_engine_is_unready_once_it_ends_and_ready_after_its_restart(request_o
     asyncio.run(scenario())
 
 
-def test_a_lost_request_is_retried_after_the_engines_restart(request_of, new_engine, captured_log_fields):
-    engine = new_engine()
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            for seed in range(5):
-                await wait_until_async(lambda: engine_pool.ready)
-                engine.num_crashes_left = 1
-                assert (await engine_pool.submit(request_of(seed=seed))).images[0].seed == seed
-
-    with captured_log_fields("noria.frontend", logging.WARNING) as lines:
-        asyncio.run(scenario())
-    assert [(line["event"], line["request_id"], line["key"]) for line in lines()] == [
-        ("engine_lost", "name", "alice")
-    ] * 5
-
-
-def test_a_request_that_crashes_engines_fails_no_other(request_of, new_engine):
-    engine = new_engine()
-    engine.crash_seed = 13
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            crashing, *others = await asyncio.gather(
-                *(engine_pool.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
-            )
-            assert isinstance(crashing, EngineCrashed)
-            assert [result.images[0].seed for result in others] == [1, 2, 3]
-            assert [request.exclusive for request in engine.submitted if request.payload.seed == 13] == [False, True]
-
-    asyncio.run(scenario())
-
-
-def test_a_request_that_was_not_in_flight_at_a_crash_is_not_suspected(request_of, new_engine):
-    engine = new_engine()
-    engine.never_answers = True
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            calls = [asyncio.create_task(engine_pool.submit(request_of(seed=seed))) for seed in (1, 2)]
-            await wait_until_async(lambda: len(engine.submitted) == 2)
-            engine.in_flight = [
-                name
-                for name, request in zip(engine.in_flight, engine.submitted, strict=True)
-                if request.payload.seed == 1
-            ]
-            engine.never_answers = False
-            engine.set_state("dead")
-            engine.set_state("ready")
-            assert [(await call).images[0].seed for call in calls] == [1, 2]
-            assert {request.payload.seed: request.exclusive for request in engine.submitted[2:]} == {1: True, 2: False}
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(("num_kills", "exclusive"), [(1, False), (2, False), (3, True), (12, True)])
-def test_a_request_whose_engine_is_killed_is_retried_and_exclusive_after_three_kills(
-    num_kills, exclusive, request_of, new_engine
-):
-    engine = new_engine()
-    engine.exit_cause, engine.num_crashes_left = "killed", num_kills
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            assert (await engine_pool.submit(request_of(seed=5))).images[0].seed == 5
-            assert len(engine.submitted) == num_kills + 1
-            assert engine.submitted[-1].exclusive == exclusive
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("num_crashes", [1, 2])
-def test_a_request_submitted_as_exclusive_stays_so_and_fails_at_the_second_crash(num_crashes, request_of, new_engine):
-    engine = new_engine()
-    engine.num_crashes_left = num_crashes
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            call = engine_pool.submit(msgspec.structs.replace(request_of(seed=5), exclusive=True))
-            if num_crashes == 1:
-                assert (await call).images[0].seed == 5
-            else:
-                with pytest.raises(EngineCrashed):
-                    await call
-            assert [request.exclusive for request in engine.submitted] == [True, True]
-
-    asyncio.run(scenario())
-
-
-def test_a_request_fails_after_thirteen_kills(request_of, new_engine):
-    engine = new_engine()
-    engine.exit_cause, engine.num_crashes_left = "killed", 13
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            with pytest.raises(EngineLost, match="was killed 13 times"):
-                await engine_pool.submit(request_of())
-
-    asyncio.run(scenario())
-
-
-def test_new_requests_are_served_during_an_exclusive_retry(request_of, new_engine):
-    engine = new_engine()
-    engine.never_answers = True
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            exclusive_calls = [asyncio.create_task(engine_pool.submit(request_of(seed=seed))) for seed in (1, 2)]
-            await wait_until_async(lambda: len(engine.submitted) == 2)
-            engine.set_state("dead")
-            engine.set_state("ready")
-            await wait_until_async(lambda: len(engine.submitted) == 3)
-            engine.never_answers = False
-            assert (await engine_pool.submit(request_of(seed=3))).images[0].seed == 3
-            assert [request.exclusive for request in engine.submitted[2:]] == [True, False]
-            for call in exclusive_calls:
-                call.cancel()
-
-    asyncio.run(scenario())
-
-
-def test_an_update_reports_that_a_request_waits_for_an_engine_again(request_of, new_engine):
-    engine = new_engine()
-    engine.num_crashes_left = 1
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            updates = []
-            await engine_pool.submit(request_of(), updates.append)
-            assert [update.finish_in_s for update in updates][-2:] == [None, 0.5]
-
-    asyncio.run(scenario())
-
-
-def test_an_exclusive_retry_that_waits_keeps_its_timeout(request_of, new_engine, monkeypatch):
-    engine = new_engine()
-    engine.never_answers = True
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            first = asyncio.create_task(engine_pool.submit(request_of(seed=1, timeout_s=2000.0)))
-            second = asyncio.create_task(engine_pool.submit(request_of(seed=2, timeout_s=1000.0)))
-            await wait_until_async(lambda: len(engine.submitted) == 2)
-            engine.set_state("dead")
-            engine.set_state("ready")
-            await wait_until_async(lambda: len(engine.submitted) == 3)
-            assert not second.done()
-            loop = asyncio.get_running_loop()
-            monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 1500.0)
-            with pytest.raises(DeadlineExceeded):
-                await second
-            assert [request.payload.seed for request in engine.submitted] == [1, 2, 1]
-            first.cancel()
-
-    asyncio.run(scenario())
-
-
 def test_an_invalid_reply_fails_its_request_and_not_the_connection(request_of, new_engine, caplog):
     engine = new_engine()
 
@@ -318,41 +115,6 @@ def test_an_invalid_reply_fails_its_request_and_not_the_connection(request_of, n
             engine.sends_invalid_replies = False
             assert engine_pool.ready
             assert (await engine_pool.submit(request_of(seed=4))).images[0].seed == 4
-
-    asyncio.run(scenario())
-
-
-def test_stop_fails_requests_in_flight_and_new_ones(request_of, new_engine):
-    engine = new_engine()
-    engine.never_answers = True
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            task = asyncio.create_task(engine_pool.submit(request_of()))
-            await wait_until_async(lambda: engine.submitted)
-            engine_pool.stop()
-            for call in (task, engine_pool.submit(request_of())):
-                with pytest.raises(EngineUnavailable, match="is stopping") as caught:
-                    await call
-                assert caught.value.retry_after_s > 0
-            await wait_until_async(lambda: engine.cancelled)
-            assert len(engine.submitted) == 1
-
-    asyncio.run(scenario())
-
-
-def test_a_request_to_an_engine_that_never_answers_times_out(request_of, new_engine, monkeypatch):
-    monkeypatch.setattr(pool, "_GRACE_S", 0.1)
-    engine = new_engine()
-    engine.never_answers = True
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            with pytest.raises(DeadlineExceeded, match=r"not done after 0\.1 s"):
-                await engine_pool.submit(request_of(timeout_s=0.1))
-            await wait_until_async(lambda: engine.cancelled)
 
     asyncio.run(scenario())
 
@@ -386,7 +148,7 @@ def test_cancelled_calls_leave_no_task_and_no_attempt(request_of, new_engine):
             await asyncio.gather(*callers, return_exceptions=True)
             await wait_until_async(lambda: len(asyncio.all_tasks()) == before)
             assert not engine_pool._engines[0]._attempts
-            assert not engine_pool._timers
+            assert not engine_pool._submitter._timers
             # The last messages may still be on their way to the engine.
             await wait_until_async(lambda: {r.attempt_id for r in engine.submitted} == set(engine.cancelled))
 

@@ -1,6 +1,6 @@
 """One engine as a front end sees it: its state, its load and the attempts in flight at it.
 
-`receive` takes the engine's messages. When the engine ends, every attempt fails with `AttemptLostError`; `pool.py`
+`receive` takes the engine's messages. When the engine ends, every attempt fails with `AttemptLostError`; `retries.py`
 decides about retries.
 """
 

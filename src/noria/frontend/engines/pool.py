@@ -1,11 +1,7 @@
-"""The front end's connections to the engines: routes each request to one and retries requests that an engine loses.
+"""The front end's connections to the engines: what they hold and how busy they are, as they last reported.
 
-`router.py` chooses among the ready engines that hold the request's model. If that engine's process ends, the request is
-sent again, with the same seed and so for the same images, to another engine or to the same one after its restart.
-`crash_attribution.py` decides, from how the engine ended, whether the retry shares the engine with other requests, is
-exclusive, or does not happen. Exclusive retries run one at a time; new requests are served meanwhile. A cancelled call
-cancels its request at the engine, and an invalid reply fails only its own request. This module knows no HTTP and does
-not read pixels.
+`router.py` chooses among the ready engines that hold a request's model, `retries.py` submits the request. An invalid
+reply fails only its own request. This module knows no HTTP and does not read pixels.
 """
 
 import asyncio
@@ -16,21 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-import msgspec
-
-from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable
-from noria.frontend.engines.client import (
-    AttemptLostError,
-    EngineClient,
-    EngineResult,
-    EngineStatus,
-    OnUpdate,
-    ProgressUpdate,
-)
-from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
+from noria.errors import EngineUnavailable
+from noria.frontend.engines.client import EngineClient, EngineResult, EngineStatus, OnUpdate
+from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import holds, route
 from noria.frontend.engines.version_choice import VersionChooser
-from noria.observe.logs.log_record import fields
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest
@@ -38,12 +24,6 @@ from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
 from noria.protocol.routes import Routes
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection
-
-_RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, within a minute with a large one
-# Engines report a missed deadline themselves; these are for an engine that does not answer.
-_GRACE_S = 5.0
-_DEADLINE_GRACE_S = 0.5  # of a request with a deadline of its client
-_EXIT_REPORT_TIMEOUT_S = 5.0  # for the report of an engine's next process, which starts within 1 s
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 
@@ -79,13 +59,11 @@ class EnginePool:
         """
         self._name = name or uuid.uuid4().hex
         self._addresses = tuple(addresses)
-        self._restart_wait_s, self._first_states_wait_s = restart_wait_s, first_states_wait_s
+        self._first_states_wait_s = first_states_wait_s
         self._engines: list[EngineClient] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
-        self._exclusive_lock = asyncio.Lock()  # held by the one exclusive attempt in flight
-        self._stopping = False
-        self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
+        self._submitter = RetryingSubmitter(self._route, self.unavailable_error, self._changed, restart_wait_s)
         self._models: dict[str, ModelSpec] = {}
         self._known: set[ModelKey] = set()
         self._default_models = default_models or {}
@@ -216,7 +194,7 @@ class EnginePool:
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
         which = f"no engine that holds {needed}" if any(engine.ready for engine in self._engines) else "no engine"
         return EngineUnavailable(
-            f"{which} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
+            f"{which} is ready ({states}); try again in a few seconds.", retry_after_s=RETRY_AFTER_S
         )
 
     async def submit(
@@ -224,122 +202,13 @@ class EnginePool:
     ) -> EngineResult:
         """Generate the images of `request`; `data` is what its payload has beside it.
 
-        Cancelling this call removes the request from its engine at the next step.
-
-        Raises:
-            EngineUnavailable: no engine that holds the model is ready, or `stop` was called.
-            EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened
-                too often.
-            EngineCrashed: the request crashes engines.
-            DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
-            NoriaError: the engine's rejection or failure.
-
+        Raises: as `RetryingSubmitter.submit`.
         """
-        if self._stopping:
-            raise _stopped_error()
-        if (engine := self._route(request)) is None:
-            raise self.unavailable_error(f"{request.model!r} in version {request.model_version or 'any'}")
-        started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
-        timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
-        self._timers.add(timer)
-        try:
-            async with timer:
-                return await self._submit_with_retries(engine, request, started, on_update, data)
-        except TimeoutError as error:
-            if self._stopping:
-                raise _stopped_error() from error
-            raise DeadlineExceeded(f"not done after {limit_s:g} s.") from error
-        finally:
-            self._timers.discard(timer)
+        return await self._submitter.submit(request, on_update, data)
 
     def stop(self) -> None:
         """Fail every request in flight, and all later ones, with EngineUnavailable. Called at the end of a drain."""
-        self._stopping = True
-        for timer in self._timers:
-            if not timer.expired():
-                timer.reschedule(0.0)
-
-    async def _submit_with_retries(
-        self, engine: EngineClient, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
-    ) -> EngineResult:
-        """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
-        history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
-        attempt = (
-            self._submit_exclusive(request, started, on_update, data)
-            if request.exclusive
-            else engine.submit(request, on_update, data)
-        )
-        while True:
-            try:
-                return await attempt
-            except AttemptLostError as lost:
-                if on_update is not None:  # at once: the report of how the engine ended may take seconds
-                    on_update(ProgressUpdate(0, 0, request.payload.num_steps, None))
-                cause = await self._classify_loss(lost, request, history.needs_exclusive)
-            history = history.with_loss(cause)
-            extra = fields(
-                event="engine_lost",
-                request_id=request.request_id,
-                key=request.client or None,
-                loss_cause=cause,
-                exclusive=history.needs_exclusive,
-            )
-            log.warning("%s: its engine ended; cause of the loss: %s", request.request_id, cause, extra=extra)
-            _raise_if_exhausted(history)
-            attempt = (self._submit_exclusive if history.needs_exclusive else self._resubmit)(
-                request, started, on_update, data
-            )
-
-    async def _resubmit(
-        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
-    ) -> EngineResult:
-        engine = await self._wait_for_engine(request)
-        return await engine.submit(_remaining(request, started), on_update, data)
-
-    async def _submit_exclusive(
-        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
-    ) -> EngineResult:
-        while True:
-            await self._wait_for_engine(request)
-            async with self._exclusive_lock:  # the request's timeout also bounds the wait for the lock
-                engine = self._route(request)
-                if engine is not None:  # None: the previous exclusive attempt has crashed it
-                    return await engine.submit(
-                        _remaining(msgspec.structs.replace(request, exclusive=True), started), on_update, data
-                    )
-
-    async def _wait_for_engine(self, request: AnyRequest) -> EngineClient:
-        """Wait until an engine can serve the request and return it. Raises EngineLost if none is ready in time."""
-        while (engine := self._route(request)) is None:
-            try:
-                async with asyncio.timeout(self._restart_wait_s), self._changed:
-                    await self._changed.wait_for(lambda: self._route(request) is not None)
-            except TimeoutError as error:
-                raise EngineLost(
-                    f"the engine ended while it generated this request, and none that holds its model was ready after "
-                    f"{self._restart_wait_s:g} s.",
-                    retry_after_s=_RETRY_AFTER_S,
-                ) from error
-        return engine
-
-    async def _classify_loss(self, lost: AttemptLostError, request: AnyRequest, was_exclusive: bool) -> LossCause:
-        """Wait for the report of how the engine ended. Return how the loss counts.
-
-        It is "suspected" if no report comes in time. If another engine is ready, the wait ends after a few seconds; but
-        a request whose attempt was exclusive waits as long as for a restart, so that it does not crash a second engine.
-        """
-        if lost.exit_report is None:
-            return "not_started"
-        exit_report = lost.exit_report
-        timeout_s = self._restart_wait_s if was_exclusive else min(_EXIT_REPORT_TIMEOUT_S, self._restart_wait_s)
-        await asyncio.wait([exit_report], timeout=timeout_s)
-        if not exit_report.done() and not was_exclusive:
-            try:
-                async with asyncio.timeout(self._restart_wait_s - timeout_s), self._changed:
-                    await self._changed.wait_for(lambda: exit_report.done() or self._route(request) is not None)
-            except TimeoutError:
-                log.debug("%s: no report of how its engine ended", lost.attempt_id)
-        return exit_report.result().loss_cause(lost.attempt_id) if exit_report.done() else "suspected"
+        self._submitter.stop()
 
     def _route(self, request: AnyRequest) -> EngineClient | None:
         return route(self._engines, request.model, request.model_version)
@@ -391,41 +260,3 @@ class EnginePool:
         if control is None:
             return spec.fingerprint != self.versions.canary_version(spec.name)
         return spec.fingerprint == control
-
-
-def _limit_s(request: AnyRequest) -> float:
-    """Return after how many seconds the result is of no use to the client."""
-    return request.timeout_s if request.deadline_s is None else min(request.timeout_s, request.deadline_s)
-
-
-def _remaining(request: AnyRequest, started: float) -> AnyRequest:
-    """Return the request for its next attempt, with the time that is left: engines count from the arrival.
-
-    It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high
-    priority.
-    """
-    passed_s = asyncio.get_running_loop().time() - started
-    return msgspec.structs.replace(
-        request,
-        timeout_s=max(_limit_s(request) - passed_s, 0.0),
-        deadline_s=None,
-        priority=request.priority if request.deadline_s is None else "high",
-    )
-
-
-def _raise_if_exhausted(history: AttemptHistory) -> None:
-    """Raise if a request with these losses is not retried."""
-    if history.crashes_engines:
-        raise EngineCrashed(
-            f"the engine crashed {history.num_crashes} times while it generated this request, the last time with "
-            "nothing else in flight."
-        )
-    if history.retries_exhausted:
-        num_kills = history.num_not_at_fault + history.num_not_at_fault_exclusive
-        raise EngineLost(
-            f"the engine was killed {num_kills} times while it generated this request.", retry_after_s=_RETRY_AFTER_S
-        )
-
-
-def _stopped_error() -> EngineUnavailable:
-    return EngineUnavailable("the server is stopping; send the request again.", retry_after_s=_RETRY_AFTER_S)
