@@ -1,7 +1,10 @@
-"""What the benches share of a run: lines about its progress, and its end."""
+"""What the benches share of a run: lines about its progress, its modules in processes of their own, and its end."""
 
+import subprocess
 import sys
 from collections.abc import Callable
+
+import msgspec
 
 from noria.errors import NoriaError
 from noria.protocol.process_signals import sigterm_interrupts
@@ -26,3 +29,12 @@ def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: lis
         failures.append(f"stopped: {error}")
         log_status(failures[-1])
     return 1 if failures else 0
+
+
+def run_module(name: str, job: msgspec.Struct) -> bytes:
+    """What a module prints that gets `job` on its stdin. Raises RuntimeError if it fails; its stderr is ours."""
+    command = [sys.executable, "-m", name]
+    done = subprocess.run(command, input=msgspec.json.encode(job), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with status {done.returncode}; its stderr is above")
+    return done.stdout

@@ -28,16 +28,16 @@ from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, config_flags, running_server
-from noria_bench.encoders.bench import make_measurement, run_module, sum_series
 from noria_bench.encoders.client import ClientConfig, ClientResult
 from noria_bench.encoders.corpus import FIXED_TEXT
+from noria_bench.encoders.measurements import make_measurement, sum_series
 from noria_bench.encoders.results import Load, write_result
 from noria_bench.encoders.servers.raw_loop import RawJob
 from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import machine_cpu_s
-from noria_bench.running import run_to_end, status_log
+from noria_bench.running import run_module, run_to_end, status_log
 from noria_bench.sharing.options import SharingOptions
 from noria_bench.sharing.report import write_report
 from noria_bench.sharing.results import FILE_NAME, SharingResult, SharingRun
@@ -108,7 +108,10 @@ class SharingBench:
         """Measure everything; saves after each load."""
         _log_status("computing what is right")
         self._vectors = str(self.work / "vectors.npy")
-        run_module("servers.raw_loop", RawJob(self.encoder, self.config.engine, (FIXED_TEXT,), vectors=self._vectors))
+        run_module(
+            "noria_bench.encoders.servers.raw_loop",
+            RawJob(self.encoder, self.config.engine, (FIXED_TEXT,), vectors=self._vectors),
+        )
         for number in range(self.options.num_rounds):
             values = divisions(self.config)
             for value in values if number % 2 == 0 else reversed(values):
@@ -149,7 +152,7 @@ class SharingBench:
 
     def _warm_up(self, server: RunningServer) -> None:
         config = self._client_config(server, Load("fixed", "closed", "own", 4), 0)
-        run_module("client", msgspec.structs.replace(config, num_requests=_WARM_UP_TEXTS))
+        run_module("noria_bench.encoders.client", msgspec.structs.replace(config, num_requests=_WARM_UP_TEXTS))
         run_closed_loop(server.port, self.options.num_users, _RAMP_S, self._image_body)
 
     def _measure(

@@ -16,7 +16,7 @@ from noria.models.catalog import open_model_of
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.fake_encoder import FAKE_ENCODER
-from noria_bench.encoders import bench, client, load_tools, summary
+from noria_bench.encoders import bench, client, load_tools, measurements, summary
 from noria_bench.encoders.corpus import NUM_TEXTS, mixed_texts
 from noria_bench.encoders.options import EncodersOptions
 from noria_bench.encoders.report import markdown, write_report
@@ -119,7 +119,7 @@ def test_counters_of_all_encoders_are_summed(tmp_path):
 
 def test_a_metric_is_summed_over_its_series_only():
     text = 'a_total{engine="0"} 2\na_total{engine="1"} 3.5\na_total_created 9\n# HELP a_total x\n'
-    assert bench.sum_series(text, "a_total") == 5.5
+    assert measurements.sum_series(text, "a_total") == 5.5
 
 
 def test_triton_s_repository_has_the_settings_and_divides_the_threads():
