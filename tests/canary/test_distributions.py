@@ -47,12 +47,12 @@ def test_values_that_are_no_numbers_harm_nothing():
 
 @pytest.mark.parametrize("edges", [(), (1.0, 1.0), (2.0, 1.0), (0.0, math.nan), (math.inf,)])
 def test_edges_that_are_none_are_rejected(edges):
-    with pytest.raises(ValueError, match="edges are one or more finite numbers"):
+    with pytest.raises(ValueError, match="finite"):
         Histogram(edges)
 
 
 def test_histograms_that_do_not_fit_are_rejected():
-    with pytest.raises(ValueError, match="needs the same edges everywhere"):
+    with pytest.raises(ValueError, match="same edges"):
         Histogram(EDGES).merge(Histogram((1.0,)))
     with pytest.raises(ValueError, match="4 edges need 5 counts"):
         Histogram(EDGES, [1, 2])

@@ -52,13 +52,13 @@ def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
             assert created
             assert (await wait_until_ended(service, record.id)).status == "succeeded"
             assert await service.image(record.id, 1) == (b"second", "webp")
-            with pytest.raises(JobNotFound, match=r"no image 2: its images are 0 to 1\."):
+            with pytest.raises(JobNotFound, match="0 to 1"):
                 await service.image(record.id, 2)
             assert [listed.id for listed in (await service.page(5, None)).records] == [record.id]
             assert [event.seq for event in await service.events(record.id, 1)] == [2, 3]
             other, _ = await service.accept(job(model="other"))
             assert (await service.cancel(other.id)).status == "canceled"
-            with pytest.raises(JobNotFound, match="it is canceled and has no images"):
+            with pytest.raises(JobNotFound, match="canceled"):
                 await service.image(other.id, 0)
 
     asyncio.run(scenario())
@@ -94,25 +94,24 @@ def test_jobs_and_their_files_are_deleted_after_their_time_to_live(tmp_path, job
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_deleted_blocks_no_other_deletion(store, tmp_path, job, monkeypatch, caplog):
+def test_a_folder_that_cannot_be_deleted_blocks_no_other_deletion(store, tmp_path, job, caplog):
     class Results(noria.jobs.results.ResultStore):
         def delete(self, job_id):
             if job_id in undeletable:
                 raise PermissionError(13, "Permission denied", job_id)
             super().delete(job_id)
 
-    monkeypatch.setattr(noria.jobs.service, "_CLEAN_BATCH_SIZE", 2)
     names = [store.accept(job(), 1000, 0.0)[0].id for _ in range(6)]
     for number, name in enumerate(names):
         store.cancel(name, float(number))
     undeletable = {names[0], names[1], names[3]}
     results = Results("auto", tmp_path)
-    clean_up(store, results, 60.0, 1000.0)
+    clean_up(store, results, 60.0, 1000.0, batch_size=2)
     assert {record.id for record in store.page(10).records} == undeletable
     assert "the results of 3 ended jobs" in caplog.text
     assert "Permission denied" in caplog.text
     undeletable = set()
-    clean_up(store, results, 60.0, 1000.0)
+    clean_up(store, results, 60.0, 1000.0, batch_size=2)
     assert store.page(10).records == []
 
 

@@ -61,7 +61,7 @@ def test_a_folder_without_model_index_json_is_known_by_its_config_json(
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert identify_family(tmp_path) is ENCODER
     (tmp_path / "model_index.json").write_text('{"_class_name": "BertModel"}')  # then it is a pipeline of diffusers
-    with pytest.raises(ModelError, match=r"model_index\.json: _class_name is 'BertModel', which no model family has"):
+    with pytest.raises(ModelError, match=r"model_index\.json: _class_name is 'BertModel'"):
         identify_family(tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_a_folder_without_model_index_json_is_known_by_its_config_json(
 )  # fmt: skip
 def test_an_unknown_config_json_is_rejected_with_what_it_says(tmp_path: pathlib.Path, config: str, got: str) -> None:
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ModelError, match=f"architectures is {got}, which no model family has. Known are: Stable"):
+    with pytest.raises(ModelError, match=f"architectures is {got}.*: Stable"):
         identify_family(tmp_path)
 
 

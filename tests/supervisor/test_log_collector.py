@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import noria.supervisor.log_collector
 from noria.observe.logs.log_record import as_json, make_line
 from noria.observe.logs.setup import child_log_environment
 from noria.observe.logs.writer import NonBlockingWriter, Stream
@@ -29,12 +28,6 @@ from noria.observe.logs.writer import NonBlockingWriter
 NonBlockingWriter.flush.__defaults__ = NonBlockingWriter.close.__defaults__ = (120.0,)
 log = logging.getLogger("noria.test")
 """
-
-
-@pytest.fixture(autouse=True)
-def _long_quiet_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may suspend a child within its traceback for longer than the collector waits."""
-    monkeypatch.setattr(noria.supervisor.log_collector, "_FLUSH_AFTER_S", TIMEOUT_S)
 
 
 class Reader:
@@ -79,7 +72,8 @@ def collect_log(
     writer.start()
 
     async def run() -> None:
-        log_collector = LogCollector(writer)
+        # A busy machine may suspend a child within its traceback for longer than the collector waits by default.
+        log_collector = LogCollector(writer, flush_after_s=TIMEOUT_S)
         children = []
         for number, script in enumerate(scripts):
             with log_collector.open_pipe(f"child-{number}") as output:

@@ -44,7 +44,6 @@ from noria.storage.private_files import make_private_folder, warn_if_open_to_oth
 # supervisor kills a front end 8 s after it has begun to stop its jobs.
 _STOP_TIMEOUT_S = 3.0
 _CLEAN_EVERY_S = 30.0
-_CLEAN_BATCH_SIZE = 100  # jobs of one query
 
 log = logging.getLogger("noria.jobs")
 
@@ -273,16 +272,16 @@ def random_worker_id() -> str:
     return f"{uuid.uuid4().hex}/frontend"
 
 
-def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float) -> None:
+def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float, batch_size: int = 100) -> None:
     """Fail jobs that did not start within `ttl_s`, and delete jobs that ended longer ago, files first.
 
-    Failed deletions are retried.
+    Failed deletions are retried. `batch_size` is the number of jobs of one query.
     """
     store.expire(ttl_s, now)
     undeletable: set[str] = set()
     error: Exception | None = None
     while expired := [
-        name for name in store.expired(ttl_s, now, _CLEAN_BATCH_SIZE + len(undeletable)) if name not in undeletable
+        name for name in store.expired(ttl_s, now, batch_size + len(undeletable)) if name not in undeletable
     ]:
         for job_id in expired:
             try:

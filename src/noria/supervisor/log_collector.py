@@ -23,8 +23,6 @@ from noria.observe.logs.log_record import Line, unstructured_line
 from noria.observe.logs.setup import LineHandler, logging_to, new_mark, render_for
 from noria.observe.logs.writer import NonBlockingWriter, Stream
 
-# How long a pause in a traceback, or in a printed line without its end, may last.
-_FLUSH_AFTER_S = 0.5
 # The most that Linux allows every user (/proc/sys/fs/pipe-max-size), instead of 64 KiB.
 _PIPE_BYTES = 1024 * 1024
 # Read in one pass of the event loop: small, so that even short lines do not block the loop for long.
@@ -45,9 +43,10 @@ class _ChildPipe:
 class LogCollector:
     """Reads the pipes of the children in the running event loop."""
 
-    def __init__(self, writer: NonBlockingWriter) -> None:
+    def __init__(self, writer: NonBlockingWriter, flush_after_s: float = 0.5) -> None:
+        """`flush_after_s` is how long a pause in a traceback, or in a printed line without its end, may last."""
         self.mark = new_mark()
-        self._writer = writer
+        self._writer, self._flush_after_s = writer, flush_after_s
         self._pipes: set[_ChildPipe] = set()
 
     @contextlib.contextmanager
@@ -88,7 +87,8 @@ class LogCollector:
             child_pipe.flush_timer.cancel()
             child_pipe.flush_timer = None
         if child_pipe.parser.has_pending:
-            child_pipe.flush_timer = asyncio.get_running_loop().call_later(_FLUSH_AFTER_S, self._flush, child_pipe)
+            loop = asyncio.get_running_loop()
+            child_pipe.flush_timer = loop.call_later(self._flush_after_s, self._flush, child_pipe)
         return True
 
     def _flush(self, child_pipe: _ChildPipe) -> None:

@@ -96,7 +96,7 @@ def test_the_budget_limits_the_batch_sizes(spec, device):
 
 def test_a_model_that_cannot_generate_raises_at_the_start_and_leaves_the_executor_as_it_was(spec, device):
     device.failing[ItemId("warmup-1", 0)] = "no kernel for this device"
-    with pytest.raises(ModelError, match=r"cannot generate images with these settings: .*no kernel for this device"):
+    with pytest.raises(ModelError, match="no kernel for this device"):
         measure_costs(device, spec, CONFIG, CostModel())
     assert device.is_synchronous is False
 

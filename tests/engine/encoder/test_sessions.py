@@ -132,7 +132,7 @@ def test_int8_is_refused_by_the_floor_unless_it_is_lowered(minilm: EncoderModelS
 def test_a_cpu_without_bfloat16_is_refused(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_openvino(), "Core", AnyCore)
     monkeypatch.setattr(AnyCore, "capabilities", ("FP32",))
-    with pytest.raises(ConfigError, match=r"'bfloat16', which this CPU lacks .* Use float32"):
+    with pytest.raises(ConfigError, match=r"'bfloat16'.* Use float32"):
         load_sessions(small, msgspec.structs.replace(CONFIG, encoder_precision="bfloat16"), "cpu")
 
 
@@ -187,7 +187,7 @@ def test_a_device_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch
     assert find_device("cpu") == "cpu"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert find_device("cuda") == "cuda:0"
-    with pytest.raises(ConfigError, match="'cuda:1' does not exist: torch sees 1 CUDA devices"):
+    with pytest.raises(ConfigError, match=r"'cuda:1'.* 1 CUDA devices"):
         find_device("cuda:1")
 
 

@@ -89,7 +89,7 @@ def test_a_rejection_for_one_limit_does_not_charge_the_other():
         client.images.acquire(1, 0.0, 1.0)
     client.images.release(2)
     client.images.acquire(1, 0.0, 1.0)
-    with pytest.raises(RateLimited, match="3 images a minute; 1 more are allowed in 20"):
+    with pytest.raises(RateLimited, match=r"3 images a minute.* 20"):
         client.images.acquire(1, 0.0, 1.0)
     client.images.release(1)
     client.images.acquire(1, 20.0, 1.0)
@@ -98,14 +98,14 @@ def test_a_rejection_for_one_limit_does_not_charge_the_other():
 def test_front_ends_share_a_keys_limits_and_each_allows_at_least_one():
     key = ApiKey("a", "0" * 64, max_images_in_flight=4, images_per_minute=10)
     client = ApiClient(key, 3)
-    with pytest.raises(InvalidField, match="n is 2; the key 'a' has 1 images in flight"):
+    with pytest.raises(InvalidField, match=r"n is 2.* 1 images in flight"):
         client.images.acquire(2, 0.0, 0.0)
-    with pytest.raises(InvalidField, match="n is 4; the key 'a' has 3 images a minute"):
+    with pytest.raises(InvalidField, match=r"n is 4.* 3 images a minute"):
         client.apply_priority(ImageRequestBody("p", n=4))
     lone = ApiClient(key, 64)
     lone.images.acquire(1, 0.0, 0.0)
     lone.images.release(1)
-    with pytest.raises(RateLimited, match="1 images a minute; 1 more are allowed in 60"):
+    with pytest.raises(RateLimited, match=r"1 images a minute.* 60"):
         lone.images.acquire(1, 0.0, 0.0)
 
 

@@ -135,7 +135,7 @@ def test_a_request_fails_after_thirteen_kills(request_of, new_engine):
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            with pytest.raises(EngineLost, match="was killed 13 times"):
+            with pytest.raises(EngineLost, match="13 times"):
                 await engine_pool.submit(request_of())
 
     asyncio.run(scenario())
@@ -211,7 +211,7 @@ def test_stop_fails_requests_in_flight_and_new_ones(request_of, new_engine):
             await wait_until_async(lambda: engine.submitted)
             engine_pool.stop()
             for call in (task, engine_pool.submit(request_of())):
-                with pytest.raises(EngineUnavailable, match="is stopping") as caught:
+                with pytest.raises(EngineUnavailable, match="stopping") as caught:
                     await call
                 assert caught.value.retry_after_s > 0
             await wait_until_async(lambda: engine.cancelled)
@@ -220,16 +220,15 @@ def test_stop_fails_requests_in_flight_and_new_ones(request_of, new_engine):
     asyncio.run(scenario())
 
 
-def test_a_request_to_an_engine_that_never_answers_times_out(request_of, new_engine, monkeypatch):
-    monkeypatch.setattr(retries, "_GRACE_S", 0.1)
+def test_a_request_to_an_engine_that_never_answers_fails_after_its_deadline(request_of, new_engine):
     engine = new_engine()
     engine.never_answers = True
 
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            with pytest.raises(DeadlineExceeded, match=r"not done after 0\.1 s"):
-                await engine_pool.submit(request_of(timeout_s=0.1))
+            with pytest.raises(DeadlineExceeded, match=r"0\.1 s"):
+                await engine_pool.submit(msgspec.structs.replace(request_of(), deadline_s=0.1))
             await wait_until_async(lambda: engine.cancelled)
 
     asyncio.run(scenario())

@@ -64,7 +64,7 @@ def test_the_default_model_is_the_configured_one_whichever_engine_reports_first(
         default_models = {"diffusion": FAKE_MODEL.name}
         async with EnginePool([first.address, second.address], default_models=default_models) as pool:
             await wait_until_async(lambda: pool.ready)
-            with pytest.raises(EngineUnavailable, match="no engine that holds 'tiny'"):
+            with pytest.raises(EngineUnavailable, match="'tiny'"):
                 pool.default_model(DiffusionModelSpec)
             second.set_state("ready")
             await wait_until_async(lambda: len(pool.models) == 2)
@@ -91,7 +91,7 @@ def test_engines_with_different_models_serve_their_own(tmp_path):
             assert [request.model for request in second.submitted] == ["other"] * 2
             second.set_state("loading")
             await wait_until_async(lambda: pool.engines[1].state == "loading")
-            with pytest.raises(EngineUnavailable, match="no engine that holds 'other' in version any is ready"):
+            with pytest.raises(EngineUnavailable, match="'other' in version any"):
                 await pool.submit(make_image_request("late", "other"))
             assert list(pool.models) == ["tiny", "other"]  # still served, by an engine that restarts
 

@@ -221,7 +221,7 @@ def test_a_body_that_stalls_is_rejected():
         return [piece async for piece in stream_bytes(http, 9, 0.01)]
 
     http = Request({"type": "http", "headers": [], "state": {}}, stall)
-    with pytest.raises(InvalidBody, match=r"did not arrive within 0\.01 s; 0 bytes of it did"):
+    with pytest.raises(InvalidBody, match=r"0\.01 s; 0 bytes"):
         asyncio.run(read(http))
     assert http.state.must_close
 

@@ -93,13 +93,13 @@ def test_an_api_key_sees_only_its_own_jobs_and_without_keys_all_are_visible(stor
 
 def test_a_full_queue_is_rejected_with_retry_after(store, job):
     accept(store, job())
-    with pytest.raises(QueueFull, match="1 jobs are queued; at most 1 are allowed") as caught:
+    with pytest.raises(QueueFull, match="at most 1 ") as caught:
         store.accept(job(), 1, 0.0)
     assert caught.value.retry_after_s
 
 
 def test_an_unknown_job_is_not_found(store):
-    with pytest.raises(JobNotFound, match="there is no job 'job_x'"):
+    with pytest.raises(JobNotFound, match="job_x"):
         store.get("job_x")
     with pytest.raises(JobNotFound):
         store.cancel("job_x", 0.0)
@@ -315,13 +315,13 @@ def test_the_texts_of_all_jobs_and_of_a_key_are_bounded_until_they_end(store, jo
         return store.accept(job(made_by=made_by, text_bytes=text_bytes), 99, 0.0, max_queued_bytes=40)[0]
 
     first = accept_texts("alice", 10)
-    with pytest.raises(RateLimited, match=r"10 bytes of texts to encode; with these 1 .* more than 10, a quarter"):
+    with pytest.raises(RateLimited, match=r"10 bytes .* 10, a quarter"):
         accept_texts("alice", 1)
     (claimed,) = store.claim("s/f/1", SHAPES, 1, 1.0)
     with pytest.raises(RateLimited):
         accept_texts("alice", 1)
     accept_texts("", 30)
-    with pytest.raises(QueueFull, match="40 bytes of texts to encode; with these 1 "):
+    with pytest.raises(QueueFull, match="40 bytes"):
         accept_texts("bob", 1)
     accept(store, job(made_by="alice"))  # of images
     store.fail(claim_of(claimed), GenerationFailed("broken"), 2.0)

@@ -88,7 +88,7 @@ def test_only_the_states_of_the_table_follow(old, new):
 def test_what_is_loaded_gets_its_first_share(plan, state, traffic, ramp):
     after = begin(deployment(plan=plan), 7.0)
     assert (after.state, after.traffic, after.ramp) == (state, traffic, ramp)
-    with pytest.raises(RegistryError, match="cannot be loaded; one that is pending can"):
+    with pytest.raises(RegistryError, match="one that is pending"):
         begin(after, 8.0)
 
 
@@ -105,7 +105,7 @@ def test_what_is_loaded_gets_its_first_share(plan, state, traffic, ramp):
 def test_a_canary_follows_its_ramp(ramp, state, traffic):
     after = step(deployment(state="canary", plan=PLAN), ramp, JudgeState(3))
     assert (after.state, after.traffic, after.ramp, after.evidence) == (state, traffic, ramp, JudgeState(3))
-    with pytest.raises(RegistryError, match="cannot be stepped; one that is canary can"):
+    with pytest.raises(RegistryError, match="one that is canary"):
         step(deployment(state="serving", plan=PLAN), ramp, None)
 
 
@@ -130,7 +130,7 @@ def test_time_and_evidence_are_written_when_they_doubled(elapsed_s, windows, new
 def test_only_a_canary_is_promoted():
     promoted = promote(deployment(state="canary", plan=PLAN), 9.0)
     assert (promoted.state, promoted.traffic, promoted.ramp.status) == ("serving", 1.0, "promoted")
-    with pytest.raises(RegistryError, match=r"not loaded yet, so it cannot be promoted.* noria rollback t2i"):
+    with pytest.raises(RegistryError, match=r"not loaded.* noria rollback t2i"):
         promote(deployment(plan=PLAN), 9.0)
     with pytest.raises(RegistryError, match="one that is canary can"):
         promote(promoted, 9.0)
@@ -140,7 +140,7 @@ def test_what_gets_or_will_get_requests_is_rolled_back():
     for state in ("pending", "canary", "serving"):
         after = roll_back(deployment(state=state, plan=PLAN), 9.0)
         assert (after.state, after.traffic) == ("rolled_back", 0.0)
-    with pytest.raises(RegistryError, match="is replaced, so it cannot be rolled back"):
+    with pytest.raises(RegistryError, match="replaced"):
         roll_back(deployment(state="replaced"), 9.0)
 
 

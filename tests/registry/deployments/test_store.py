@@ -202,7 +202,7 @@ def test_an_alias_is_read_once(engine, store):
 def test_a_canary_is_promoted_by_hand(store):
     serve(store, 1)
     canary = deploy(store, 2, HOLD)
-    with pytest.raises(RegistryError, match="is not loaded yet, so it cannot be promoted"):
+    with pytest.raises(RegistryError, match="not loaded"):
         store.promote("t2i", at(5))
     mount(store, canary)
     store.step(canary.id, "server", RampState("holding", 0, 9.0, 12.0), JudgeState(3), JUDGE)
@@ -210,9 +210,9 @@ def test_a_canary_is_promoted_by_hand(store):
     assert (promoted.state, promoted.last_change, promoted.ramp.status) == ("serving", at(20, "looks good"), "promoted")
     assert promoted.evidence == JudgeState(3)  # as the judge left it
     assert table(store) == {"t2i": ("shapes@2", None, 0.0)}
-    with pytest.raises(RegistryError, match=r"t2i has no canary .* latest is deployment 2 \(shapes@2, serving\)"):
+    with pytest.raises(RegistryError, match=r"deployment 2 \(shapes@2, serving\)"):
         store.promote("t2i", at(21))
-    with pytest.raises(RegistryError, match=r"nothing was ever deployed to the endpoint 't2'\. Did you mean 't2i'\?"):
+    with pytest.raises(RegistryError, match=r"'t2'.*'t2i'"):
         store.promote("t2", at(21))
 
 
@@ -235,7 +235,7 @@ def test_an_unfinished_deployment_is_cancelled(store):
         ended = store.roll_back("t2i", at(6, "not good"))
         assert (ended.id, ended.state, ended.last_change) == (new.id, "rolled_back", at(6, "not good"))
         assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
-        with pytest.raises(RegistryError, match=f"t2i, {new.id}, was rolled back already; shapes@1 serves"):
+        with pytest.raises(RegistryError, match=rf"{new.id}, .* already; shapes@1"):
             store.roll_back("t2i", at(7))
         with pytest.raises(RegistryError):  # its registrar learns it
             store.mounted(new.id, "server", at(8))
@@ -255,14 +255,14 @@ def test_a_rollback_deploys_the_version_that_served_before(engine, store):
     assert rollback.created.why == f"rolls back deployment {bad.id} (shapes@2): bad"
     assert table(store) == {"t2i": ("shapes@2", None, 0.0)}  # until it is loaded
     assert store.roll_back("t2i", at(6)) == rollback  # it is the rollback in progress
-    with pytest.raises(RegistryError, match=f"It rolls back deployment {bad.id}. Wait"):
+    with pytest.raises(RegistryError, match=f"{bad.id}. Wait"):
         deploy(store, 3)
     mount(store, rollback)
     assert (states(store), table(store)) == (
         ["1 replaced", "2 rolled_back", "1 serving"],
         {"t2i": ("shapes@1", None, 0.0)},
     )
-    with pytest.raises(RegistryError, match=f"t2i, {bad.id}, was rolled back already; shapes@1 serves"):
+    with pytest.raises(RegistryError, match=rf"{bad.id}, .* already; shapes@1"):
         store.roll_back("t2i", at(7))
     serve(store, 3)
     assert mount(store, store.roll_back("t2i", at(8))).version.name == "shapes@1"
@@ -286,7 +286,7 @@ def test_before_the_first_deployment_the_configured_model_served(engine, store):
     serve(store, 1)
     ended = store.roll_back("t2i", at(5))
     assert (ended.state, store.routes()) == ("rolled_back", Routes(2, ()))
-    with pytest.raises(RegistryError, match=r"t2i has nothing to roll back: .* configuration's model of this name"):
+    with pytest.raises(RegistryError, match="nothing to roll back"):
         store.roll_back("t2i", at(6))
     serve(store, 2)
     assert store.roll_back("t2i", at(7)).state == "rolled_back"
@@ -298,7 +298,7 @@ def test_a_version_that_was_removed_is_not_rolled_back_to(engine, store):
     serve(store, 1)
     serve(store, 2)
     ModelStore(engine).remove("shapes@1", at(4))
-    with pytest.raises(RegistryError, match=r"shapes@1 was removed by ann\. Add it again"):
+    with pytest.raises(RegistryError, match=r"shapes@1 .* ann\. Add"):
         store.roll_back("t2i", at(5))
     ModelStore(engine).add("shapes", folder("a"), at(6))
     store.roll_back("t2i", at(7))
@@ -327,7 +327,7 @@ def test_a_lease_has_one_owner_until_it_runs_out(engine, store):
         assert connection.scalar(sa.select(deployment_heads.c.row_version)) == 5
     assert not store.try_lease(99, "server", 1.0, 1.0)
     for find in (lambda: store.find(99), lambda: store.mounted(99, "server", at(1))):
-        with pytest.raises(RegistryError, match="there is no deployment 99"):
+        with pytest.raises(RegistryError, match="deployment 99"):
             find()
 
 
