@@ -1,12 +1,13 @@
 """What the benches share of a run: lines about its progress, its modules in processes of their own, and its end."""
 
+import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
 
 import msgspec
 
-from noria.errors import NoriaError
+from noria.errors import ConfigError, NoriaError
 from noria.protocol.process_signals import sigterm_interrupts
 
 StatusLog = Callable[[str], None]
@@ -29,6 +30,16 @@ def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: lis
         failures.append(f"stopped: {error}")
         log_status(failures[-1])
     return 1 if failures else 0
+
+
+def make_results_folder(folder: pathlib.Path) -> None:
+    """Create the folder that `--out` names, unless it exists. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder} cannot be created ({error}); name a folder, which need not exist."
+        ) from error
 
 
 def run_module(name: str, job: msgspec.Struct) -> bytes:

@@ -1,6 +1,5 @@
 """compose.yaml conforms to the compose specification, and the files, settings, routes and services in it exist."""
 
-import copy
 import pathlib
 import re
 import subprocess
@@ -10,6 +9,7 @@ import urllib.parse
 import pytest
 import yaml
 from container import DEPLOY, ROOT, STOP_S, configuration, image, is_pinned, stages
+from planting import plant
 
 from noria.errors import ConfigError
 
@@ -177,16 +177,6 @@ def test_the_specification_check_finds_a_planted_fault(tmp_path):
     assert "stop_grace" in done.stdout
 
 
-def _plant(path, value):
-    planted = copy.deepcopy(COMPOSE)
-    *parents, last = path
-    node = planted
-    for parent in parents:
-        node = node[parent]
-    node[last] = value
-    return planted
-
-
 @pytest.mark.parametrize(
     ("check", "path", "value"),
     [
@@ -211,7 +201,7 @@ def _plant(path, value):
     ],
 )
 def test_a_planted_fault_is_found(check, path, value):
-    planted = _plant(path, value)
+    planted = plant(COMPOSE, path, value)
     if check is check_targets:
         planted["services"]["server"] = planted["services"].pop("noria")
         planted["services"]["noria-gpu"]["networks"] = {}
@@ -236,7 +226,7 @@ def test_devices_and_keys_are_set_from_outside(name):
 @pytest.mark.parametrize(("key", "value"), [("NORIA_MODELS", "bundled"), ("NORIA_ENGINE_SLOTS", "0")])
 def test_an_unknown_variable_is_found(key, value):
     with pytest.raises(ConfigError, match=key):
-        check_noria(_plant(("services", "noria", "environment"), {key: value}))
+        check_noria(plant(COMPOSE, ("services", "noria", "environment"), {key: value}))
 
 
 def test_the_docs_and_the_file_name_the_profiles():

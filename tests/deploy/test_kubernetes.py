@@ -7,6 +7,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from container import DEPLOY, STOP_S, configuration, image, is_pinned, probed_paths
+from planting import plant
 
 from noria.errors import ConfigError
 from noria.observe.metrics.declarations import DECLARATIONS
@@ -163,16 +164,6 @@ def test_the_manifests_are_consistent(check):
 _CONTAINER = ("Deployment", "spec", "template", "spec", "containers", 0)
 
 
-def _plant(path, value):
-    planted = copy.deepcopy(MANIFESTS)
-    *parents, last = path
-    node = planted
-    for parent in parents:
-        node = node[parent]
-    node[last] = value
-    return planted
-
-
 @pytest.mark.parametrize(
     ("check", "path", "value"),
     [
@@ -196,17 +187,17 @@ def _plant(path, value):
 )
 def test_a_planted_fault_is_found(check, path, value):
     with pytest.raises(AssertionError):
-        check(_plant(path, value))
+        check(plant(MANIFESTS, path, value))
 
 
 def test_scaling_by_an_unknown_metric_is_found():
     name = ("HorizontalPodAutoscaler", "spec", "metrics", 0, "pods", "metric", "name")
     with pytest.raises(KeyError, match="noria_queue_seconds_left"):
-        check_scaling(_plant(name, "noria_queue_seconds_left"))
+        check_scaling(plant(MANIFESTS, name, "noria_queue_seconds_left"))
 
 
 def test_an_unknown_flag_and_an_unknown_variable_are_found():
     with pytest.raises(SystemExit):
-        set_up(_plant((*_CONTAINER, "args"), ["serve", "--process", "2"]))
+        set_up(plant(MANIFESTS, (*_CONTAINER, "args"), ["serve", "--process", "2"]))
     with pytest.raises(ConfigError, match="NORIA_MODLE"):
-        set_up(_plant((*_CONTAINER, "env"), [{"name": "NORIA_MODLE", "value": "bundled"}]))
+        set_up(plant(MANIFESTS, (*_CONTAINER, "env"), [{"name": "NORIA_MODLE", "value": "bundled"}]))

@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import time
@@ -12,6 +11,7 @@ import pytest
 from opentelemetry.trace import Tracer
 
 from jobs.fake_executor import FakeExecutor
+from jobs.running_worker import running_worker
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
 from noria.jobs.completion import JobCompletionReporter, job_outcome, stored_request_fields
 from noria.jobs.database.claims import LEASE_S, MAX_LOSSES
@@ -21,9 +21,8 @@ from noria.jobs.records import TERMINAL_STATUSES, Claim
 from noria.jobs.results import ResultStore
 from noria.jobs.service import clean_up
 from noria.jobs.stored_request import StoredRequest, StoredTextRequest, TextJobRequest, serialize
-from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.outbox import Outbox
-from noria.jobs.worker import MAX_ENGINE_LOSSES, JobWorker
+from noria.jobs.worker import MAX_ENGINE_LOSSES
 from noria.observe.logs.log_record import RESERVED
 from noria.observe.logs.request_log import REQUEST_FIELDS, current_log_record
 from noria.observe.logs.setup import LineHandler, logging_to
@@ -72,18 +71,8 @@ class JobHarness:
     def record(self):
         return self.store.get(self.job_id)
 
-    @contextlib.asynccontextmanager
-    async def running(self, executor, owner="s/frontend-0/1", store=None):
-        offload = ThreadOffloader()
-        worker = JobWorker(store or self.store, self.results, executor, offload, owner, time.time, self.tracer)
-        task = asyncio.create_task(worker.run())
-        try:
-            yield worker
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await worker.stop()
-            offload.close()
+    def running(self, executor, owner="s/frontend-0/1", store=None):
+        return running_worker(store or self.store, self.results, executor, owner, tracer=self.tracer)
 
     async def wait_until(self, condition):
         async with asyncio.timeout(60):

@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from jobs.fake_executor import FakeExecutor
+from jobs.running_worker import running_worker
 from noria.errors import (
     DeadlineExceeded,
     EngineLost,
@@ -32,20 +33,6 @@ from noria.jobs.results import ResultStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobWorker, Requeue, retry_decision
 from waiting import TIMEOUT_S, wait_until_async
-
-
-@contextlib.asynccontextmanager
-async def running(store, results, executor, owner="server/frontend-0/1", clock=time.time):
-    offload = ThreadOffloader()
-    worker = JobWorker(store, results, executor, offload, owner, clock)
-    task = asyncio.create_task(worker.run())
-    try:
-        yield worker
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await worker.stop()
-        offload.close()
 
 
 def accept(store, new):
@@ -79,7 +66,7 @@ def test_as_many_jobs_run_at_once_as_the_executor_has_capacity_for(store, result
     async def scenario():
         executor = FakeExecutor(behaviour=slowly, capacity=3)
         names = [accept(store, job()) for _ in range(7)]
-        async with running(store, results, executor):
+        async with running_worker(store, results, executor):
             await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
         assert executor.max_running == 3
         return names
@@ -108,7 +95,7 @@ def test_progress_is_stored_at_most_twice_a_second(store, results, job):
 
         began = 0.0
         name = accept(store, job())
-        async with running(store, results, FakeExecutor(behaviour=chatter)) as worker:
+        async with running_worker(store, results, FakeExecutor(behaviour=chatter)) as worker:
             await wait_until_async(lambda: status_of(store, name) == "succeeded")
         return time.monotonic() - began, written(name)
 
@@ -141,7 +128,7 @@ def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, result
     async def scenario():
         executor = FakeExecutor(behaviour=hang_and_count)
         name = accept(store, job())
-        async with running(store, results, executor):
+        async with running_worker(store, results, executor):
             await wait_until_async(lambda: executor.num_running == 1)
             store.cancel(name, time.time())  # without waking the worker
             tick_before = store.num_ticks
@@ -165,7 +152,7 @@ def test_a_claim_that_fails_while_the_worker_stops_does_not_keep_it_running(engi
             raise JobsUnavailable("PostgreSQL stands still")
 
     async def scenario():
-        async with asyncio.timeout(TIMEOUT_S), running(StandingStore(engine), results, FakeExecutor()):
+        async with asyncio.timeout(TIMEOUT_S), running_worker(StandingStore(engine), results, FakeExecutor()):
             await wait_until_async(entered.is_set)
             asyncio.get_running_loop().call_later(0.1, released.set)
 
@@ -179,7 +166,7 @@ def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, resul
         async def cancelled_meanwhile(record, report_progress):
             store.cancel(name, time.time())
 
-        async with running(store, results, FakeExecutor(behaviour=cancelled_meanwhile)) as worker:
+        async with running_worker(store, results, FakeExecutor(behaviour=cancelled_meanwhile)) as worker:
             await wait_until_async(lambda: status_of(store, name) == "canceled")
             await wait_until_async(lambda: not worker._running_jobs)
 
@@ -191,12 +178,12 @@ def test_stopping_requeues_running_jobs_at_once(store, results, job):
     async def scenario():
         executor = FakeExecutor(behaviour=hang)
         names = [accept(store, job()) for _ in range(3)]
-        async with running(store, results, executor):
+        async with running_worker(store, results, executor):
             await wait_until_async(lambda: executor.num_running == 3)
         for name in names:
             record = store.get(name)
             assert (record.status, record.owner, record.lease_until, record.num_losses) == ("starting", None, None, 0)
-        async with running(store, results, FakeExecutor(), owner="other/frontend-0/1"):
+        async with running_worker(store, results, FakeExecutor(), owner="other/frontend-0/1"):
             await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
 
     asyncio.run(scenario())
@@ -205,7 +192,7 @@ def test_stopping_requeues_running_jobs_at_once(store, results, job):
 def test_after_stop_claiming_no_job_is_claimed(store, results, job):
     async def scenario():
         executor = FakeExecutor()
-        async with running(store, results, executor) as worker:
+        async with running_worker(store, results, executor) as worker:
             worker.stop_claiming()
             name = accept(store, job())
             worker.wake()
@@ -233,7 +220,7 @@ def test_two_workers_execute_each_job_once(database, tmp_path, job):
                 executor.behaviour = record_and_wait
                 owner = f"server/frontend-{number}/1"
                 await stack.enter_async_context(
-                    running(store, ResultStore("auto", tmp_path), executor, owner, clock=lambda: now)
+                    running_worker(store, ResultStore("auto", tmp_path), executor, owner, clock=lambda: now)
                 )
             await wait_until_async(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
         assert sorted(executed) == sorted(names)
@@ -279,7 +266,7 @@ def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
 
     async def scenario():
         name = accept(store, job())
-        async with running(store, results, FakeExecutor(behaviour=unavailable_at_first)):
+        async with running_worker(store, results, FakeExecutor(behaviour=unavailable_at_first)):
             await wait_until_async(lambda: status_of(store, name) == "succeeded")
         assert store.get(name).num_engine_losses == 1
 
@@ -295,7 +282,7 @@ def test_a_full_queue_of_one_model_delays_no_job_of_another(store, results, job)
     async def scenario():
         executor = FakeExecutor(behaviour=full_for_shapes, models={("shapes", "v1"), ("other", "v1")})
         first = accept(store, job())
-        async with running(store, results, executor) as worker:
+        async with running_worker(store, results, executor) as worker:
             await wait_until_async(lambda: store.get(first).attempt == 1 and status_of(store, first) == "starting")
             delayed, other = accept(store, job()), accept(store, job(model="other"))
             worker.wake()
@@ -314,7 +301,7 @@ def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job
 
     async def scenario(behaviour):
         name = accept(store, job())
-        async with running(store, results, FakeExecutor(behaviour=behaviour)):
+        async with running_worker(store, results, FakeExecutor(behaviour=behaviour)):
             await wait_until_async(lambda: status_of(store, name) in TERMINAL_STATUSES)
         return store.get(name)
 
@@ -339,7 +326,7 @@ def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(store, r
         (tmp_path / "results").touch()  # a file in the folder's place
         began = time.time()
         executor = FakeExecutor()
-        async with running(store, results, executor) as worker:
+        async with running_worker(store, results, executor) as worker:
             await wait_until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
             waiting = store.get(name)
             assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
@@ -350,7 +337,7 @@ def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(store, r
             assert store.get(other).attempt == 0  # no job is claimed while the folder fails
         (tmp_path / "results").unlink()
         ahead = RESULTS_RETRY_S
-        async with running(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
+        async with running_worker(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
             await wait_until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
 
     asyncio.run(scenario())
@@ -370,7 +357,7 @@ def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(store
     erased = accept(store, job())
 
     async def scenario():
-        async with running(store, results, FakeExecutor()) as worker:
+        async with running_worker(store, results, FakeExecutor()) as worker:
             await wait_until_async(lambda: store.states([erased]) == {})
             other, began = accept(store, job()), time.monotonic()
             worker.wake()
@@ -422,7 +409,7 @@ def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results
 
     async def scenario():
         name = accept(store, job())
-        async with running(store, results, FakeExecutor()) as worker:
+        async with running_worker(store, results, FakeExecutor()) as worker:
             await wait_until_async(lambda: status_of(store, name) == "succeeded")
             await wait_until_async(lambda: not worker._running_jobs)
         return name

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from noria.config import Config, EngineConfig
-from noria.errors import ConfigError, NoriaError
+from noria.errors import NoriaError
 from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
@@ -34,6 +34,7 @@ from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import ResourceTrace, monitor_resources
 from noria_bench.measurement.run_metrics import attainment
 from noria_bench.measurement.runs import BenchRun, ImageCheck
+from noria_bench.running import make_results_folder
 from noria_bench.targets import environments
 from noria_bench.targets.catalog import Target, TargetSettings
 from noria_bench.targets.server import isolated_config, running_target
@@ -200,12 +201,7 @@ def main(
 
     """
     spec = open_model_of(DiffusionModelSpec, config.model)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--out {folder} cannot be created ({error}); name a folder, which need not exist."
-        ) from error
+    make_results_folder(folder)
     with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
         suite = Suite(isolated_config(config, cache), folder, spec)
         status = _run_all(suite, plans)

@@ -26,7 +26,7 @@ from noria_bench.encoders.results import EncodersResult, SweepRow, TargetRun, wr
 from noria_bench.encoders.servers.job import ServerSettings
 from noria_bench.encoders.target_runner import WARM_UP_CONNECTIONS, TargetRunner
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.running import run_to_end, status_log
+from noria_bench.running import make_results_folder, run_to_end, status_log
 from noria_bench.targets import environments
 from noria_bench.targets.server import quiet_config
 
@@ -83,12 +83,7 @@ class EncodersBench:
         if reason := _without_bfloat16():
             self.left_out += [f"{each.name}: {reason}" for each in self.targets if each.precision == "bfloat16"]
             self.targets = [target for target in self.targets if target.precision == "float32"]
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--out {self.folder} cannot be created ({error}); name a folder, which need not exist."
-            ) from error
+        make_results_folder(self.folder)
         self._provenance = collect_provenance()
         self._runner = TargetRunner(self.config, self.options, self.spec, threads, self.folder, self.work)
 

@@ -37,7 +37,7 @@ from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import machine_cpu_s
-from noria_bench.running import run_module, run_to_end, status_log
+from noria_bench.running import make_results_folder, run_module, run_to_end, status_log
 from noria_bench.sharing.options import SharingOptions
 from noria_bench.sharing.report import write_report
 from noria_bench.sharing.results import FILE_NAME, SharingResult, SharingRun
@@ -58,12 +58,7 @@ def main(config: Config, options: SharingOptions, folder: pathlib.Path) -> int:
         NoriaError: a model is not of its kind, or the folder cannot be created.
 
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--out {folder} cannot be created ({error}); name a folder, which need not exist."
-        ) from error
+    make_results_folder(folder)
     with tempfile.TemporaryDirectory(prefix="noria-sharing-") as name:
         bench = SharingBench(isolated_config(config, name), options, folder, pathlib.Path(name))
         status = run_to_end(bench.measure, _log_status, bench.failures)
