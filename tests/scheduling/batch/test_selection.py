@@ -33,6 +33,13 @@ def test_a_batch_takes_no_longer_than_the_leaders_deadline_allows():
     assert select([30] * 8, 0, max_s=1.0) == [30]
 
 
+def test_a_leader_waits_for_company_only_if_those_who_wait_gain_more():
+    assert select([30] * 8, 0, num_waiting=8) == [30] * 6  # each row saves 15 for two others, and costs 30
+    assert select([30] * 8, 0, num_waiting=40) == [30] * 8
+    assert select([30, 30], 0, num_waiting=2) == [30]  # nobody else gains
+    assert select([30] * 8, 0, num_waiting=8, num_sessions=2) == [30] * 4  # half of what is saved is for each session
+
+
 def test_rows_that_are_left_are_filled_by_the_longest_texts_that_fit():
     assert num_to_fill([40, 40], [3, 38, 39, 40], LIMITS) == 3  # 3 real tokens are not worth 40
     assert num_to_fill([40] * 7, [39, 40], LIMITS) == 1

@@ -15,13 +15,13 @@ def batch_s(padded_tokens):
     return TOKEN_S * (15 + padded_tokens)
 
 
-# Computed for log-normal lengths: 0.78, 0.88, 0.91, 0.93; two hundredths are allowed for the short run.
-@pytest.mark.parametrize(("users", "share"), [(8, 0.76), (32, 0.85), (64, 0.89), (128, 0.91)])
+# Computed for log-normal lengths: 0.79, 0.87, 0.90, 0.90; two hundredths are allowed for the short run.
+@pytest.mark.parametrize(("users", "share"), [(8, 0.77), (32, 0.85), (64, 0.88), (128, 0.88)])
 def test_far_more_of_the_devices_time_goes_to_real_tokens_than_first_come_first_served(users, share):
     ours = run_closed_loop(BatchScheduler(), users, 1000, batch_s, TOKEN_S)
     fifo = run_closed_loop(FifoBatches(8), users, 1000, batch_s, TOKEN_S)
     assert ours.useful_share >= max(share, 2.0 * fifo.useful_share)
-    assert ours.p99_s < fifo.p99_s
+    assert ours.p99_s < min(fifo.p99_s, 1.5 * run_closed_loop(FifoBatches(1), users, 1000, batch_s, TOKEN_S).p99_s)
 
 
 def test_predictions_are_right_on_average():

@@ -5,6 +5,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from noria.protocol.request import Priority
@@ -115,6 +116,22 @@ class TextTable:
     def longest(self, active: ActiveRequest) -> WaitingText:
         """Return the longest waiting text of a request."""
         return _waiting_text(active, next(iter(active.waiting)))
+
+    def similar(
+        self, text: WaitingText, active: ActiveRequest, num_each_side: int, num_requests: int
+    ) -> tuple[list[WaitingText], int]:
+        """Return the texts of the first `num_requests` that are nearest in length to a text of `active`, and its index.
+
+        They are of its group, sorted by length, at most `num_each_side` of them before it and as many after it.
+        """
+        texts = self.groups[active.group]
+        position = bisect_left(texts, text)
+        pool = {each.request.attempt_id for each in islice(self.in_order(), num_requests)}
+        shorter, longer = (
+            list(islice((each for each in side if each.attempt_id in pool), num_each_side))
+            for side in (reversed(texts[:position]), texts[position + 1 :])
+        )
+        return [*reversed(shorter), text, *longer], len(shorter)
 
     def take(self, texts: Iterable[WaitingText]) -> None:
         """Remove waiting texts that go into a batch."""
