@@ -26,7 +26,7 @@ Time is monotonic seconds and always an argument. What a session is and how a te
 
 import itertools
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
