@@ -83,6 +83,12 @@ class Server:
         await self.registry.close()
         self.engine.dispose()
 
+    async def lose_registry(self) -> None:
+        """Let the registry's file be one that cannot be opened any more."""
+        self.is_away = True
+        await self.registry._call(self.registry._dispose)
+        self.registry._engine = None
+
     def tick(self) -> bool:
         self.now += 1.0
         return True
@@ -262,12 +268,9 @@ def test_a_canary_that_fails_while_the_registry_is_away_gets_no_more_requests(
 ) -> None:
     async def scenario(server: Server, _: list[FakeEngine]) -> None:
         number = deploy(server, plan=CANARY)
-        await server.poll_until(lambda: server.routes().routes)
-        await server.poll_until(lambda: number in server.deployer._canaries)  # it is judged
-        # The registry's file cannot be opened any more.
-        server.registry._engine.dispose()
-        server.registry._engine = None
-        server.is_away = True
+        await server.poll()  # which begins to load it
+        await wait_until_async(lambda: server.routes().routes)
+        await server.lose_registry()  # in the moment after its routes were written, before the next poll
         await send_windows(server, number, errors=40)
         assert server.state(number) == "canary"
         assert server.routes().find(ENDPOINT).canary is None

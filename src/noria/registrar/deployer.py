@@ -13,7 +13,7 @@ import asyncio
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from noria.canary.judge import Verdict
@@ -96,6 +96,7 @@ class Deployer:
         """Read what the registry wants, and write its routes into the file; return None if it is away."""
         state = await self._registry.read()
         if state is not None:
+            await self._judge_new_canaries(state.unfinished)  # first: no canary gets a request before it is judged
             self._routes = state.routes
             self._failed_canaries &= {deployment.id for deployment in state.unfinished}
             self._write_routes()
@@ -188,14 +189,18 @@ class Deployer:
 
     # ── Canaries ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    async def _judge_new_canaries(self, unfinished: Iterable[Deployment]) -> None:
+        """Begin to judge the canaries whose lease this registrar holds."""
+        for one in unfinished:
+            is_new = one.state == "canary" and one.id not in self._canaries
+            if is_new and await self._registry.lease(one.id) and one.id not in self._canaries:
+                self._canaries[one.id] = RunningCanary(one, self._clock())
+
     async def _advance_canaries(self, unfinished: dict[int, Deployment], now: float, *, registry_answers: bool) -> None:
         if registry_answers:
-            running = {number: one for number, one in unfinished.items() if one.state == "canary"}
-            for ended in self._canaries.keys() - running.keys():
+            running = {number for number, one in unfinished.items() if one.state == "canary"}
+            for ended in self._canaries.keys() - running:
                 _export(self._canaries.pop(ended).labels, 0.0, 0.0)
-            for number, one in running.items():
-                if number not in self._canaries and await self._registry.lease(number):
-                    self._canaries[number] = RunningCanary(one, now)
         first_open = self._reports.first_open_window()
         for number, canary in list(self._canaries.items()):
             if number in self._failed_canaries and not registry_answers:
