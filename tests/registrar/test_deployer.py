@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from noria.canary.judge import Arm, JudgeSettings
 from noria.canary.ramp import RampPlan
+from noria.canary.shadow import ShadowCounts, ShadowPlan, ShadowReport
 from noria.canary.windows import WINDOW_S, FrontendReport, InFlight, WindowReport
 from noria.errors import ConfigError
 from noria.jobs.database.schema import open_jobs_database
@@ -52,6 +53,7 @@ class Server:
         self.is_away = False
         self.in_flight: tuple[InFlight, ...] = ()
         self.windows: list[WindowReport] = []
+        self.shadows: list[ShadowReport] = []
 
     def change(self, why: str = "") -> Change:
         return Change(self.now, "tester", why)
@@ -95,9 +97,15 @@ class Server:
 
     async def poll(self, *, reports: bool = True) -> None:
         report = FrontendReport(
-            "frontend-0", self.routes().generation, self.in_flight, tuple(self.windows), int(self.now / WINDOW_S)
+            "frontend-0",
+            self.routes().generation,
+            self.in_flight,
+            tuple(self.windows),
+            int(self.now / WINDOW_S),
+            tuple(self.shadows),
         )
         self.windows.clear()
+        self.shadows.clear()
         if reports:
             self.deployer.add_report(report)
         await self.deployer.poll()
@@ -155,8 +163,16 @@ def run(test: Callable[[Server, list[FakeEngine]], "asyncio.Future[None]"], *arg
     asyncio.run(with_server())
 
 
-def deploy(server: Server, version: str = "shapes@2", plan: RampPlan | None = None, **settings: object) -> int:
-    return server.store.deploy(ENDPOINT, version, plan, JudgeSettings(**settings), server.change())[0].id
+def deploy(
+    server: Server,
+    version: str = "shapes@2",
+    plan: RampPlan | None = None,
+    shadow: ShadowPlan | None = None,
+    swap: bool = False,
+    **settings: object,
+) -> int:
+    judge, change = JudgeSettings(**settings), server.change()
+    return server.store.deploy(ENDPOINT, version, plan, judge, change, shadow=shadow, swap=swap)[0].id
 
 
 def test_a_version_is_routed_once_all_engines_hold_it_and_the_old_one_released(
@@ -275,6 +291,43 @@ def test_a_canary_that_fails_while_the_registry_is_away_gets_no_more_requests(
         assert server.state(number) == "canary"
         assert server.routes().find(ENDPOINT).canary is None
         server.is_away = False
+        await server.poll_until(lambda: server.state(number) == "rolled_back")
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_shadow_is_counted_and_ends_and_its_version_is_released(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        number = deploy(server, shadow=ShadowPlan(20.0, max_answers=100))
+        await server.poll_until(lambda: server.routes().routes)
+        assert (server.state(number), server.routes().find(ENDPOINT).shadow.fingerprint) == ("shadow", new)
+        for expected in (1, 2, 2, 4):  # events, when the number doubled
+            server.shadows.append(ShadowReport(number, ShadowCounts(num_answers=1, num_dropped=1)))
+            await server.poll()
+            assert server.store.find(number).shadow.counts.num_answers == expected
+        await server.deployer.close()  # the next registrar goes on
+        await server.registry.close()
+        server.start_registrar("first")
+        await server.poll()
+        server.shadows.append(ShadowReport(number, ShadowCounts(num_answers=96)))
+        await server.poll_until(lambda: server.state(number) == "ended")
+        assert "100 copies answered" in server.store.find(number).last_change.why
+        await server.poll_until(lambda: server.held() == {old})
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_promoted_shadow_is_judged_as_a_canary(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        number = deploy(server, plan=RampPlan((50.0,)), shadow=ShadowPlan(20.0))
+        await server.poll_until(lambda: server.routes().routes)
+        server.store.promote(ENDPOINT, server.change())
+        await server.poll_until(lambda: server.routes().find(ENDPOINT).canary is not None)
+        for _ in range(2):
+            await send_windows(server, number, errors=20)
         await server.poll_until(lambda: server.state(number) == "rolled_back")
 
     run(scenario, tmp_path, folders)

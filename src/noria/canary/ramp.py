@@ -28,7 +28,7 @@ MIN_STEP_S, MAX_STEP_S = 10.0, 30 * 86400.0
 MAX_GAP_S = 10.0
 """Time between two calls of `advance` that counts at most: what is longer was an outage of who calls it."""
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _RAMP = re.compile(r"(?P<percents>[0-9.,%\s]+?)(\s+every\s+(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[smhd]))?")
 _FORM = "a ramp is per cents and a time, such as '5,25,50,100 every 10m'; units are s, m, h and d"
 
@@ -66,7 +66,7 @@ def parse_ramp(text: str) -> RampPlan:
         raise ValueError(f"{short_repr(text)}; {_FORM}") from None
     if match["number"] is None:
         return RampPlan(percents)
-    return RampPlan(percents, float(match["number"]) * _UNITS_S[match["unit"]])
+    return RampPlan(percents, float(match["number"]) * UNITS_S[match["unit"]])
 
 
 class RampState(Struct, frozen=True):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from noria.canary.judge import Arm
+from noria.canary.shadow import ShadowReport
 
 WINDOW_S = 2.0
 MIN_CANARY_RESPONSES = 5  # in a window that is judged
@@ -41,6 +42,7 @@ class FrontendReport(Struct, frozen=True):
     in_flight: tuple[InFlight, ...]
     ended: tuple[WindowReport, ...]  # since its last report
     first_open: int  # all requests that were admitted in earlier windows have ended
+    shadows: tuple[ShadowReport, ...] = ()
 
 
 class CanaryWindows:

@@ -24,6 +24,8 @@ class Route(Struct, frozen=True):
     control: Target | None  # None: the model of this name in the server's configuration
     canary: Target | None = None
     canary_share: float = 0.0  # of the endpoint's requests, 0 to 1
+    shadow: Target | None = None  # gets copies of requests; its answers are compared and discarded
+    shadow_share: float = 0.0  # of the requests that the control answers, 0 to 1
 
 
 class Routes(Struct, frozen=True):

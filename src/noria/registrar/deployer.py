@@ -4,6 +4,7 @@ Each call of `poll` looks at everything anew: it begins what is missing and wait
 killed, an engine that was, or a registry that is away leave nothing half done: the next call goes on.
 
     pending       load its version on all engines of its kind, then write its first routes; a failure ends it
+    shadow        add up what front ends count of it, end it
     canary        judge it, advance its ramp
     routes        written to the file that front ends follow, when the registry has new ones
     other models  unmounted when no route, no request and no job needs them
@@ -16,8 +17,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from noria.canary.judge import Verdict
 from noria.canary.ramp import weight
+from noria.canary.shadow import ShadowState, is_progress
 from noria.canary.windows import FrontendReport
 from noria.errors import NoriaError, RegistryError
 from noria.observe.logs.log_record import fields
@@ -29,6 +33,7 @@ from noria.registrar.engine_link import EngineGoneError, EngineLink
 from noria.registrar.frontend_reports import FrontendReports
 from noria.registrar.registry_access import RegistryAccess, RegistryAwayError, RegistryState
 from noria.registrar.running_canary import RunningCanary
+from noria.registrar.running_shadow import RunningShadow
 from noria.registry.deployments import states as rules
 from noria.registry.deployments.routed_models import open_target, targets_of
 from noria.registry.deployments.routes_file import write_routes
@@ -60,6 +65,7 @@ class Deployer:
         self._routes = self._written = routes
         self._reports = FrontendReports()
         self._canaries: dict[int, RunningCanary] = {}  # by deployment
+        self._shadows: dict[int, RunningShadow] = {}  # by deployment
         self._failed_canaries: set[int] = set()  # that get no requests, though the registry does not know yet
         self._loading: dict[int, asyncio.Task[None]] = {}  # by deployment; each named by its endpoint
         self._changing: dict[tuple[str, ModelKey], asyncio.Task[None]] = {}  # mounts and unmounts, by engine
@@ -74,6 +80,9 @@ class Deployer:
         for window in report.ended:
             if (canary := self._canaries.get(window.deployment)) is not None:
                 canary.add(window)
+        for shadow in report.shadows:
+            if shadow.deployment in self._shadows:
+                self._shadows[shadow.deployment].add(shadow.counts)
 
     async def poll(self) -> None:
         """Do what can be done now."""
@@ -88,6 +97,8 @@ class Deployer:
         for deployment_id in [one for one, task in self._loading.items() if task.done()]:
             del self._loading[deployment_id]
         await self._advance_canaries(unfinished, now, registry_answers=state is not None)
+        if state is not None:
+            await self._advance_shadows({number: one for number, one in unfinished.items() if one.state == "shadow"})
         self._write_routes()  # again: a canary may have failed
         await self._mount_missing(now)
         await self._unmount_surplus()
@@ -144,10 +155,10 @@ class Deployer:
             )
         route = self._routes.find(spec.name)
         has_control = known is not spec or (route is not None and route.control is not None)
-        if deployment.plan is not None and not has_control:
+        if (deployment.plan is not None or deployment.shadow_plan is not None) and not has_control:
             raise RegistryError(
-                f"{spec.name} has no model that a canary could be compared with; deploy {deployment.version.name} "
-                "without --canary and --ramp."
+                f"{spec.name} has no model that a canary or a shadow could be compared with; deploy "
+                f"{deployment.version.name} without --canary, --ramp and --shadow."
             )
         engines = [engine for engine in self._engines if engine.kind == spec.kind]
         if not engines:
@@ -219,6 +230,19 @@ class Deployer:
             del self._canaries[deployment.id]
         elif rules.is_progress(deployment, rules.step(deployment, canary.ramp, canary.evidence)):
             await self._registry.step(deployment.id, canary.ramp, canary.evidence, verdict)
+
+    async def _advance_shadows(self, running: dict[int, Deployment]) -> None:
+        """Begin, count and end the shadows whose lease this registrar holds."""
+        self._shadows = {number: one for number, one in self._shadows.items() if number in running}
+        now = self._clock()
+        for number, deployment in running.items():
+            if not await self._registry.lease(number):
+                self._shadows.pop(number, None)
+                continue
+            shadow = self._shadows.setdefault(number, RunningShadow(deployment, now))
+            reason = shadow.advance(now)
+            if reason is not None or is_progress(deployment.shadow or ShadowState(), shadow.state):
+                await self._registry.step_shadow(number, shadow.state, reason or "")
 
     def _withdraw(self, number: int, reason: str) -> None:
         """Send a failed canary no more requests, whether or not the registry can be told at once."""
@@ -348,4 +372,4 @@ def _without(route: Route, failed: set[int]) -> Route:
     """Return the route without a canary that has failed."""
     if route.canary is None or route.canary.deployment not in failed:
         return route
-    return Route(route.endpoint, route.control)
+    return msgspec.structs.replace(route, canary=None, canary_share=0.0)

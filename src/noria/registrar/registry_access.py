@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from noria.canary.judge import JudgeState, Verdict
 from noria.canary.ramp import RampState
+from noria.canary.shadow import ShadowState
 from noria.errors import ConfigError, NoriaError, RegistryError
 from noria.jobs.database.store import is_version_needed
 from noria.observe.logs.log_record import fields
@@ -117,6 +118,14 @@ class RegistryAccess:
             lambda change: self._store().step(deployment_id, self._owner, ramp, evidence, change),
             why,
             by="judge",
+        )
+
+    async def step_shadow(self, deployment_id: int, shadow: ShadowState, why: str) -> bool:
+        """Record what is known of a shadow, which may be over; return whether it was written."""
+        return await self._write(
+            deployment_id,
+            lambda change: self._store().step_shadow(deployment_id, self._owner, shadow, change),
+            why,
         )
 
     async def jobs_need(self, key: ModelKey) -> bool:

@@ -133,7 +133,8 @@ def _check_deployments(connection: Connection) -> Iterator[str]:
     states: dict[int, str] = {}
     query = sa.select(deployment_events).order_by(deployment_events.c.deployment_id, deployment_events.c.number)
     for event in connection.execute(query):
-        states[event.deployment_id] = "canary" if event.type == "step" else event.type
+        if event.type != "step":
+            states[event.deployment_id] = event.type
     heads = sa.outerjoin(deployments, deployment_heads).join(endpoints, deployments.c.endpoint_id == endpoints.c.id)
     columns = (deployments.c.id, endpoints.c.name, deployment_heads.c.state, deployment_heads.c.finished_at)
     findings = []
@@ -161,7 +162,10 @@ def _without_urls(routes: tuple[Route, ...]) -> list[Route]:
         return None if target is None else msgspec.structs.replace(target, urls=())
 
     return [
-        msgspec.structs.replace(route, control=without(route.control), canary=without(route.canary)) for route in routes
+        msgspec.structs.replace(
+            route, control=without(route.control), canary=without(route.canary), shadow=without(route.shadow)
+        )
+        for route in routes
     ]
 
 

@@ -246,7 +246,7 @@ deployment_heads = Table(
     ),
 )
 
-RETIRED_STATES = ("failed", "rolled_back", "replaced")
+RETIRED_STATES = ("failed", "ended", "rolled_back", "replaced")
 """The states of deployments that serve no requests any more."""
 
 routes = Table(

@@ -99,6 +99,7 @@ class FakeEngine:
         """
         self.address, self.models, self._load = address, models, load
         self._first_state = state
+        self._delayed: list[tuple[float, bytes, FromEngine, bytes | None]] = []  # when to send it, and to whom
         self._state_commands: queue.SimpleQueue[FakeEngineState] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self.reset()
@@ -121,6 +122,9 @@ class FakeEngine:
         self.sends_no_images = False  # sends progress and previews, and nothing more
         self.sends_invalid_replies = False  # finishes without having sent an image
         self.failure: Mapping[str, Any] | None = None  # fails every request; the fields of `Failed`
+        self.failures: dict[str, Mapping[str, Any]] = {}  # as `failure`, of single versions, by fingerprint
+        self.delays_s: dict[str, float] = {}  # until answers are sent, of single versions; it counts as computing time
+        self.shades: dict[str, int] = {}  # of their images: a blue of 0 to 255; others have 200
         self.answers_cancel = True
         # more fields of the `Failed` that answers a `Cancel`
         self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
@@ -134,9 +138,9 @@ class FakeEngine:
         self.restarts = True  # at once after such a crash
         self.exit_cause: ExitCause = "crashed"  # of every end, as reported after the restart
 
-    def colour(self, seed: int) -> tuple[int, int, int]:
+    def colour(self, seed: int, version: str = "") -> tuple[int, int, int]:
         """Return the RGB colour of the image of `seed`."""
-        return seed % 251, seed % 13, 200
+        return seed % 251, seed % 13, self.shades.get(version, 200)
 
     def set_state(self, state: FakeEngineState) -> None:
         """Change the state. "dead" closes the channel; any other state after it is a restart: a new incarnation."""
@@ -159,6 +163,9 @@ class FakeEngine:
         run = _Run(self.models)
         mounts: list[tuple[bytes, Mount | Unmount]] = []  # to answer
         while not self._stopped.is_set():
+            while self._delayed and self._delayed[0][0] <= time.monotonic():
+                _, client, late, frame = self._delayed.pop(0)
+                channel.send(client, late, frame)
             with contextlib.suppress(queue.Empty):
                 state = self._state_commands.get_nowait()
                 if state == "dead":
@@ -166,7 +173,7 @@ class FakeEngine:
                     state = self._wait_for_restart()
                     channel, clients = EngineChannel(self.address), set()
                     run, self.in_flight = _Run(self.models, self.exit_cause, tuple(self.in_flight)), []
-                    mounts = []
+                    mounts, self._delayed = [], []
                 for client in clients:
                     channel.send(client, run.state_message(state))
             with contextlib.suppress(queue.Empty):
@@ -238,8 +245,13 @@ class FakeEngine:
             if self.restarts:
                 self.set_state("ready")
         self.submitted.append(request)
-        for message, data in replies:
-            channel.send(client, message, data)
+        if not (delay_s := self.delays_s.get(request.model_version, 0.0)):
+            for message, data in replies:
+                channel.send(client, message, data)
+            return
+        at = time.monotonic() + delay_s
+        self._delayed += [(at, client, message, data) for message, data in replies]
+        self._delayed.sort(key=lambda each: each[0])
 
     def _crashes_on(self, request: AnyRequest) -> bool:
         if not isinstance(request.payload, TextPayload) and request.payload.seed == self.crash_seed:
@@ -258,12 +270,13 @@ class FakeEngine:
         if isinstance(payload, TextPayload):
             yield from self._text_replies(request, withholds, models)
             return
-        if not self.failure:
+        failure = self.failure or self.failures.get(request.model_version)
+        if not failure:
             yield Progress(attempt_id, 0, 0, payload.inference_steps, 0.0, 0.5), None
         if withholds:
             return
-        if self.failure:
-            yield Failed(attempt_id, **self.failure), None
+        if failure:
+            yield Failed(attempt_id, **failure), None
             return
         num_images = 0 if self.sends_invalid_replies else payload.n
         if request.stream_progress:
@@ -277,8 +290,9 @@ class FakeEngine:
         for index in reversed(range(num_images)):  # images may come in any order
             seed = payload.seed + index
             done = ImageDone(attempt_id, index, seed, payload.width, payload.height)
-            yield done, bytes(self.colour(seed)) * (payload.width * payload.height)
-        timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=0.003, decode_s=0.004)
+            yield done, bytes(self.colour(seed, request.model_version)) * (payload.width * payload.height)
+        denoise_s = 0.003 + self.delays_s.get(request.model_version, 0.0)
+        timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=denoise_s, decode_s=0.004)
         yield Finished(attempt_id, timings, payload.inference_steps, mean_batch=2.5), None
 
     def _text_replies(

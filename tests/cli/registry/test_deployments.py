@@ -7,6 +7,7 @@ import pytest
 
 from noria.canary.judge import JudgeState
 from noria.canary.ramp import RampState
+from noria.canary.shadow import ShadowCounts, ShadowState
 from noria.cli.main import main
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
@@ -197,3 +198,19 @@ def test_a_trace_of_an_endpoint_begins_with_what_serves_it(noria, store):
     ]
     assert noria("trace", "shapes@1", "--down").splitlines()[1] == "└─ serves: endpoint shapes"
     assert noria("trace", "shapes", "--down").startswith("model shapes@2")
+
+
+def test_a_shadow_is_compared_in_status_and_promoted_to_its_canary(noria, store):
+    noria("deploy", "t2i", "shapes@1")
+    mount(store)
+    assert "for copies of requests: 20 % for 600 s" in noria(
+        "deploy", "t2i", "shapes", "--shadow", "20% for 10m", "--canary", "5%"
+    )
+    shadow = mount(store)
+    counts = ShadowCounts(num_answers=40, num_errors=1, num_timed=39, shadow_s=6.0, control_s=3.0)
+    store.step_shadow(shadow.id, "server", ShadowState(counts, 9.0, 19.0), Change(19.0, "server"))
+    printed = noria("status", "t2i")
+    assert "shadow of t2i: 40 copies answered, 0 dropped; errors 1, of the control 0; computing time 2.00" in printed
+    assert noria("promote", "t2i") == "shapes@2 gets 5 % of the requests to t2i\n"
+    assert "shadow of" not in noria("status", "t2i")
+    assert "--shadow is 0 %; a shadow gets" in noria("deploy", "other", "shapes", "--shadow", "0%", status=2)

@@ -31,9 +31,9 @@ def test_routes_are_followed_and_reported(tmp_path, folder):
             write_routes(file, Routes(2, (Route("tiny", None, TARGET, 0.5),)))
             report = await receive_until(address, lambda report: report.generation == 2)
             assert (report.frontend, report.in_flight, report.ended) == ("frontend-0", (), ())
-            assert engine_pool.versions.canary_version("tiny") == TARGET.fingerprint
+            assert engine_pool.versions.versions_beside("tiny") == {TARGET.fingerprint}
             write_routes(file, Routes(2))  # the canary has failed while the registry is away
-            await wait_until_async(lambda: engine_pool.versions.canary_version("tiny") is None)
+            await wait_until_async(lambda: not engine_pool.versions.versions_beside("tiny"))
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -62,4 +62,4 @@ def test_a_damaged_file_changes_nothing(tmp_path):
     assert engine_pool.versions.generation == 4
     file.unlink()
     link.read_routes()
-    assert engine_pool.versions.canary_version("tiny") == TARGET.fingerprint
+    assert engine_pool.versions.versions_beside("tiny") == {TARGET.fingerprint}

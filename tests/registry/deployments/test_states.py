@@ -132,7 +132,7 @@ def test_only_a_canary_is_promoted():
     assert (promoted.state, promoted.traffic, promoted.ramp.status) == ("serving", 1.0, "promoted")
     with pytest.raises(RegistryError, match=r"not loaded.* noria rollback t2i"):
         promote(deployment(plan=PLAN), 9.0)
-    with pytest.raises(RegistryError, match="one that is canary can"):
+    with pytest.raises(RegistryError, match="one that is canary or shadow can"):
         promote(promoted, 9.0)
 
 

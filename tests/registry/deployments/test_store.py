@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState, advance
+from noria.canary.shadow import ShadowCounts, ShadowPlan, ShadowState
 from noria.errors import RegistryError
 from noria.protocol.routes import Routes
 from noria.registry.check import check
@@ -37,8 +38,8 @@ def store(engine):
     return DeploymentStore(engine)
 
 
-def deploy(store, number, plan=None, now=2, endpoint="t2i", judge_settings=SETTINGS):
-    return store.deploy(endpoint, f"shapes@{number}", plan, judge_settings, at(now))[0]
+def deploy(store, number, plan=None, now=2, endpoint="t2i", judge_settings=SETTINGS, **options):
+    return store.deploy(endpoint, f"shapes@{number}", plan, judge_settings, at(now), **options)[0]
 
 
 def mount(store, deployment, now=3):
@@ -133,6 +134,52 @@ def test_the_judge_ends_a_canary(store):
     assert (states(store), table(store)) == (["1 serving", "2 rolled_back"], {"t2i": ("shapes@1", None, 0.0)})
 
 
+def test_a_shadow_gets_copies_and_then_becomes_the_canary_of_its_plan(engine, store):
+    serve(store, 1)
+    shadow = mount(store, deploy(store, 2, PLAN, shadow=ShadowPlan(20.0)), 10)
+    assert (shadow.state, shadow.traffic, table(store)) == ("shadow", 0.0, {"t2i": ("shapes@1", None, 0.0)})
+    route = store.routes().find("t2i")
+    assert (route.shadow.version, route.shadow_share) == ("shapes@2", 0.2)
+    known = ShadowState(ShadowCounts(num_answers=3), 5.0, 15.0)
+    stored = store.step_shadow(shadow.id, "server", known, Change(15.0, "server"))
+    assert (stored.state, stored.shadow, stored.last_change.at) == ("shadow", known, 10.0)
+    with pytest.raises(RegistryError, match="promote it: noria promote t2i"):
+        deploy(store, 3)
+    promoted = store.promote("t2i", at(20))
+    assert (promoted.state, promoted.traffic, store.routes().find("t2i").shadow) == ("canary", 0.05, None)
+    assert promoted.shadow == known  # as it was
+    assert list(check(engine, with_files=False)) == []
+
+
+def test_a_shadow_without_a_plan_serves_when_it_is_promoted(store):
+    serve(store, 1)
+    mount(store, deploy(store, 2, shadow=ShadowPlan(20.0)))
+    assert store.promote("t2i", at(5)).state == "serving"
+    assert states(store) == ["1 replaced", "2 serving"]
+
+
+def test_a_shadow_that_is_over_ends_and_what_serves_can_still_be_rolled_back(engine, store):
+    serve(store, 1)
+    serve(store, 2)
+    shadow = mount(store, deploy(store, 3, shadow=ShadowPlan(20.0, max_answers=5)))
+    ended = store.step_shadow(shadow.id, "server", ShadowState(ShadowCounts(num_answers=5)), Change(9.0, "server"))
+    assert (ended.state, table(store)) == ("ended", {"t2i": ("shapes@2", None, 0.0)})
+    with pytest.raises(RegistryError, match="no server has it, or the deployment is finished"):
+        store.step_shadow(shadow.id, "server", ShadowState(), at(10))
+    assert store.roll_back("t2i", at(11)).version.name == "shapes@1"
+    ModelStore(engine).remove("shapes@3", at(12))
+    assert list(check(engine, with_files=False)) == []
+
+
+def test_a_swap_leaves_nothing_to_compare_with(store):
+    for options in ({"plan": PLAN}, {"shadow": ShadowPlan(20.0)}):
+        with pytest.raises(RegistryError, match="swap unloads the version that serves"):
+            deploy(store, 1, swap=True, **options)
+    serve(store, 1, swap=True)
+    serve(store, 2, swap=True)
+    assert store.roll_back("t2i", at(9)).swap
+
+
 def test_what_cannot_be_loaded_fails_and_changes_no_route(store):
     serve(store, 1)
     before, pending = store.routes(), deploy(store, 2)
@@ -160,11 +207,13 @@ def test_a_second_deployment_is_rejected_with_the_name_of_the_first(engine, stor
         (1, None, SETTINGS),
         (1, HOLD, SETTINGS),
         (1, PLAN, JudgeSettings(min_responses=9)),
+        (1, PLAN, SETTINGS),
     ]:
+        options = {"shadow": ShadowPlan(1.0)} if (number, plan, judge_settings) == (1, PLAN, SETTINGS) else {}
         with pytest.raises(
             RegistryError, match=rf"deployment {canary.id} \(shapes@1, canary with 5 %\), by ann\. Wait"
         ):
-            deploy(store, number, plan, judge_settings=judge_settings)
+            deploy(store, number, plan, judge_settings=judge_settings, **options)
     assert num_rows(engine) == before
     assert deploy(store, 2, endpoint="other").state == "pending"  # other endpoints are free
 
@@ -427,7 +476,10 @@ def test_processes_at_once_leave_no_half_state(engine, store, database):
 
 
 OPERATIONS = st.sampled_from(
-    ["deploy 1", "deploy 2", "canary 1", "canary 2", "mount", "mount", "fail", "promote", "roll back", "pass", "judge"]
+    (
+        *("deploy 1", "deploy 2", "canary 1", "canary 2", "shadow 1", "shadow 2", "mount", "mount", "fail", "promote"),
+        *("roll back", "pass", "judge", "count", "count"),
+    )
 )
 
 
@@ -443,6 +495,11 @@ def run(store, endpoint, operation, now):
                 deploy(store, number, None, now, endpoint)
             case "canary":
                 deploy(store, number, PLAN, now, endpoint)
+            case "shadow":
+                deploy(store, number, PLAN, now, endpoint, shadow=ShadowPlan(20.0, max_answers=4))
+            case "count" if unfinished:
+                counts = (unfinished.shadow or ShadowState()).counts + ShadowCounts(num_answers=3)
+                store.step_shadow(unfinished.id, "server", ShadowState(counts, 1.0, float(now)), at(now))
             case "promote":
                 store.promote(endpoint, at(now))
             case "roll":

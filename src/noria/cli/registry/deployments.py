@@ -23,6 +23,7 @@ from noria.observe.terminal_text import escape_for_terminal
 if TYPE_CHECKING:
     from noria.canary.judge import JudgeSettings, Verdict
     from noria.canary.ramp import RampPlan
+    from noria.canary.shadow import ShadowPlan
     from noria.registry.deployments.states import Deployment, EndpointStatus
     from noria.registry.deployments.store import DeploymentStore
 
@@ -44,6 +45,17 @@ def add_to(commands: Any) -> list[Parser]:
         "--ramp", metavar="PLAN", help="a growing share, such as '5,25,50,100 every 10m'; 100 serves all if it is good"
     )
     deploy.add_argument(
+        "--shadow",
+        metavar="PLAN",
+        help="first copies of this share of the requests, such as '20%%' or '20%% for 10m', whose answers are compared "
+        "and discarded",
+    )
+    deploy.add_argument(
+        "--swap",
+        action="store_true",
+        help="unload what serves before VERSION is loaded, where memory does not hold both; requests get 503 meanwhile",
+    )
+    deploy.add_argument(
         "--follow", action="store_true", help="deploy each version that VERSION, MODEL@ALIAS or MODEL, names later, too"
     )
     deploy.add_argument("--min-responses", metavar="N", help="responses of a canary before it can fail (80)")
@@ -53,7 +65,7 @@ def add_to(commands: Any) -> list[Parser]:
     deploy.add_argument(
         "--wait", metavar="SECONDS", type=argument_type(_seconds), help="wait until it serves, or the canary is loaded"
     )
-    promote = add_command(commands, "promote", run_promote, "ENDPOINT", "let an endpoint's canary serve all requests")
+    promote = add_command(commands, "promote", run_promote, "ENDPOINT", "let an endpoint's canary or shadow go on")
     promote.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
     rollback = add_command(commands, "rollback", run_rollback, "ENDPOINT", "take an endpoint's latest deployment away")
     rollback.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
@@ -73,13 +85,20 @@ def run_deploy(arguments: argparse.Namespace) -> int:
 
     A server that runs with this registry takes it up within a second. The same command again changes nothing until
     that is finished. With --wait the exit status is 1 if the version cannot be loaded, is rolled back, or in time
-    neither serves nor is a canary that stays at its share.
+    neither serves nor is a shadow or a canary that stays at its share.
     """
     plan = _plan_of(arguments)
     settings = _judge_settings_of(arguments)
     with _store(arguments) as store:
         deployment, was_there = store.deploy(
-            arguments.endpoint, arguments.version, plan, settings, change_of(arguments), follow=arguments.follow
+            arguments.endpoint,
+            arguments.version,
+            plan,
+            settings,
+            change_of(arguments),
+            follow=arguments.follow,
+            shadow=_shadow_of(arguments),
+            swap=arguments.swap,
         )
         if arguments.wait is None:
             _print_deployment(arguments, deployment, _deploy_sentence(deployment, was_there))
@@ -93,11 +112,13 @@ def run_deploy(arguments: argparse.Namespace) -> int:
 
 
 def run_promote(arguments: argparse.Namespace) -> int:
-    """Let the canary of an endpoint answer all its requests, whatever its judge says."""
+    """Let the canary of an endpoint answer all its requests, whatever its judge says.
+
+    A shadow becomes the canary that its --canary or --ramp said; without them it answers all requests.
+    """
     with _store(arguments) as store:
         deployment = store.promote(arguments.endpoint, change_of(arguments))
-    sentence = f"{deployment.version.name} serves all requests to {deployment.endpoint}"
-    _print_deployment(arguments, deployment, sentence)
+    _print_deployment(arguments, deployment, _outcome(deployment)[1])
     return 0
 
 
@@ -125,8 +146,9 @@ def run_rollback(arguments: argparse.Namespace) -> int:
 def run_status(arguments: argparse.Namespace) -> int:
     """Print what serves each endpoint, with which share of its requests, since when, by whom and why.
 
-    Of a canary also what its judge says. Of one endpoint also its last events.
+    Of a canary also what its judge says, and of a shadow how it compares. Of one endpoint also its last events.
     """
+    from noria.canary.shadow import describe
     from noria.registry.deployments.states import status_of
 
     with _store(arguments) as store:
@@ -147,7 +169,9 @@ def run_status(arguments: argparse.Namespace) -> int:
         if endpoint.verdict is not None:
             print(escape_for_terminal(f"judge of {endpoint.endpoint}: {_describe_verdict(endpoint.verdict)}"))
         latest = next(deployment for deployment in deployments if deployment.id == endpoint.latest)
-        if latest.state in ("failed", "rolled_back"):
+        if latest.shadow is not None and latest.state == "shadow":
+            print(escape_for_terminal(f"shadow of {endpoint.endpoint}: {describe(latest.shadow.counts)}"))
+        if latest.state in ("failed", "ended", "rolled_back"):
             print(escape_for_terminal(f"latest of {endpoint.endpoint}: {_outcome(latest)[1]}"))
     if arguments.endpoint is not None:
         print("\n".join(_event_lines(deployments)))
@@ -171,6 +195,16 @@ def _plan_of(arguments: argparse.Namespace) -> "RampPlan | None":
     if percent == 100:
         raise ConfigError("--canary is 100 %, which leaves no control; leave --canary out to serve all requests.")
     return RampPlan((percent,))
+
+
+def _shadow_of(arguments: argparse.Namespace) -> "ShadowPlan | None":
+    """Return the plan that --shadow gives; None: it is not given. Raises ConfigError."""
+    from noria.canary.shadow import parse_shadow
+
+    try:
+        return None if arguments.shadow is None else parse_shadow(arguments.shadow)
+    except ValueError as error:
+        raise ConfigError(f"--shadow is {error}.") from error
 
 
 def _judge_settings_of(arguments: argparse.Namespace) -> "JudgeSettings":
@@ -226,25 +260,31 @@ def _outcome(deployment: "Deployment") -> tuple[bool | None, str]:
     name, endpoint = deployment.version.name, deployment.endpoint
     if deployment.has_served and deployment.state != "rolled_back":
         return True, f"{name} serves all requests to {endpoint}"
+    if deployment.state == "shadow":
+        return True, f"{name} gets copies of requests to {endpoint}: {deployment.shadow_plan}"
     if deployment.state == "canary":
         holds = deployment.ramp is not None and deployment.ramp.status == "holding"
         return holds or None, f"{name} gets {format_share(deployment.traffic)} of the requests to {endpoint}"
     if deployment.state == "pending":
         return None, f"{name} is still not loaded for {endpoint}"
     reason = deployment.last_change.why
-    verb = "could not be loaded" if deployment.state == "failed" else "was rolled back"
+    verbs = {"failed": "could not be loaded", "ended": "was ended as a shadow"}
+    verb = verbs.get(deployment.state, "was rolled back")
     return False, f"{name} {verb} by {deployment.last_change.by}{f': {reason}' if reason else ''}"
 
 
 def _deploy_sentence(deployment: "Deployment", was_there: bool) -> str:
     begun = "is already being deployed" if was_there else "is to be deployed"
     return (
-        f"{deployment.version.name} {begun} to {deployment.endpoint}, {_describe_plan(deployment.plan)}. A running "
+        f"{deployment.version.name} {begun} to {deployment.endpoint}, {_describe_plan(deployment)}. A running "
         f"server takes it up within a second: noria status {deployment.endpoint}"
     )
 
 
-def _describe_plan(plan: "RampPlan | None") -> str:
+def _describe_plan(deployment: "Deployment") -> str:
+    plan, shadow = deployment.plan, deployment.shadow_plan
+    if shadow is not None:
+        return f"for copies of requests: {shadow}"
     if plan is None:
         return "for all requests"
     if len(plan.percents) == 1:

@@ -16,6 +16,7 @@ from noria.errors import EngineUnavailable
 from noria.frontend.engines.client import EngineClient, EngineResult, EngineStatus, OnUpdate
 from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import holds, route
+from noria.frontend.engines.shadow_mirror import ShadowMirror
 from noria.frontend.engines.version_choice import VersionChooser
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
@@ -68,6 +69,7 @@ class EnginePool:
         self._known: set[ModelKey] = set()
         self._default_models = default_models or {}
         self.versions = VersionChooser(self._find_ready)
+        self.shadows = ShadowMirror(self.versions, self._find_ready, self._route)
         # Called with the models that became known; must not block.
         self.on_models: Callable[[Iterable[ModelSpec]], None] = lambda _: None
         # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and
@@ -84,6 +86,7 @@ class EnginePool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.shadows.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -258,5 +261,5 @@ class EnginePool:
         """Whether requests that go to no canary go to this version."""
         control = self.versions.control_version(spec.name)
         if control is None:
-            return spec.fingerprint != self.versions.canary_version(spec.name)
+            return spec.fingerprint not in self.versions.versions_beside(spec.name)
         return spec.fingerprint == control

@@ -85,4 +85,6 @@ class RegistrarLink:
     def _report(self) -> FrontendReport:
         versions = self._versions
         first_open = versions.first_open_window()  # before the rest: what ends meanwhile is in the next report
-        return FrontendReport(self._name, versions.generation, versions.in_flight(), versions.take_ended(), first_open)
+        shadows = self._engine_pool.shadows.take_counts()
+        in_flight, ended = versions.in_flight(), versions.take_ended()
+        return FrontendReport(self._name, versions.generation, in_flight, ended, first_open, shadows)

@@ -123,7 +123,7 @@ class VersionChooser:
         """Choose by these routes from now on."""
         self._routes, self.generation = {route.endpoint: route for route in routes.routes}, routes.generation
         for route in routes.routes:
-            for target in filter(None, (route.canary, route.control)):
+            for target in filter(None, (route.shadow, route.canary, route.control)):
                 self._targets[route.endpoint, target.fingerprint] = target
         canaries = {route.canary.deployment for route in routes.routes if route.canary is not None}
         for ended in self._counts.keys() - canaries:
@@ -136,10 +136,21 @@ class VersionChooser:
         route = self._routes.get(endpoint)
         return self.configured.get(endpoint) if route is None or route.control is None else route.control.fingerprint
 
-    def canary_version(self, endpoint: str) -> str | None:
-        """The fingerprint of an endpoint's canary; None: it has none."""
+    def versions_beside(self, endpoint: str) -> set[str]:
+        """The fingerprints of the versions beside an endpoint's control: its canary or its shadow."""
         route = self._routes.get(endpoint)
-        return None if route is None or route.canary is None else route.canary.fingerprint
+        return set() if route is None else {each.fingerprint for each in (route.canary, route.shadow) if each}
+
+    def shadow_of(self, control: ModelSpec) -> tuple[Target, float] | None:
+        """The shadow of an endpoint and its share, if the current request can be copied to it.
+
+        None: the endpoint has none, or it is a tester's request or none that a client waits for; or `control`, which
+        answers the request, is the shadow itself, since no engine holds what is to be compared.
+        """
+        route, versions = self._routes.get(control.name), current_versions()
+        if route is None or route.shadow is None or versions is None or versions.override is not None:
+            return None
+        return None if control.fingerprint == route.shadow.fingerprint else (route.shadow, route.shadow_share)
 
     def target_of(self, spec: ModelSpec) -> Target | None:
         """The version that a model was deployed as; None: it is the configuration's. Also of a job, later."""

@@ -14,6 +14,10 @@ DESCRIPTIONS = {
     "version": "MODEL, MODEL@NUMBER or MODEL@ALIAS; a model alone is its latest version",
     "canary": "per cent of the requests that it gets, until it is promoted or rolled back",
     "ramp": "a growing share, such as `5,25,50,100 every 10m`",
+    "shadow": "first copies of this share of the requests, such as `20%`, `20% for 10m` or `20% for 500` (answers); "
+    "they are compared and discarded",
+    "swap": "unload what serves before the version is loaded, where memory does not hold both; requests to the "
+    "endpoint get 503 meanwhile",
     "min_responses": "responses of a canary before it can fail; by default 80",
     "max_error_increase": "points by which the error rate of a canary that passes may be higher; by default 3",
     "follow": "deploy each version that `version`, MODEL@ALIAS or MODEL, names later, too, until the next deployment "
@@ -36,7 +40,11 @@ def paths() -> dict[str, Any]:
     )
     deploy["responses"]["202"] = {"description": "accepted", "content": content}
     promote = operation(
-        "Promote a canary", "It answers all requests to the endpoint.", body=DeploymentChangeBody, content=content
+        "Promote a canary or a shadow",
+        "A canary answers all requests to the endpoint. A shadow becomes the canary of its plan; without a plan it "
+        "answers all requests, too.",
+        body=DeploymentChangeBody,
+        content=content,
     )
     rollback = operation(
         "Roll a deployment back",

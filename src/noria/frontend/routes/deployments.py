@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan, parse_ramp
+from noria.canary.shadow import MAX_CHARS, ShadowPlan, parse_shadow
 from noria.errors import InvalidField
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
@@ -30,6 +31,8 @@ class DeployRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     version: Name
     canary: Annotated[float, Meta(gt=0, lt=100)] | None = None
     ramp: Annotated[str, Meta(max_length=200)] | None = None
+    shadow: Annotated[str, Meta(max_length=MAX_CHARS)] | None = None
+    swap: bool = False
     min_responses: Annotated[int, Meta(ge=1, le=10**9)] | None = None
     max_error_increase: Annotated[float, Meta(gt=0, le=100)] | None = None
     follow: bool = False
@@ -75,15 +78,23 @@ class DeploymentRoutes:
         """Deploy a version; 200 if the same is being deployed already, else 202."""
         body = await self._body_reader.read_json(http, DeployRequestBody)
         plan, settings, change = _plan_of(body), _judge_settings_of(body), self._change(http, body.why)
+        shadow = _shadow_of(body)
         deployment, was_there = await self._registry.run(
             lambda engine: DeploymentStore(engine).deploy(
-                body.endpoint, body.version, plan, settings, change, follow=body.follow
+                body.endpoint,
+                body.version,
+                plan,
+                settings,
+                change,
+                follow=body.follow,
+                shadow=shadow,
+                swap=body.swap,
             )
         )
         return json_response(deployment, 200 if was_there else 202)
 
     async def promote(self, http: Request) -> Response:
-        """Let an endpoint's canary serve all its requests."""
+        """Let an endpoint's canary serve all its requests, or its shadow begin its plan."""
         return await self._change_endpoint(http, DeploymentStore.promote)
 
     async def roll_back(self, http: Request) -> Response:
@@ -117,6 +128,14 @@ def _plan_of(body: DeployRequestBody) -> RampPlan | None:
     except ValueError as error:
         raise InvalidField(f"ramp is {error}.", field="ramp") from error
     return None if body.canary is None else RampPlan((body.canary,))
+
+
+def _shadow_of(body: DeployRequestBody) -> ShadowPlan | None:
+    """Return the plan of the shadow; None: there is to be none. Raises InvalidField."""
+    try:
+        return None if body.shadow is None else parse_shadow(body.shadow)
+    except ValueError as error:
+        raise InvalidField(f"shadow is {error}.", field="shadow") from error
 
 
 def _judge_settings_of(body: DeployRequestBody) -> JudgeSettings:

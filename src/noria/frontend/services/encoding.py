@@ -7,7 +7,7 @@ which knows what the numbers mean to its clients.
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -44,7 +44,7 @@ from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
-from noria.protocol.text import EncoderModelSpec, EncoderTask, TextTimings
+from noria.protocol.text import EncoderModelSpec, EncoderTask, TextPayload, TextTimings
 
 T = TypeVar("T")
 
@@ -222,7 +222,8 @@ class EncodingService:
                     priority=priority,
                     deadline_s=deadline_s,
                 )
-                result = await self.engine_pool.submit(with_trace_context(request))
+                answering = self.engine_pool.submit(with_trace_context(request))
+                result = await self.engine_pool.shadows.answer(spec, answering, self._copier(settings, request_id))
             finally:
                 api_client.texts.release(num_texts)
             assert isinstance(result.timings, TextTimings) and result.final is not None and result.data is not None
@@ -247,6 +248,20 @@ class EncodingService:
                 mean_batch=result.mean_batch,
             )
             return EncodingResult(spec, numbers, final.num_rows, final.num_columns, texts, timings, result.mean_batch)
+
+    def _copier(
+        self, settings: TextRequestSettings, request_id: str
+    ) -> Callable[[ModelSpec], Awaitable[EngineRequest[TextPayload]]]:
+        """Return what prepares the same request for another version of its model."""
+
+        async def prepare(spec: ModelSpec) -> EngineRequest[TextPayload]:
+            assert isinstance(spec, EncoderModelSpec), "versions of an endpoint are of one kind"
+            payload = make_payload(await self.tokenize(settings, spec), spec, settings)
+            return EngineRequest(
+                request_id, spec.name, payload, self.config.request_timeout_s, model_version=spec.fingerprint
+            )
+
+        return prepare
 
     async def with_tokenizer(
         self,

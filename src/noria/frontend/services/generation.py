@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -68,6 +68,7 @@ class AdmittedRequest:
     metadata: bool  # whether the files contain their generation metadata
     # Whose quota the images count in; None for jobs, which are charged at submission.
     api_client: ApiClient | None = None
+    body: ImageRequestBody | None = None  # as the client sent it; None for jobs
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class GenerationService:
             self._log_rejection(body, spec, error)
             raise
         add_request_attributes(get_current_span(), request)
-        return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client)
+        return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body)
 
     def _log_rejection(self, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError) -> None:
         current_log_record().add(
@@ -198,7 +199,8 @@ class GenerationService:
             self._hold_quota(admitted),
         ):
             started = time.perf_counter()
-            result = await self.engine_pool.submit(self._prepare_for_engine(admitted.request), on_update)
+            answering = self.engine_pool.submit(self._prepare_for_engine(admitted.request), on_update)
+            result = await self.engine_pool.shadows.answer(admitted.spec, answering, self._copier(admitted))
             generated = time.perf_counter()
             loop = asyncio.get_running_loop()
             in_context = contextvars.copy_context().run  # the executor does not pass the context on
@@ -222,6 +224,18 @@ class GenerationService:
                 **msgspec.structs.asdict(timings), mean_batch=result.mean_batch, steps_run=result.num_steps_run
             )
             return GenerationResult(admitted, files, timings, result.num_steps_run, result.mean_batch)
+
+    def _copier(self, admitted: AdmittedRequest) -> Callable[[ModelSpec], Awaitable[ImageRequest]]:
+        """Return what prepares the same request, with its seed, for another version of its model."""
+
+        async def prepare(spec: ModelSpec) -> ImageRequest:
+            assert admitted.body is not None and isinstance(spec, DiffusionModelSpec), "jobs are not copied"
+            body = msgspec.structs.replace(
+                admitted.body, seed=admitted.request.payload.seed, stream=False, partial_images=0
+            )
+            return validate(body, spec, self.config, admitted.request.request_id, self._draw_seed)
+
+        return prepare
 
     @contextlib.contextmanager
     def _hold_quota(self, admitted: AdmittedRequest) -> Iterator[None]:

@@ -215,6 +215,31 @@ CANARY_EVIDENCE = _gauge(
     "model",
     "version",
 )
+SHADOW_REQUESTS = _counter(
+    _SECTION,
+    "noria_shadow_requests",
+    "Copies of requests to a model for its shadow, with their outcome; `dropped`: never computed, under load.",
+    "model",
+    "version",
+    "outcome",
+)
+SHADOW_SECONDS = _histogram(
+    _SECTION,
+    "noria_shadow_seconds",
+    "Computing time of copied requests that both have answered, by the shadow and by the `control`.",
+    "model",
+    "version",
+    "arm",
+)
+SHADOW_DISTANCE = _histogram(
+    _SECTION,
+    "noria_shadow_distance",
+    "Distance of the shadow's output from the control's: mean absolute difference of the pixels of images, 0 to 1; "
+    "mean cosine distance of the rows of numbers, 0 to 2.",
+    "model",
+    "version",
+    buckets=(0.0001, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+)
 
 _SECTION = "Endpoints with code of the operator's, counted by the front ends"
 

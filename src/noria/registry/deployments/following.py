@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
+from noria.canary.shadow import ShadowPlan
 from noria.errors import RegistryError, short_repr
 from noria.registry.schema import deployment_heads, endpoints
 from noria.registry.versions import Version, find_version
@@ -19,6 +20,8 @@ class Follow(Struct, frozen=True):
     plan: RampPlan | None
     judge: JudgeSettings
     seen: int  # the version's id; it is not deployed again, also if it was rolled back
+    shadow: ShadowPlan | None = None
+    swap: bool = False
 
 
 def check_followable(spec: str) -> None:

@@ -16,7 +16,8 @@ _MAX_NAMED = 3  # files in one message
 
 def targets_of(routes: Routes) -> list[tuple[str, Target]]:
     """Return all deployed versions with their endpoints, each endpoint's control first."""
-    return [(route.endpoint, target) for route in routes.routes for target in (route.control, route.canary) if target]
+    targets = [(route.endpoint, (route.control, route.canary, route.shadow)) for route in routes.routes]
+    return [(endpoint, target) for endpoint, of_endpoint in targets for target in of_endpoint if target]
 
 
 def routed_models(

@@ -7,20 +7,21 @@ import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy import Connection
 
-from noria.canary.judge import JudgeSettings, JudgeState
+from noria.canary.judge import JudgeState
 from noria.canary.ramp import RampPlan, RampState
+from noria.canary.shadow import ShadowState
 from noria.errors import RegistryError, did_you_mean, short_repr
 from noria.protocol.routes import Route, Routes
-from noria.registry.deployments.states import ROUTED, Deployment, DeploymentEvent, Endpoint, endpoints_of
+from noria.registry.deployments.states import (
+    ROUTED,
+    Deployment,
+    DeploymentEvent,
+    DeploymentSettings,
+    Endpoint,
+    endpoints_of,
+)
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes, versions
 from noria.registry.versions import Change, read_versions
-
-
-class DeploymentSettings(Struct, frozen=True):
-    """The column `settings` of a deployment."""
-
-    judge: JudgeSettings
-    rolls_back: int | None = None
 
 
 class StoredEvidence(Struct, frozen=True):
@@ -28,6 +29,7 @@ class StoredEvidence(Struct, frozen=True):
 
     ramp: RampState | None
     judge: msgspec.Raw = msgspec.Raw(b"null")  # of another version of the judge, perhaps
+    shadow: ShadowState | None = None
 
 
 def read_routes(connection: Connection) -> Routes:
@@ -98,6 +100,9 @@ def read_deployments(connection: Connection, condition: sa.ColumnElement[bool]) 
                 traffic=last.traffic,
                 ramp=last.ramp,
                 evidence=last.evidence,
+                shadow_plan=settings.shadow,
+                shadow=last.shadow,
+                swap=settings.swap,
                 events=tuple(events[row.id]),
             )
         )
@@ -123,6 +128,7 @@ def _read_events(connection: Connection, ids: Sequence[int]) -> Mapping[int, lis
             change=Change(row.at, row.by, row.why),
             ramp=stored.ramp,
             evidence=_judge_state(stored.judge),
+            shadow=stored.shadow,
         )
         events.setdefault(row.deployment_id, []).append(event)
     return events

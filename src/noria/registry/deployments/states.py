@@ -6,13 +6,15 @@ canary beside the endpoint's control, whose share grows by a plan. The control i
 
 | state | meaning | becomes |
 |---|---|---|
-| pending | wanted; no server has loaded it | canary, serving, failed, rolled_back |
+| pending | wanted; no server has loaded it | shadow, canary, serving, failed, rolled_back |
+| shadow | gets copies of requests, whose answers are discarded | canary, serving, ended, rolled_back |
 | canary | gets a share of the requests | serving, rolled_back |
 | serving | gets all requests, or all but the next one's | replaced, rolled_back |
-| failed, rolled_back, replaced | gets no requests | |
+| failed, ended, rolled_back, replaced | gets no requests | |
 
-An endpoint has at most one deployment that is *unfinished*, pending or canary, and at most one that is serving. Each
-change is an event; an event of the type `step` changes the share or the evidence of a canary, each other one the state.
+An endpoint has at most one deployment that is *unfinished*, pending, shadow or canary, and at most one that is serving.
+Each change is an event; an event of the type `step` changes the share or the evidence of a canary or what is known of a
+shadow, each other one the state.
 """
 
 import hashlib
@@ -25,25 +27,37 @@ from msgspec import Struct
 from noria.canary import ramp as ramps
 from noria.canary.judge import JudgeSettings, JudgeState, Verdict, verdict
 from noria.canary.ramp import RampPlan, RampState, weight
+from noria.canary.shadow import ShadowPlan, ShadowState, end_reason
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Target
 from noria.registry.versions import Change, Version
 
-State = Literal["pending", "canary", "serving", "failed", "rolled_back", "replaced"]
+State = Literal["pending", "shadow", "canary", "serving", "failed", "ended", "rolled_back", "replaced"]
 EventType = State | Literal["step"]
 
 NEXT_STATES: dict[State, tuple[State, ...]] = {
-    "pending": ("canary", "serving", "failed", "rolled_back"),
+    "pending": ("shadow", "canary", "serving", "failed", "rolled_back"),
+    "shadow": ("canary", "serving", "ended", "rolled_back"),
     "canary": ("serving", "rolled_back"),
     "serving": ("replaced", "rolled_back"),
     "failed": (),
+    "ended": (),
     "rolled_back": (),
     "replaced": (),
 }
-UNFINISHED: tuple[State, ...] = ("pending", "canary")
-ROUTED: tuple[State, ...] = ("canary", "serving")
+UNFINISHED: tuple[State, ...] = ("pending", "shadow", "canary")
+ROUTED: tuple[State, ...] = ("shadow", "canary", "serving")
 
 _FIRST_PROGRESS_S = 30.0
+
+
+class DeploymentSettings(Struct, frozen=True, omit_defaults=True):
+    """What is wanted of a deployment beside its plan."""
+
+    judge: JudgeSettings
+    rolls_back: int | None = None
+    shadow: ShadowPlan | None = None
+    swap: bool = False
 
 
 class DeploymentEvent(Struct, frozen=True):
@@ -56,6 +70,7 @@ class DeploymentEvent(Struct, frozen=True):
     change: Change
     ramp: RampState | None = None
     evidence: JudgeState | None = None
+    shadow: ShadowState | None = None
 
 
 class Deployment(Struct, frozen=True):
@@ -72,11 +87,14 @@ class Deployment(Struct, frozen=True):
     traffic: float = 0.0  # as of events
     ramp: RampState | None = None  # None: no plan, or not loaded yet
     evidence: JudgeState | None = None  # None: none yet, or of another version of the judge
+    shadow_plan: ShadowPlan | None = None  # None: it is no shadow first
+    shadow: ShadowState | None = None  # None: it was no shadow yet
+    swap: bool = False  # whether what serves is unloaded first
     events: tuple[DeploymentEvent, ...] = ()
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it is pending or a canary."""
+        """Whether it is pending, a shadow or a canary."""
         return self.state in UNFINISHED
 
     @property
@@ -111,7 +129,7 @@ def format_share(share: float) -> str:
 
 
 def begin(deployment: Deployment, now: float) -> Deployment:
-    """Return a pending deployment after it was loaded: a canary with its first share, or serving.
+    """Return a pending deployment after it was loaded: a shadow, a canary with its first share, or serving.
 
     Raises:
         RegistryError: it is not pending.
@@ -119,6 +137,12 @@ def begin(deployment: Deployment, now: float) -> Deployment:
     """
     if deployment.state != "pending":
         raise _not_allowed(deployment, "loaded", ("pending",))
+    if deployment.shadow_plan is not None:
+        return become(msgspec.structs.replace(deployment, shadow=ShadowState(updated_at=now)), "shadow")
+    return _begin_plan(deployment, now)
+
+
+def _begin_plan(deployment: Deployment, now: float) -> Deployment:
     if deployment.plan is None:
         return become(deployment, "serving")
     ramp = ramps.start_ramp(deployment.plan, now)
@@ -144,6 +168,14 @@ def step(deployment: Deployment, ramp: RampState, evidence: JudgeState | None) -
             return msgspec.structs.replace(after, traffic=weight(deployment.plan, ramp))
 
 
+def step_shadow(deployment: Deployment, shadow: ShadowState) -> Deployment:
+    """Return a shadow of which more is known; also ended, if it is over. Raises RegistryError: it is no shadow."""
+    if deployment.state != "shadow" or deployment.shadow_plan is None:
+        raise _not_allowed(deployment, "stepped as a shadow", ("shadow",))
+    after = msgspec.structs.replace(deployment, shadow=shadow)
+    return after if end_reason(deployment.shadow_plan, shadow) is None else become(after, "ended")
+
+
 def is_progress(before: Deployment, after: Deployment) -> bool:
     """Whether a step is worth an event: state, share or status changed, or time or evidence doubled.
 
@@ -160,14 +192,21 @@ def is_progress(before: Deployment, after: Deployment) -> bool:
 
 
 def promote(deployment: Deployment, now: float) -> Deployment:
-    """Return a canary after somebody promoted it. Raises RegistryError: it is no canary."""
+    """Return a deployment after somebody promoted it: a canary serves, and a shadow begins its plan.
+
+    Raises:
+        RegistryError: it is neither.
+
+    """
     if deployment.state == "pending":
         raise RegistryError(
             f"{deployment.title} is not loaded yet, so it cannot be promoted. Wait, see noria status "
             f"{deployment.endpoint}, or cancel it: noria rollback {deployment.endpoint}."
         )
+    if deployment.state == "shadow":
+        return _begin_plan(deployment, now)
     if deployment.state != "canary" or deployment.plan is None or deployment.ramp is None:
-        raise _not_allowed(deployment, "promoted", ("canary",))
+        raise _not_allowed(deployment, "promoted", ("canary", "shadow"))
     ramp = ramps.promote(deployment.plan, deployment.ramp, now)
     return become(msgspec.structs.replace(deployment, ramp=ramp), "serving")
 
@@ -216,9 +255,9 @@ def predecessor(serving: Deployment, of_endpoint: Iterable[Deployment]) -> Deplo
 def routes_of(deployments: Iterable[Deployment]) -> tuple[Route, ...]:
     """Return the routes of all endpoints, by name, that follow from their deployments.
 
-    An endpoint without a canary and without a serving deployment has none: the configuration's model serves it.
+    An endpoint without a shadow, a canary and a serving deployment has none: the configuration's model serves it.
     """
-    controls, canaries = {}, {}
+    controls, canaries, shadows = {}, {}, {}
     for deployment in deployments:
         match deployment.state:
             case "serving":
@@ -227,11 +266,16 @@ def routes_of(deployments: Iterable[Deployment]) -> tuple[Route, ...]:
             case "canary":
                 assert deployment.endpoint not in canaries, "an endpoint has one unfinished deployment"
                 canaries[deployment.endpoint] = deployment
+            case "shadow":
+                assert deployment.endpoint not in shadows, "an endpoint has one unfinished deployment"
+                shadows[deployment.endpoint] = deployment
     routes = []
-    for endpoint in sorted(controls.keys() | canaries.keys()):
-        control, canary = controls.get(endpoint), canaries.get(endpoint)
+    for endpoint in sorted(controls.keys() | canaries.keys() | shadows.keys()):
+        control, canary, shadow = (found.get(endpoint) for found in (controls, canaries, shadows))
         share = 0.0 if canary is None else canary.traffic
-        routes.append(Route(endpoint, _target(control), _target(canary), share))
+        plan = None if shadow is None else shadow.shadow_plan
+        shadow_share = 0.0 if plan is None else plan.percent / 100
+        routes.append(Route(endpoint, _target(control), _target(canary), share, _target(shadow), shadow_share))
     return tuple(routes)
 
 
@@ -291,11 +335,20 @@ def _verdict(canary: Deployment | None) -> Verdict | None:
 
 
 def request_key(
-    version: Version, plan: RampPlan | None, settings: JudgeSettings, rolls_back: int | None, last_finished: int | None
+    version: Version, plan: RampPlan | None, settings: DeploymentSettings, last_finished: int | None
 ) -> str:
     """Return what is the same for the same command to an endpoint, until its deployment is finished."""
-    parts = (version.id, plan, settings, rolls_back, last_finished)
+    parts = (version.id, plan, settings, last_finished)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def check_swap(plan: RampPlan | None, shadow: ShadowPlan | None, *, swap: bool) -> None:
+    """Raise RegistryError if a swap would leave nothing that a canary or a shadow could be compared with."""
+    if swap and (plan is not None or shadow is not None):
+        raise RegistryError(
+            "swap unloads the version that serves, so a canary or a shadow would have nothing to be compared with; "
+            "leave out swap, or canary, ramp and shadow."
+        )
 
 
 def unfinished_error(deployment: Deployment) -> RegistryError:
@@ -303,7 +356,8 @@ def unfinished_error(deployment: Deployment) -> RegistryError:
     begun = f"{deployment.endpoint} has an unfinished deployment: {deployment.title}, by {deployment.created.by}."
     if deployment.rolls_back is not None:
         return RegistryError(f"{begun} It rolls back deployment {deployment.rolls_back}. Wait until it is finished.")
-    choices = f"promote it: noria promote {deployment.endpoint}, or " if deployment.state == "canary" else "or "
+    is_routed = deployment.state in ROUTED
+    choices = f"promote it: noria promote {deployment.endpoint}, or " if is_routed else "or "
     return RegistryError(
         f"{begun} Wait until it is finished, {choices}roll it back: noria rollback {deployment.endpoint}."
     )

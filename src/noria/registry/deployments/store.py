@@ -18,12 +18,12 @@ from sqlalchemy import Connection, Engine
 
 from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
+from noria.canary.shadow import ShadowPlan, ShadowState
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Routes
 from noria.registry.deployments import states as rules
 from noria.registry.deployments.following import Follow, check_followable, due_versions, read_follows, write_follow
 from noria.registry.deployments.rows import (
-    DeploymentSettings,
     StoredEvidence,
     read_deployment,
     read_deployments,
@@ -32,7 +32,7 @@ from noria.registry.deployments.rows import (
     read_routes,
     unknown_endpoint,
 )
-from noria.registry.deployments.states import Deployment, Endpoint
+from noria.registry.deployments.states import Deployment, DeploymentSettings, Endpoint
 from noria.registry.model_store import check_model_name, lock_known_model
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
 from noria.registry.versions import Change, Version, find_version
@@ -56,17 +56,21 @@ class DeploymentStore:
         change: Change,
         *,
         follow: bool = False,
+        shadow: ShadowPlan | None = None,
+        swap: bool = False,
     ) -> tuple[Deployment, bool]:
         """Let an endpoint be served by a version, at once or by a plan; returns the deployment.
 
         The same command again, until it is finished, returns the same deployment, and True. With `follow` each version
-        that `version_spec` names later is deployed likewise, until the next call without it.
+        that `version_spec` names later is deployed likewise, until the next call without it. With `shadow` it gets
+        copies of requests first. With `swap` the version that serves is unloaded before this one is loaded.
 
         Raises:
-            RegistryError: a name is not allowed, there is no such version, another deployment is unfinished, or a
-                version's number is to be followed.
+            RegistryError: a name is not allowed, there is no such version, another deployment is unfinished, a
+                version's number is to be followed, or `swap` leaves nothing to be compared with.
 
         """
+        rules.check_swap(plan, shadow, swap=swap)
         check_model_name(endpoint, "endpoint")
         if follow:
             check_followable(version_spec)
@@ -74,8 +78,10 @@ class DeploymentStore:
             lock_known_model(connection, version_spec.partition("@")[0])
             version = find_version(connection, version_spec)
             insert_if_new(connection, endpoints, name=endpoint)
-            found = _insert(connection, endpoint, version, plan, DeploymentSettings(settings), change)
-            write_follow(connection, endpoint, Follow(version_spec, plan, settings, version.id) if follow else None)
+            wanted = DeploymentSettings(settings, shadow=shadow, swap=swap)
+            found = _insert(connection, endpoint, version, plan, wanted, change)
+            followed = Follow(version_spec, plan, settings, version.id, shadow, swap) if follow else None
+            write_follow(connection, endpoint, followed)
             return found
 
     def deploy_followed(self, change: Change) -> list[Deployment]:
@@ -90,15 +96,15 @@ class DeploymentStore:
                 follow, version = due
                 write_follow(connection, name, msgspec.structs.replace(follow, seen=version.id))
                 change = msgspec.structs.replace(change, why=f"follows {follow.spec}")
-                settings = DeploymentSettings(follow.judge)
+                settings = DeploymentSettings(follow.judge, shadow=follow.shadow, swap=follow.swap)
                 made.append(_insert(connection, name, version, follow.plan, settings, change)[0])
         return made
 
     def promote(self, endpoint: str, change: Change) -> Deployment:
-        """Let the canary of an endpoint serve all its requests; returns it.
+        """Let the canary of an endpoint serve all its requests, or its shadow begin its plan; returns it.
 
         Raises:
-            RegistryError: it has none, or the canary is not loaded yet.
+            RegistryError: it has neither, or it is not loaded yet.
 
         """
         with self._transaction() as connection:
@@ -108,7 +114,7 @@ class DeploymentStore:
                     f"{endpoint} has no canary that could be promoted; its latest is {found.latest.title}. See noria "
                     f"status {endpoint}."
                 )
-            return _finish_serving(connection, rules.promote(found.unfinished, change.at), change)
+            return _write_begun(connection, rules.promote(found.unfinished, change.at), change)
 
     def roll_back(self, endpoint: str, change: Change) -> Deployment:
         """Take away the latest deployment of an endpoint; returns the one that changed, or the new one.
@@ -140,7 +146,7 @@ class DeploymentStore:
             version = find_version(connection, before.version.name)
             why = f"rolls back deployment {serving.id} ({serving.version.name})"
             change = msgspec.structs.replace(change, why=f"{why}: {change.why}" if change.why else why)
-            settings = DeploymentSettings(serving.judge_settings, serving.id)
+            settings = DeploymentSettings(serving.judge_settings, serving.id, swap=serving.swap)
             return _insert(connection, endpoint, version, None, settings, change)[0]
 
     # ── What is there ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,7 +180,7 @@ class DeploymentStore:
             return {name: follow.spec for name, follow in read_follows(connection).items()}
 
     def unfinished(self) -> list[Deployment]:
-        """The deployments that are pending or canaries, the oldest first."""
+        """The deployments that are pending, shadows or canaries, the oldest first."""
         with self._engine.connect() as connection:
             return read_deployments(connection, deployment_heads.c.finished_at.is_(None))
 
@@ -201,17 +207,14 @@ class DeploymentStore:
             return connection.execute(statement).rowcount == 1
 
     def mounted(self, deployment_id: int, owner: str, change: Change) -> Deployment:
-        """A pending deployment is loaded: it becomes a canary with its first share, or serving; returns it.
+        """A pending deployment is loaded: it becomes a shadow, a canary with its first share, or serving; returns it.
 
         Raises:
             RegistryError: it is not pending any more, or `owner` has lost the lease.
 
         """
         with self._leased(deployment_id, owner) as (connection, deployment):
-            after = rules.begin(deployment, change.at)
-            if after.state == "serving":
-                return _finish_serving(connection, after, change)
-            return _write(connection, change, after)
+            return _write_begun(connection, rules.begin(deployment, change.at), change)
 
     def fail(self, deployment_id: int, owner: str, change: Change) -> Deployment:
         """A pending deployment cannot be loaded, for the reason `change.why`; returns it.
@@ -237,11 +240,17 @@ class DeploymentStore:
         """
         with self._leased(deployment_id, owner) as (connection, deployment):
             after = rules.step(deployment, ramp, evidence)
-            if not rules.is_progress(deployment, after):
-                return deployment
-            if after.state == "serving":
-                return _finish_serving(connection, after, change)
-            return _write(connection, change, after)
+            return _write_begun(connection, after, change) if rules.is_progress(deployment, after) else deployment
+
+    def step_shadow(self, deployment_id: int, owner: str, shadow: ShadowState, change: Change) -> Deployment:
+        """More is known of a shadow, which may be over; returns it.
+
+        Raises:
+            RegistryError: it is no shadow any more, or `owner` has lost the lease.
+
+        """
+        with self._leased(deployment_id, owner) as (connection, deployment):
+            return _write(connection, change, rules.step_shadow(deployment, shadow))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -289,7 +298,7 @@ def _insert(
     finished = sa.select(sa.func.max(head.deployment_id)).where(
         head.endpoint_id == endpoint_id, head.finished_at.is_not(None)
     )
-    key = rules.request_key(version, plan, settings.judge, settings.rolls_back, connection.scalar(finished))
+    key = rules.request_key(version, plan, settings, connection.scalar(finished))
     unfinished = connection.execute(
         sa.select(deployments.c.id, deployments.c.request_key)
         .join(deployment_heads)
@@ -316,8 +325,10 @@ def _insert(
     return read_deployment(connection, new), False
 
 
-def _finish_serving(connection: Connection, after: Deployment, change: Change) -> Deployment:
-    """Write that a deployment serves from now on, and what becomes of the one that served."""
+def _write_begun(connection: Connection, after: Deployment, change: Change) -> Deployment:
+    """Write a deployment that got further; if it serves from now on, also what becomes of the one that served."""
+    if after.state != "serving":
+        return _write(connection, change, after)
     serving = read_endpoint(connection, after.endpoint).serving
     if serving is None:
         return _write(connection, change, after)
@@ -337,14 +348,15 @@ def _write(connection: Connection, change: Change, *changed: Deployment) -> Depl
         is_deployment = deployment_heads.c.deployment_id == after.id
         connection.execute(deployment_heads.update().where(is_deployment).values(head | ended if is_end else head))
         judge = msgspec.Raw(msgspec.json.encode(after.evidence))
-        has_evidence = after.ramp is not None or after.evidence is not None
+        evidence = StoredEvidence(after.ramp, judge, after.shadow)
+        has_evidence = after.ramp is not None or after.evidence is not None or after.shadow is not None
         event = {
             "deployment_id": after.id,
             "number": len(before.events) + 1,
             "type": "step" if after.state == before.state else after.state,
             "traffic": after.traffic,
             "generation": generation,
-            "evidence": msgspec.json.encode(StoredEvidence(after.ramp, judge)).decode() if has_evidence else None,
+            "evidence": msgspec.json.encode(evidence).decode() if has_evidence else None,
             **msgspec.structs.asdict(change),
         }
         connection.execute(deployment_events.insert().values(event))

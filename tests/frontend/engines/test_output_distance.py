@@ -1,0 +1,41 @@
+"""Distances of outputs, against numpy's."""
+
+import numpy as np
+import pytest
+
+from noria.frontend.engines.client import EngineResult, RawImage
+from noria.frontend.engines.output_distance import output_distance
+from noria.protocol.messages import Timings
+from noria.protocol.text import TextResult
+
+
+def images(*pixels: np.ndarray) -> EngineResult:
+    made = tuple(RawImage(0, each.shape[1], each.shape[0], memoryview(each.tobytes())) for each in pixels)
+    return EngineResult(made, Timings(0.0), 1, 1.0, 1.0)
+
+
+def numbers(rows: np.ndarray) -> EngineResult:
+    return EngineResult((), Timings(0.0), 1, 1.0, 1.0, TextResult(*rows.shape), memoryview(rows.tobytes()))
+
+
+def test_of_images_it_is_the_mean_absolute_difference_of_their_pixels() -> None:
+    one, other = np.random.default_rng(1).integers(0, 256, (2, 2, 8, 6, 3), np.uint8)
+    expected = np.abs(one.astype(float) - other).mean() / 255
+    assert output_distance(images(*one), images(*other)) == pytest.approx(expected)
+    assert output_distance(images(*one), images(*one)) == 0.0
+
+
+def test_of_numbers_it_is_the_mean_cosine_distance_of_their_rows() -> None:
+    one, other = np.random.default_rng(1).normal(size=(2, 4, 16)).astype(np.float32)
+    cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    assert output_distance(numbers(one), numbers(other)) == pytest.approx(1 - cosines.mean(), abs=1e-6)
+    nothing = np.zeros((4, 16), np.float32)
+    assert output_distance(numbers(nothing), numbers(nothing)) == 0.0
+    assert output_distance(numbers(one), numbers(nothing)) == 1.0
+
+
+def test_other_forms_have_no_distance() -> None:
+    square, wide = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 8, 3), np.uint8)
+    assert output_distance(images(square), images(wide)) is None
+    assert output_distance(images(square), images(square, square)) is None
+    assert output_distance(numbers(np.ones((2, 3), np.float32)), numbers(np.ones((2, 4), np.float32))) is None
