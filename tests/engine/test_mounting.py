@@ -1,5 +1,6 @@
 """Models come and go in a running engine, with a real channel, real client sockets and fake devices."""
 
+import math
 import threading
 import time
 
@@ -83,7 +84,7 @@ class Harness:
         )
         self.devices = {FAKE_MODEL.key: Device()}
         self.executor = MultiModelExecutor(dict(self.devices))
-        self.failure = None  # raised by every load
+        self.failure, self.failures_left = None, math.inf  # raised by so many loads
         self.loads, self.released, self.num_freed = [], [], 0
         self.may_load = threading.Event()
         self.may_load.set()
@@ -103,7 +104,8 @@ class Harness:
     def load(self, spec):
         self.loads.append(spec.key)
         assert self.may_load.wait(TIMEOUT_S)
-        if self.failure is not None:
+        if self.failure is not None and self.failures_left:
+            self.failures_left -= 1
             raise self.failure
         device = self.devices[spec.key] = Device()
         return LoadedModel(lambda: self.executor.add(spec.key, device), longest_iteration_s=7.0)
@@ -294,3 +296,53 @@ def test_an_engine_ends_while_a_model_loads_and_while_one_waits_for_its_requests
     harness.thread.join(TIMEOUT_S)
     assert not harness.thread.is_alive()
     assert not harness.released
+
+
+def test_a_mount_that_replaces_the_only_model_releases_it_first(harness):
+    harness.may_load.clear()
+    harness.client.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
+    (state,) = harness.client.receive(1)
+    assert (state.state, state.models, state.replaced) == ("ready", (), (FAKE_MODEL,))
+    wait_until(lambda: harness.loads)
+    assert harness.released == [FAKE_MODEL.key] and harness.num_freed == 1
+    harness.client.send(Submit(request("early")))
+    (failed,) = harness.client.receive(1)
+    assert (failed.code, failed.retry_after_s is not None) == ("engine_unavailable", True)
+    harness.may_load.set()
+    state, result = harness.client.receive(2)
+    assert (state.models, state.replaced, result) == ((NEWER,), (), MountResult("a"))
+    harness.generate(request("later", NEWER))
+
+
+def test_what_a_failed_mount_was_to_replace_is_loaded_again(harness):
+    harness.failure = ModelError("no weights")
+    harness.failures_left = 1
+    harness.client.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
+    _, state, result = harness.client.receive(3)
+    assert (state.models, state.replaced) == ((FAKE_MODEL,), ())
+    assert result == MountResult("a", "no weights The version before serves again.")
+    assert harness.loads == [NEWER.key, FAKE_MODEL.key]
+    harness.generate(request("later"))
+
+
+def test_requests_in_flight_are_served_before_their_model_is_replaced(harness):
+    device = harness.devices[FAKE_MODEL.key]
+    device.may_step.clear()
+    harness.client.send(Submit(request("running")))
+    assert device.began.wait(TIMEOUT_S)
+    harness.other.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
+    harness.other.receive(1)
+    assert harness.loads == []
+    device.may_step.set()
+    _, image, end = harness.client.receive(3)  # after the engine's state
+    assert (type(image), type(end)) == (ImageDone, Finished)
+    _, result = harness.other.receive(2)
+    assert result == MountResult("a")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_thread_ends_if_neither_model_can_be_loaded(harness):
+    harness.failure = ModelError("no weights")
+    harness.client.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
+    wait_until(lambda: not any(thread.name == "mounter" for thread in threading.enumerate()))  # which ends an engine
+    assert harness.loads == [NEWER.key, FAKE_MODEL.key]

@@ -94,6 +94,14 @@ class Served:
             self.serve()
         return self.changes[0].error, self.results[first:]
 
+    def change_alone(self, message):
+        """Make a change of the models while no request can be served; return why it failed."""
+        self.changes = []
+        self.client.send(message)
+        while not self.changes:
+            self.next_message()
+        return self.changes[0].error
+
     def close(self):
         self.client.close()
         self.process.terminate()
@@ -141,12 +149,21 @@ def test_images_stay_the_same_while_a_second_version_comes_and_goes(serve, bundl
     assert (error, [each.key for each in engine.models]) == ("", [spec.key])
     assert max(difference(before, image) for image in [*images, *more, engine.serve()]) <= 1
 
+    assert engine.change_alone(Mount("swap", newer, (spec.key,))) == ""
+    assert [each.key for each in engine.models] == [newer.key]
+    assert difference(other, engine.serve(version=newer.fingerprint)) <= 1
+    assert engine.change_alone(Mount("swap back", spec, (newer.key,))) == ""
+    assert difference(before, engine.serve()) <= 1
+
     weights = folder / "vae/diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     error, images = engine.change(Mount("damaged", newer))
     assert "truncated" in error
     assert [each.key for each in engine.models] == [spec.key]
     assert max(difference(before, image) for image in [*images, engine.serve()]) <= 1
+    assert "truncated" in engine.change_alone(Mount("damaged swap", newer, (spec.key,)))
+    assert [each.key for each in engine.models] == [spec.key]
+    assert difference(before, engine.serve()) <= 1
 
 
 def test_embeddings_stay_the_same_while_a_second_version_is_exported_and_mounted(serve, tmp_path):
@@ -167,3 +184,7 @@ def test_embeddings_stay_the_same_while_a_second_version_is_exported_and_mounted
     error, more = engine.change(Unmount("unmount", newer.name, newer.fingerprint))
     assert (error, [each.key for each in engine.models]) == ("", [spec.key])
     assert max(difference(before, vector, "<f4") for vector in [*vectors, *more, engine.serve()]) < 1e-6
+    assert engine.change_alone(Mount("swap", newer, (spec.key,))) == ""
+    assert difference(before, engine.serve(version=newer.fingerprint), "<f4") > 1e-3
+    assert engine.change_alone(Mount("swap back", spec, (newer.key,))) == ""
+    assert difference(before, engine.serve(), "<f4") < 1e-6

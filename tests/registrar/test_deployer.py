@@ -466,3 +466,66 @@ def test_files_that_changed_since_the_version_was_added_are_not_loaded(
         assert engines[0].model_changes == []
 
     run(scenario, tmp_path, folders)
+
+
+def test_a_swap_replaces_the_version_on_one_engine_after_the_other(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        for engine in engines:
+            engine.max_models = 1
+        failed = deploy(server)
+        await server.poll_until(lambda: server.state(failed) == "failed")
+        assert server.held(0) == server.held(1) == {old}
+        engines[0].withholds_mounts = True
+        number = deploy(server, swap=True)
+        await server.poll_until(lambda: not server.held(0))
+        for _ in range(5):
+            await server.poll()
+        assert (server.held(0), server.held(1), server.state(number)) == (set(), {old}, "pending")
+        engines[0].withholds_mounts = False
+        await server.poll_until(lambda: server.state(number) == "serving")
+        assert server.held(0) == server.held(1) == {new}
+        server.store.roll_back(ENDPOINT, server.change())  # to the configuration's model
+        await server.poll_until(lambda: server.held(0) == server.held(1) == {old})
+
+    run(scenario, tmp_path, folders, 2)
+
+
+def test_what_a_failed_swap_has_replaced_is_brought_back(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        for engine in engines:
+            engine.max_models = 1
+        engines[1].mount_error = "its weights are not numbers."
+        number = deploy(server, swap=True)
+        await server.poll_until(lambda: server.state(number) == "failed")
+        await server.poll_until(lambda: server.held(0) == server.held(1) == {old})
+        swapped = [(change.model.fingerprint, change.replaces) for change in engines[0].model_changes]
+        assert swapped[0] == (new, ((ENDPOINT, old),)) and swapped[-1] == (old, ((ENDPOINT, new),))
+        assert server.routes() == Routes()
+
+    run(scenario, tmp_path, folders, 2)
+
+
+def test_a_swap_is_completed_or_taken_back_by_the_next_registrar(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        engines[0].max_models = 1
+        for is_cancelled, wanted in ((True, {old}), (False, {new})):
+            engines[0].withholds_mounts = True
+            number = deploy(server, swap=True)
+            await server.poll_until(lambda: not server.held())
+            await server.deployer.close()
+            await server.registry.close()
+            if is_cancelled:
+                server.store.roll_back(ENDPOINT, server.change())
+            engines[0].withholds_mounts = False
+            server.start_registrar("first")
+            await server.poll_until(lambda wanted=wanted: server.held() == wanted)
+            await server.poll_until(lambda number=number: server.state(number) in ("serving", "rolled_back"))
+
+    run(scenario, tmp_path, folders)

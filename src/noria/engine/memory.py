@@ -33,6 +33,6 @@ def check_memory(name: str, weights_bytes: int, device: str, free_bytes: Callabl
     needed, free = int(_WEIGHTS_FACTOR * weights_bytes) + _FIXED_BYTES, free_bytes(device)
     if needed > free:
         raise ModelError(
-            f"{name} needs {needed:,} bytes of the memory of {device}, of which {free:,} are free; unmount another "
-            "model first, or use a device with more memory."
+            f"{name} needs {needed:,} bytes of the memory of {device}, of which {free:,} are free. Deploy it "
+            "with --swap, which unloads what serves first, or use a device with more memory."
         )

@@ -1,6 +1,7 @@
 """The thread that changes an engine's models while it serves: one `Mount` or `Unmount` after the other.
 
-A model is loaded, warmed up and tested beside those that serve, on this thread and on ones that it starts. The loop's
+A model is loaded, warmed up and tested beside those that serve, on this thread and on ones that it starts. Where memory
+does not hold both, a mount may replace models: they are released first, and loaded again if it fails. The loop's
 thread makes it serve, or releases it, between two iterations: nothing else may change what its plans use. The thread
 has no timer of the watchdog, so that a long load is no hang.
 
@@ -13,7 +14,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
 
 from noria.engine.receiver import ChangeModelCommand, RequestReceiver
@@ -40,6 +41,7 @@ class ModelMounter(threading.Thread):
         """`on_result` sends a result, after those of the requests that ended before."""
         super().__init__(name="mounter", daemon=True)
         self._receiver, self._runtime, self._on_result = receiver, runtime, on_result
+        self._kind = receiver.models[0].kind
         self._stopped = threading.Event()
         self._pending: Future[None] = Future()  # what the loop's thread is to do
 
@@ -50,8 +52,8 @@ class ModelMounter(threading.Thread):
             error = ""
             try:
                 match message:
-                    case Mount(model=spec):
-                        self._mount(spec)
+                    case Mount(model=spec, replaces=replaces):
+                        self._mount(spec, replaces)
                     case Unmount(name=name, version=version):
                         self._unmount(ModelKey(name, version))
             except SetupError as failure:
@@ -66,16 +68,39 @@ class ModelMounter(threading.Thread):
         self._receiver.changes.put(None)
         self._pending.cancel()
 
-    def _mount(self, spec: AnyModelSpec) -> None:
+    def _mount(self, spec: AnyModelSpec, replaces: Collection[ModelKey]) -> None:
         """Load a model unless it is held; raises SetupError, after which the models are as before."""
         held = self._receiver.models
         if any(each.key == spec.key for each in held):
             return
-        if spec.kind != held[0].kind:
+        if spec.kind != self._kind:
             raise SetupError(
-                f"{spec.name} is a model of kind {spec.kind}, and this engine holds models of kind {held[0].kind}; "
+                f"{spec.name} is a model of kind {spec.kind}, and this engine holds models of kind {self._kind}; "
                 f"mount it in an engine of its kind."
             )
+        replaced = [each for each in held if each.key in replaces]
+        if replaced:
+            self._swap(spec, replaced)
+        else:
+            self._add(spec)
+
+    def _swap(self, spec: AnyModelSpec, replaced: Sequence[AnyModelSpec]) -> None:
+        """Load a model instead of others. If these cannot be loaded again, the thread ends, and with it the engine."""
+        self._receiver.set_models([each for each in self._receiver.models if each not in replaced], replaced)
+        for each in replaced:
+            self._release(each.key)
+        try:
+            self._add(spec)
+        except SetupError as error:
+            try:
+                for each in replaced:
+                    self._add(each)
+            except SetupError as failure:
+                raise RuntimeError(f"neither {spec.name} nor what it was to replace can be loaded") from failure
+            raise SetupError(f"{error.message} The version before serves again.") from None
+
+    def _add(self, spec: AnyModelSpec) -> None:
+        """Load a model; raises SetupError."""
         began = time.monotonic()
         try:
             loaded = self._load(spec)
@@ -91,7 +116,7 @@ class ModelMounter(threading.Thread):
             loaded.add()
 
         self._on_loop(spec.key, add)
-        self._receiver.set_models((*held, spec))
+        self._receiver.set_models((*self._receiver.models, spec))
         seconds = time.monotonic() - began
         extra = fields(event="model_mounted", model=spec.name, version=spec.fingerprint, seconds=round(seconds, 3))
         _log.info("%s was mounted in %.1f s", spec.name, seconds, extra=extra)
@@ -120,6 +145,10 @@ class ModelMounter(threading.Thread):
                 f"{model.name} in version {model.version} is the only model of this engine; mount another one first."
             )
         self._receiver.set_models(kept)
+        self._release(model)
+
+    def _release(self, model: ModelKey) -> None:
+        """Release a model that serves no new requests, when its last ones have ended."""
         self._receiver.wait_until_prepared(model)
         self._on_loop(model, lambda: self._runtime.release(model))
         self._runtime.free_memory()

@@ -119,8 +119,9 @@ class MultiModelExecutor(Generic[RequestT]):
         return [thumbnail for executor in self._executors.values() for thumbnail in executor.thumbnails()]
 
     def memory_bytes(self) -> int:
-        """Device memory of all models together."""
-        return next(iter(self._executors.values())).memory_bytes()  # each executor reports the process's
+        """Device memory of all models together; not known while the only one is replaced."""
+        executors = list(self._executors.values())
+        return executors[0].memory_bytes() if executors else 0  # each reports the process's
 
     def _key(self, request: AnyRequest) -> ModelKey:
         name, version = request.model, request.model_version

@@ -116,6 +116,7 @@ class RequestReceiver(threading.Thread):
         # What clients want of the mounter; None ends it.
         self.changes: queue.SimpleQueue[tuple[ClientId, Mount | Unmount] | None] = queue.SimpleQueue()
         self._channel, self._models, self._device = channel, tuple(models), device
+        self._replaced: tuple[AnyModelSpec, ...] = ()
         self._previous_exit: ExitCause = previous_exit
         self.incarnation = uuid.uuid4().hex
         self._executor: Executor[Any] | None = None
@@ -126,7 +127,7 @@ class RequestReceiver(threading.Thread):
         # the last load sent to each client, until it is acknowledged
         self._unacked_loads: dict[ClientId, EngineLoad] = {}
         self._preparing: dict[tuple[ClientId, str], _PreparingRequest] = {}
-        # protects _models, _executor, _clients, _load, _unacked_loads, _preparing and _compile_queue
+        # protects _models, _replaced, _executor, _clients, _load, _unacked_loads, _preparing and _compile_queue
         self._lock = threading.Lock()
         self._prepared = threading.Condition(self._lock)  # notified when a request has left _preparing
 
@@ -142,10 +143,13 @@ class RequestReceiver(threading.Thread):
         """The models that serve new requests."""
         return self._models
 
-    def set_models(self, models: Iterable[AnyModelSpec]) -> None:
-        """Serve new requests by these models, and announce it to every client."""
+    def set_models(self, models: Iterable[AnyModelSpec], replaced: Iterable[AnyModelSpec] = ()) -> None:
+        """Serve new requests by these models, and announce it to every client.
+
+        `replaced` are not held, while another version of them is loaded.
+        """
         with self._lock:
-            self._models = tuple(models)
+            self._models, self._replaced = tuple(models), tuple(replaced)
             for client in self._clients.values():
                 self._channel.send(client, self._state())
 
@@ -217,6 +221,7 @@ class RequestReceiver(threading.Thread):
             self._device,
             self._previous_exit,
             self.crash_journal.previous_in_flight,
+            self._replaced,
         )
 
     def _submit(self, client: ClientId, request: AnyRequest, data: memoryview | None) -> None:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from noria.protocol.kinds import AnyModelSpec, FinalResult, Payload
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import EngineRequest
 from noria.protocol.text import TextTimings
 
@@ -78,11 +79,13 @@ class ViewRequest(Struct, frozen=True, tag=True):
 class Mount(Struct, frozen=True, tag=True):
     """Load a model beside those that the engine holds, while it serves; answered by `MountResult`.
 
-    The new model is listed in `EngineState` when it is loaded, warm and has passed a test request.
+    The new model is listed in `EngineState` when it is loaded, warm and has passed a test request. Those that it
+    `replaces` are released first, when their requests in flight have ended; if the load fails, they are loaded again.
     """
 
     change_id: str
     model: AnyModelSpec
+    replaces: tuple[ModelKey, ...] = ()
 
 
 class Unmount(Struct, frozen=True, tag=True):
@@ -149,6 +152,7 @@ class EngineState(Struct, frozen=True, tag=True):
     device: str
     previous_exit: ExitCause = "none"
     in_flight: tuple[str, ...] = ()  # attempts that the previous process was generating or preparing when it ended
+    replaced: tuple[AnyModelSpec, ...] = ()  # not held, while another version of them is loaded
 
 
 class ShapeCosts(Struct, frozen=True):

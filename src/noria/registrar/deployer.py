@@ -23,7 +23,7 @@ from noria.canary.judge import Verdict
 from noria.canary.ramp import weight
 from noria.canary.shadow import ShadowState, is_progress
 from noria.canary.windows import FrontendReport
-from noria.errors import NoriaError, RegistryError
+from noria.errors import NoriaError
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
 from noria.protocol.kinds import AnyModelSpec
@@ -31,6 +31,7 @@ from noria.protocol.model_spec import ModelKey
 from noria.protocol.routes import Route, Routes, Target
 from noria.registrar.engine_link import EngineGoneError, EngineLink
 from noria.registrar.frontend_reports import FrontendReports
+from noria.registrar.mounting import engines_for, mount_beside, swap
 from noria.registrar.registry_access import RegistryAccess, RegistryAwayError, RegistryState
 from noria.registrar.running_canary import RunningCanary
 from noria.registrar.running_shadow import RunningShadow
@@ -39,7 +40,6 @@ from noria.registry.deployments.routed_models import open_target, targets_of
 from noria.registry.deployments.routes_file import write_routes
 from noria.registry.deployments.states import Deployment
 
-_MAX_CRASHES = 2  # of engines that load a version, before its deployment fails
 _LOOK_FOR_JOBS_S = 5.0
 _RETRY_S = 30.0  # until a version that an engine could not load again is tried once more
 
@@ -96,11 +96,12 @@ class Deployer:
                 self._loading[deployment.id] = asyncio.create_task(self._load(deployment), name=deployment.endpoint)
         for deployment_id in [one for one, task in self._loading.items() if task.done()]:
             del self._loading[deployment_id]
+        swapping = {one.endpoint for one in unfinished.values() if one.swap and one.id in self._loading}
         await self._advance_canaries(unfinished, now, registry_answers=state is not None)
         if state is not None:
             await self._advance_shadows({number: one for number, one in unfinished.items() if one.state == "shadow"})
         self._write_routes()  # again: a canary may have failed
-        await self._mount_missing(now)
+        await self._mount_missing(now, swapping)
         await self._unmount_surplus()
 
     async def _follow_registry(self) -> RegistryState | None:
@@ -131,7 +132,8 @@ class Deployer:
             target = Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
             manifest = await self._registry.manifest(version)
             spec = await asyncio.to_thread(open_target, deployment.endpoint, target, manifest)
-            await self._mount_everywhere(deployment, spec)
+            engines = engines_for(deployment, spec, self._configured, self._routes, self._engines)
+            await (swap if deployment.swap else mount_beside)(engines, spec)
         except RegistryAwayError:
             return  # the next poll begins again
         except NoriaError as error:
@@ -144,59 +146,6 @@ class Deployer:
             await self._follow_registry()  # at once, so that the file is as new if the server stops now
             extra = fields(event="deployment_loaded", deployment=deployment.id, endpoint=deployment.endpoint)
             log.info("deployment %d: %s is loaded", deployment.id, version.name, extra=extra)
-
-    async def _mount_everywhere(self, deployment: Deployment, spec: AnyModelSpec) -> None:
-        """Mount a version on all engines of its kind. Raises RegistryError."""
-        known = next((each for each in self._configured if each.name == spec.name), spec)
-        if known.kind != spec.kind:
-            raise RegistryError(
-                f"{deployment.version.name} is of kind {spec.kind}, and {spec.name} answers requests to a model of "
-                f"kind {known.kind}. Deploy it to another endpoint."
-            )
-        route = self._routes.find(spec.name)
-        has_control = known is not spec or (route is not None and route.control is not None)
-        if (deployment.plan is not None or deployment.shadow_plan is not None) and not has_control:
-            raise RegistryError(
-                f"{spec.name} has no model that a canary or a shadow could be compared with; deploy "
-                f"{deployment.version.name} without --canary, --ramp and --shadow."
-            )
-        engines = [engine for engine in self._engines if engine.kind == spec.kind]
-        if not engines:
-            kinds = " and ".join(sorted({engine.kind for engine in self._engines}))
-            raise RegistryError(
-                f"{deployment.version.name} is of kind {spec.kind}, and this server has only engines of kind {kinds}. "
-                f"Start it with a model of kind {spec.kind}, too."
-            )
-        tasks = [asyncio.create_task(self._mount_on(engine, spec)) for engine in engines]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for task in tasks:
-                task.cancel()
-        for task in done:
-            task.result()
-
-    async def _mount_on(self, engine: EngineLink, spec: AnyModelSpec) -> None:
-        """Mount a version on an engine, also if it ends meanwhile. Raises RegistryError."""
-        num_crashes = 0
-        while not engine.holds(spec.key):
-            if not engine.is_ready:  # it is starting
-                engine.changed.clear()
-                await engine.changed.wait()
-                continue
-            try:
-                error = await engine.mount(spec)
-            except EngineGoneError:
-                num_crashes += 1
-                if num_crashes >= _MAX_CRASHES:
-                    raise RegistryError(
-                        f"{engine.name} ended {num_crashes} times while it loaded {spec.name} in version "
-                        f"{spec.fingerprint}; its log says why."
-                    ) from None
-            else:
-                if error:
-                    raise RegistryError(f"{engine.name}: {error}")
-                return
 
     # ── Canaries ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -295,12 +244,15 @@ class Deployer:
     def _is_held(self, endpoint: str, target: Target) -> bool:
         return any(engine.holds(ModelKey(endpoint, target.fingerprint)) for engine in self._engines)
 
-    async def _mount_missing(self, now: float) -> None:
-        """Mount what engines need and do not hold, for instance what one has lost by starting again."""
+    async def _mount_missing(self, now: float, swapping: set[str]) -> None:
+        """Mount what engines need and do not hold, for instance what one has lost by starting again.
+
+        Of endpoints that are `swapping` nothing: their versions do not fit beside each other.
+        """
         for engine in self._engines:
             self._seen.update((spec.key, spec) for spec in engine.models)
         wanted = await self._wanted()
-        missing = [spec for spec in wanted.values() if spec is not None]
+        missing = [spec for spec in wanted.values() if spec is not None and spec.name not in swapping]
         missing += [spec for spec in await self._needed_by_jobs() if spec.key not in wanted]
         for spec in missing:
             for engine in self._engines:
@@ -312,7 +264,8 @@ class Deployer:
                     and place not in self._changing
                     and self._retry_at.get(place, 0.0) <= now
                 ):
-                    self._change(place, self._mount_again(engine, spec))
+                    surplus = [each.key for each in engine.models if each.name == spec.name and each.key not in wanted]
+                    self._change(place, self._mount_again(engine, spec, surplus if spec.key in wanted else []))
 
     async def _needed_by_jobs(self) -> list[AnyModelSpec]:
         """What an engine has lost by starting again, though jobs or requests still need it."""
@@ -322,9 +275,12 @@ class Deployer:
         lost = [spec for key, spec in self._seen.items() if not any(engine.holds(key) for engine in self._engines)]
         return [spec for spec in lost if self._reports.needs(spec.key) or await self._registry.jobs_need(spec.key)]
 
-    async def _mount_again(self, engine: EngineLink, spec: AnyModelSpec) -> None:
+    async def _mount_again(self, engine: EngineLink, spec: AnyModelSpec, surplus: list[ModelKey]) -> None:
+        """Mount a model; if that fails, instead of `surplus`, which no route needs, where a swap was asked for."""
         try:
             error = await engine.mount(spec)
+            if error and surplus and await self._registry.may_swap(spec.name):
+                error = await engine.mount(spec, surplus)
         except EngineGoneError:
             return
         if error:  # which the engine has logged

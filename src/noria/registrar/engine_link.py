@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Iterable
 
 import zmq
 
@@ -58,9 +59,12 @@ class EngineLink:
             self._lose()
             self._connection.close()
 
-    async def mount(self, spec: AnyModelSpec) -> str:
-        """Load a model beside the others; return why that failed, empty if it did not. Raises EngineGoneError."""
-        return await self._change(Mount(self._change_id(), spec))
+    async def mount(self, spec: AnyModelSpec, replaces: Iterable[ModelKey] = ()) -> str:
+        """Load a model, beside the others but for those that it `replaces`, which are unloaded first.
+
+        Returns why that failed, empty if it did not. Raises EngineGoneError.
+        """
+        return await self._change(Mount(self._change_id(), spec, tuple(replaces)))
 
     async def unmount(self, key: ModelKey) -> str:
         """Release a model; return why that failed, empty if it did not. Raises EngineGoneError."""

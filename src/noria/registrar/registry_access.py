@@ -128,6 +128,10 @@ class RegistryAccess:
             why,
         )
 
+    async def may_swap(self, endpoint: str) -> bool:
+        """Return whether the latest deployment of an endpoint allows that what serves is unloaded first."""
+        return await self._try(lambda: self._store().get(endpoint).latest.swap) or False
+
     async def jobs_need(self, key: ModelKey) -> bool:
         """Return whether a job that has not ended needs a version; so too if the jobs' database does not answer."""
 

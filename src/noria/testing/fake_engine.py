@@ -130,6 +130,7 @@ class FakeEngine:
         self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
         self.mount_error = ""  # the sentence with which every `Mount` fails; empty: none does
         self.withholds_mounts = False  # until it is false again, mounts wait
+        self.max_models: int | None = None  # a `Mount` beside so many fails; None: memory holds all
         # Returns its reply to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no reply.
         self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = _no_view
         # When it crashes.
@@ -188,20 +189,37 @@ class FakeEngine:
                 if isinstance(message, Mount | Unmount):
                     self.model_changes.append(message)
                     mounts.append((client, message))
+                    if run.replace(message):
+                        for each in clients:
+                            channel.send(each, run.state_message(state))
                 self._handle(channel, client, message, run)
             while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
                 client, change = mounts.pop(0)
                 error = self._change_models(run, change)
-                for each in () if error else clients:
+                run.models, run.replaced, swapped = (
+                    (*run.replaced, *run.models) if error else run.models,
+                    (),
+                    run.replaced,
+                )
+                for each in () if error and not swapped else clients:
                     channel.send(each, run.state_message(state))
                 channel.send(client, MountResult(change.change_id, error))
         channel.close()
 
     def _change_models(self, run: "_Run", change: Mount | Unmount) -> str:
         """Change the models until the next restart; return why not, if it fails."""
+        replaced, run.replaced = run.replaced, ()
+        error = self._try_change(run, change)
+        if error:
+            run.models += replaced
+        return error
+
+    def _try_change(self, run: "_Run", change: Mount | Unmount) -> str:
         match change:
             case Mount(model=spec) if self.mount_error:
                 return self.mount_error
+            case Mount() if self.max_models is not None and len(run.models) >= self.max_models:
+                return "it does not fit the memory."
             case Mount(model=spec):
                 run.models = (*(each for each in run.models if each.key != spec.key), spec)
             case Unmount(name=name, version=version) if {each.key for each in run.models} == {(name, version)}:
@@ -325,11 +343,21 @@ class _Run:
     ) -> None:
         """`in_flight` are the attempts that the previous run lost."""
         self.incarnation, self.models = uuid.uuid4().hex, models
+        self.replaced: tuple[AnyModelSpec, ...] = ()
         self._previous_exit, self._in_flight = previous_exit, in_flight
+
+    def replace(self, change: Mount | Unmount) -> bool:
+        """Release what a mount replaces; return whether that is something."""
+        if isinstance(change, Mount):
+            self.replaced = tuple(each for each in self.models if each.key in change.replaces)
+            self.models = tuple(each for each in self.models if each not in self.replaced)
+        return bool(self.replaced)
 
     def state_message(self, state: FakeEngineState) -> EngineState:
         if state == "ready":
-            return EngineState(self.incarnation, "ready", self.models, "cpu", self._previous_exit, self._in_flight)
+            return EngineState(
+                self.incarnation, "ready", self.models, "cpu", self._previous_exit, self._in_flight, self.replaced
+            )
         return EngineState(self.incarnation, "loading", (), "cpu", self._previous_exit, self._in_flight)
 
 

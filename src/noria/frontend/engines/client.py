@@ -284,7 +284,7 @@ class EngineClient:
     def _update_state(self, state: EngineState) -> None:
         self._last_state = state
         if self.ready:
-            self.known_models = state.models
+            self.known_models = (*state.models, *state.replaced)
         if self._exit_report is not None:
             if state.incarnation == self._lost_incarnation:  # only the connection was lost: no request caused it
                 report = ExitReport("killed", frozenset())

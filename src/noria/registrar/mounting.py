@@ -1,0 +1,90 @@
+"""Loading a version on all engines of its kind: beside what they hold, or instead of it.
+
+A swap goes from engine to engine, so where there are several the others serve meanwhile. What a swap that failed leaves
+behind, on the engines before the one where it did, `Deployer` brings back: it does so after whatever happened.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from noria.errors import RegistryError
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.routes import Routes
+from noria.registrar.engine_link import EngineGoneError, EngineLink
+from noria.registry.deployments.states import Deployment
+
+_MAX_CRASHES = 2  # of engines that load a version, before its deployment fails
+
+
+def engines_for(
+    deployment: Deployment,
+    spec: AnyModelSpec,
+    configured: Sequence[AnyModelSpec],
+    routes: Routes,
+    engines: Sequence[EngineLink],
+) -> list[EngineLink]:
+    """Return the engines that are to load a deployment's version. Raises RegistryError: it cannot be deployed here."""
+    known = next((each for each in configured if each.name == spec.name), spec)
+    version = deployment.version.name
+    if known.kind != spec.kind:
+        raise RegistryError(
+            f"{version} is of kind {spec.kind}, and {spec.name} answers requests to a model of kind {known.kind}. "
+            "Deploy it to another endpoint."
+        )
+    route = routes.find(spec.name)
+    has_control = known is not spec or (route is not None and route.control is not None)
+    if (deployment.plan is not None or deployment.shadow_plan is not None) and not has_control:
+        raise RegistryError(
+            f"{spec.name} has no model that a canary or a shadow could be compared with; deploy {version} without "
+            "--canary, --ramp and --shadow."
+        )
+    found = [engine for engine in engines if engine.kind == spec.kind]
+    if not found:
+        kinds = " and ".join(sorted({engine.kind for engine in engines}))
+        raise RegistryError(
+            f"{version} is of kind {spec.kind}, and this server has only engines of kind {kinds}. Start it with a "
+            f"model of kind {spec.kind}, too."
+        )
+    return found
+
+
+async def mount_beside(engines: Sequence[EngineLink], spec: AnyModelSpec) -> None:
+    """Mount a version on all engines at once, beside what they hold. Raises RegistryError."""
+    tasks = [asyncio.create_task(_mount_on(engine, spec, swap=False)) for engine in engines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in done:
+        task.result()
+
+
+async def swap(engines: Sequence[EngineLink], spec: AnyModelSpec) -> None:
+    """Mount a version on one engine after the other, instead of the endpoint's others. Raises RegistryError."""
+    for engine in engines:
+        await _mount_on(engine, spec, swap=True)
+
+
+async def _mount_on(engine: EngineLink, spec: AnyModelSpec, *, swap: bool) -> None:
+    """Mount a version on an engine, also if it ends meanwhile. Raises RegistryError."""
+    num_crashes = 0
+    while not engine.holds(spec.key):
+        if not engine.is_ready:  # it is starting
+            engine.changed.clear()
+            await engine.changed.wait()
+            continue
+        replaces = tuple(each.key for each in engine.models if swap and each.name == spec.name)
+        try:
+            error = await engine.mount(spec, replaces)
+        except EngineGoneError:
+            num_crashes += 1
+            if num_crashes >= _MAX_CRASHES:
+                raise RegistryError(
+                    f"{engine.name} ended {num_crashes} times while it loaded {spec.name} in version "
+                    f"{spec.fingerprint}; its log says why."
+                ) from None
+        else:
+            if error:
+                raise RegistryError(f"{engine.name}: {error}")
+            return
