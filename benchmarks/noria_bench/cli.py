@@ -9,6 +9,7 @@ from noria_bench.benches import commands as image_benches
 from noria_bench.canary import command as canary
 from noria_bench.command_arguments import add_diffusion_model, add_output
 from noria_bench.cost import command as cost
+from noria_bench.deploys import command as deploys
 from noria_bench.device.command import add_arguments
 from noria_bench.encoders import command as encoders
 from noria_bench.sharing import command as sharing
@@ -29,6 +30,7 @@ def add_benches(commands: Any) -> list[Parser]:
         *image_benches.add_comparisons(benches),
         encoders.add_to(benches),
         sharing.add_to(benches),
+        deploys.add_to(benches),
         targets.add_serve(benches),
     ]
     report = add_plain_command(benches, "report", _report, "tables, plots and an HTML page of a folder of runs")

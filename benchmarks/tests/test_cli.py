@@ -11,6 +11,7 @@ import noria_bench.benches.quick
 import noria_bench.benches.suite
 import noria_bench.canary.bench
 import noria_bench.cost.bench
+import noria_bench.deploys.bench
 import noria_bench.encoders.bench
 import noria_bench.sharing.bench
 import noria_bench.soak.bench
@@ -18,6 +19,8 @@ import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
 from noria_bench.cost.options import CostOptions
+from noria_bench.deploys import options as deploys_options
+from noria_bench.deploys.options import DeploysOptions
 from noria_bench.encoders.options import QUICK, EncodersOptions
 from noria_bench.sharing import options as sharing_options
 from noria_bench.sharing.options import SharingOptions
@@ -128,6 +131,17 @@ def test_encoders_takes_targets_loads_and_settings(monkeypatch):
     assert quick_config.model == "minilm" and quick_folder.name.endswith("-encoders")
 
 
+def test_deploys_takes_users_and_the_niceness_of_loading(monkeypatch):
+    calls = record_calls(noria_bench.deploys.bench, monkeypatch)
+    words = "bench deploys m --niceness 5,0 --image-users 3 --text-users 9 --seconds 2 --rounds 3 --slots 4 --out there"
+    assert main(words.split()) == 0
+    assert main(["bench", "deploys", "--quick", "--seconds", "2"]) == 0
+    (config, options, folder), (_, quick, quick_folder) = calls
+    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
+    assert options == DeploysOptions((5, 0), 3, 9, 1.0, 2.0, 3)
+    assert quick == dataclasses.replace(deploys_options.QUICK, seconds=2.0) and quick_folder.name.endswith("-deploys")
+
+
 def test_sharing_takes_loads_and_settings(monkeypatch):
     calls = record_calls(noria_bench.sharing.bench, monkeypatch)
     words = "bench sharing m --connections 2 --rate 9 --users 3 --seconds 2 --rounds 3 --encoder-cores 1 --out there"
@@ -158,6 +172,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("canary --runs 3", "'3'; runs are a whole number from 4 to 100000"),
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
         ("encoders --corpus short", "'short'; a corpus is fixed, mixed or all"),
+        ("deploys --niceness 19,20", "'19,20'; a niceness is a whole number from 0 to 19"),
         ("sharing --rate 0", "'0'; a rate is 1 to 1000 requests per second"),
         ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),
         ("serve triton", "'noria', 'reference-stream-async'"),

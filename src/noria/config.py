@@ -148,6 +148,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "never waits",
         ),
     ] = 0.0
+    mount_niceness: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=19,
+            description="CPU niceness of the threads that load a version of a model beside those that serve: with 19 "
+            "requests are delayed least, and the load takes longest",
+        ),
+    ] = 19
     hang_timeout_s: Annotated[
         float,
         Meta(

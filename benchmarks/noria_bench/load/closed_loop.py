@@ -44,10 +44,11 @@ def run_closed_loop(
     path: str = "/t2i",
     max_requests: int | None = None,
     ended: threading.Event | None = None,
+    pause_s: float = 0.0,
 ) -> list[Reply]:
     """Load `POST path` on loopback `port` for `seconds`, or with `max_requests`, or until `ended`.
 
-    Request k has `body(k)`. Returns replies in the order of their end.
+    Request k has `body(k)`. Each user pauses `pause_s` after an answer. Returns replies in the order of their end.
     """
     numbers = itertools.count() if max_requests is None else iter(range(max_requests))
     replies, interrupted = list[Reply](), ended or threading.Event()
@@ -67,6 +68,8 @@ def run_closed_loop(
                 connection.close()
                 status, num_bytes, predicted = 0, 0, None
             replies.append(Reply(sent, time.monotonic(), status, num_bytes, number, predicted))
+            if pause_s:
+                interrupted.wait(pause_s)
         connection.close()
 
     users = [threading.Thread(target=user_loop) for _ in range(num_users)]

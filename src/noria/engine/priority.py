@@ -7,9 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# The load then takes longer, and the requests that are served meanwhile are delayed less.
-_LOWEST = 19
-
 T = TypeVar("T")
 
 
@@ -20,16 +17,16 @@ def add_niceness(increment: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + increment)
 
 
-def run_apart(action: Callable[[], T], *, at_low_priority: bool = True) -> T:
-    """Call `action` in a thread that ends; return or raise what it does.
+def run_apart(action: Callable[[], T], niceness: int = 0) -> T:
+    """Call `action` in a thread that ends, with at least this niceness; return or raise what it does.
 
-    At the lowest CPU priority, what it starts inherits it, and cannot get a higher one again: threads that are to serve
-    must be started elsewhere.
+    What it starts inherits the niceness, and cannot get a lower one again: threads that are to serve must be started
+    elsewhere.
     """
 
     def call() -> T:
-        if at_low_priority:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        thread_id = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread_id, max(niceness, os.getpriority(os.PRIO_PROCESS, thread_id)))
         return action()
 
     with ThreadPoolExecutor(1, thread_name_prefix="loader") as executor:

@@ -133,8 +133,8 @@ class _ModelChanges:
         """
         assert isinstance(spec, DiffusionModelSpec)
         check_memory(spec.name, self._needed_bytes(spec), self._device, self._free_bytes)
-        on_cpu = self._device == "cpu"
-        executor = run_apart(_on_one_core(lambda: self._load_warm(spec)), at_low_priority=on_cpu)
+        niceness = self._config.mount_niceness if self._device == "cpu" else 0
+        executor = run_apart(_on_one_core(lambda: self._load_warm(spec)), niceness)
         cache = cost_cache(spec, self._config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
         alike = None
@@ -142,7 +142,7 @@ class _ModelChanges:
             alike = next((other.key for other in self.specs.values() if have_same_architecture(other, spec)), None)
             if alike is None:
                 measure = functools.partial(measure_costs, executor, spec, self._config, costs)
-                run_apart(_on_one_core(measure), at_low_priority=False)
+                run_apart(_on_one_core(measure))
                 costs = costs.as_estimates()
 
         def add() -> None:

@@ -55,8 +55,8 @@ def load_runtime(
 
     def load_more(spec: EncoderModelSpec, num_sessions: int) -> Sequence[Session]:
         check_memory(spec.name, _needed_bytes(spec, device), device, free_bytes)
-        if device == "cpu":  # the sessions are opened below, since their threads would keep the low priority
-            run_apart(lambda: find_or_export(spec, cache_folder(config.cache_dir, os.environ)))
+        if device == "cpu":  # the sessions are opened below, since their threads would keep the niceness
+            run_apart(lambda: find_or_export(spec, cache_folder(config.cache_dir, os.environ)), config.mount_niceness)
         return load_sessions(spec, msgspec.structs.replace(config, encoder_sessions=num_sessions), device)
 
     return make_runtime(loaded, config, device, load_more)

@@ -1,0 +1,1 @@
+"""What users notice while versions of models change."""

@@ -1,0 +1,28 @@
+"""Options of `noria bench deploys`. Imports little: the command line reads it before it knows which command runs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeploysOptions:
+    """What is measured."""
+
+    niceness: tuple[int, ...] = (19, 0)  # of loading, each with servers of its own
+    image_users: int = 8
+    text_users: int = 64
+    pause_s: float = 1.0  # of each user, from an answer to the next request
+    seconds: float = 30.0  # before a deployment, and after it
+    num_rounds: int = 2
+    seed: int = 1
+
+
+QUICK = DeploysOptions(image_users=2, text_users=4, seconds=5.0, num_rounds=1)
+"""A short run, which shows that all works."""
+
+
+def read_niceness(text: str) -> tuple[int, ...]:
+    """Parse `19,0`. Raises ValueError unless all are 0 to 19."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() and int(word) <= 19 for word in words):
+        raise ValueError(f"{text!r}; a niceness is a whole number from 0 to 19, such as 19,0")
+    return tuple(dict.fromkeys(map(int, words)))

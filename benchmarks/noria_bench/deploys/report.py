@@ -1,0 +1,119 @@
+"""The report of `noria bench deploys`: tables in Markdown, and a plot."""
+
+import math
+import pathlib
+import statistics
+from collections.abc import Iterable
+
+from noria_bench.deploys.results import KINDS, DeploysResult, DeploysRun, Kind, Phase, num_failed
+from noria_bench.reports.plots.styles import report_style, save_figure
+from noria_bench.reports.provenance_text import result_line
+from noria_bench.reports.table import Table, escape_markdown, format_number, format_ratio
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of each niceness; Okabe and Ito's
+
+
+def write_report(result: DeploysResult, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Write `report.md` and the plot into `folder`; returns the files."""
+    with report_style():
+        plot = _plot(result, folder / "plots" / "deploys.svg")
+    report = folder / "report.md"
+    report.write_text(markdown(result), encoding="utf-8")
+    return [report, plot]
+
+
+def markdown(result: DeploysResult) -> str:
+    """The report, which links the plot beside it."""
+    parts = ["# Noria bench deploys"]
+    if not result.complete:
+        parts.append("**Interrupted or incomplete: some runs are missing.**")
+    parts += [f"**{escape_markdown(failure)}**" for failure in result.failures]
+    failed = num_failed(result.runs)
+    parts.append(f"{failed} requests failed." if failed else "No request failed.")
+    parts.append("![Latencies before, while and after versions are deployed](plots/deploys.svg)")
+    for kind in KINDS:
+        parts += [f"## {kind.capitalize()}", _table(result, kind).markdown()]
+    options = result.options
+    return "\n\n".join([
+        *parts,
+        "## Conditions",
+        f"{result_line(result.provenance)} Command: `{escape_markdown(result.provenance['command'])}`. "
+        f"{options['image_users']} users of {result.models['images']} and {options['text_users']} of "
+        f"{result.models['texts']}, each of whom pauses {options['pause_s']:g} s after an answer.",
+    ]) + "\n"  # fmt: skip
+
+
+def _table(result: DeploysResult, kind: Kind) -> Table:
+    rows = []
+    for niceness in _niceness(result):
+        runs = [run for run in result.runs if run.niceness == niceness]
+        for name in _phase_names(result):
+            phases = [phase for run in runs for phase in run.phases if phase.name == name]
+            of_kind = [phase.by_kind[kind] for phase in phases]
+            rows.append(
+                (
+                    f"niceness {niceness}, {name}",
+                    format_number(_median(phase.seconds for phase in phases), 1),
+                    str(sum(each.num_ok for each in of_kind)),
+                    str(sum(each.num_failed for each in of_kind)),
+                    format_number(_median(each.p50_ms for each in of_kind), 1),
+                    format_number(_median(each.p99_ms for each in of_kind), 1),
+                    format_ratio(_median(_p99_ratio(run, name, kind) for run in runs)),
+                )
+            )
+    columns = ("loading at, phase", "seconds", "answered", "failed", "p50, ms", "p99, ms", "p99 over before")
+    note = "Medians of the rounds; each ratio is of two phases of the same server. Answered and failed are sums."
+    return Table(kind.capitalize(), columns, tuple(rows), (note,))
+
+
+def _p99_ratio(run: DeploysRun, name: str, kind: Kind) -> float | None:
+    """The p99 in a phase over that before, of the same server."""
+    before, now = (_p99_ms(_phase(run, each), kind) for each in ("before", name))
+    return now / before if before and now else None
+
+
+def _phase(run: DeploysRun, name: str) -> Phase | None:
+    return next((phase for phase in run.phases if phase.name == name), None)
+
+
+def _p99_ms(phase: Phase | None, kind: Kind) -> float | None:
+    return None if phase is None else phase.by_kind[kind].p99_ms
+
+
+def _plot(result: DeploysResult, file: pathlib.Path) -> pathlib.Path:
+    """The p99 of each phase, with p50 as a line in each bar; a group for each phase, a bar for each niceness."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(KINDS), figsize=(9.6, 3.4), layout="constrained")
+    names, all_niceness = _phase_names(result), _niceness(result)
+    width = 0.8 / len(all_niceness)
+    for kind, axis in zip(KINDS, axes, strict=True):
+        axis.set(title=kind, ylabel="milliseconds, p99 (line: p50)")
+        axis.set_xticks(range(len(names)), [name.replace(": ", "\n") for name in names])
+        for index, niceness in enumerate(all_niceness):
+            left = [place - 0.4 + (index + 0.5) * width for place in range(len(names))]
+            runs = [run for run in result.runs if run.niceness == niceness]
+            phases = [[phase for run in runs for phase in run.phases if phase.name == name] for name in names]
+            p50_ms, p99_ms = (
+                [_median(getattr(phase.by_kind[kind], key) for phase in each) for each in phases]
+                for key in ("p50_ms", "p99_ms")
+            )
+            label = f"loading at niceness {niceness}" if kind == KINDS[0] else None
+            axis.bar(left, p99_ms, 0.95 * width, color=_COLOURS[index % len(_COLOURS)], label=label)
+            axis.hlines(p50_ms, [x - width / 2 for x in left], [x + width / 2 for x in left], color="black")
+    figure.legend(loc="outside upper center", ncols=len(all_niceness), frameon=False, fontsize=9)
+    return save_figure(figure, file)
+
+
+def _niceness(result: DeploysResult) -> list[int]:
+    return list(dict.fromkeys(run.niceness for run in result.runs))
+
+
+def _phase_names(result: DeploysResult) -> list[str]:
+    return list(dict.fromkeys(phase.name for run in result.runs for phase in run.phases))
+
+
+def _median(values: Iterable[float | None]) -> float:
+    """The median of what was measured; NaN of nothing."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else math.nan
