@@ -246,6 +246,24 @@ def test_a_deploy_is_completed_whatever_process_is_killed(
     wait_until(lambda: registry.endpoint(image_name)["unfinished"] is None, timeout_s=280)
 
 
+def test_a_deploy_is_completed_after_the_whole_server_was_killed(
+    encoder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    registry = Registry(data, capsys)
+    registry("models", "add", "small", str(with_other_weights(encoder, tmp_path / "second", "model.safetensors")))
+    with serving(data, encoder) as server:
+        name = model_names(server, "encoder")[0]
+        registry("deploy", name, "small@1")
+        wait_until(lambda: is_loading(data))
+        server.process.kill()
+        server.process.wait()
+    assert registry.endpoint(name)["unfinished"]["state"] == "pending"
+    with serving(data, encoder) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as web:
+        registry("deploy", name, "small@1", *_WAIT)
+        wait_until(lambda: ask_text(web).headers["x-noria-model-version"] == "small@1")
+
+
 def test_a_server_starts_with_what_is_deployed_also_without_its_registry(
     encoder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -320,7 +320,7 @@ def test_what_a_failed_mount_was_to_replace_is_loaded_again(harness):
     harness.client.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
     _, state, result = harness.client.receive(3)
     assert (state.models, state.replaced) == ((FAKE_MODEL,), ())
-    assert result == MountResult("a", "no weights The version before serves again.")
+    assert result == MountResult("a", "no weights. The version before serves again.")
     assert harness.loads == [NEWER.key, FAKE_MODEL.key]
     harness.generate(request("later"))
 

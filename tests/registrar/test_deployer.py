@@ -296,6 +296,30 @@ def test_a_canary_that_fails_while_the_registry_is_away_gets_no_more_requests(
     run(scenario, tmp_path, folders)
 
 
+def test_a_damaged_registry_changes_nothing_and_a_repaired_one_goes_on(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        old, new = (spec.fingerprint for spec in server.specs)
+        deploy(server)
+        await server.poll_until(lambda: server.held() == {new})
+        routes = server.routes()
+        await server.registry._call(server.registry._dispose)
+        server.engine.dispose()
+        database = tmp_path / "registry.sqlite"
+        database.rename(tmp_path / "good")  # closed, so all is in this file
+        database.write_bytes(b"this is no database" * 1000)
+        for _ in range(3):
+            await server.poll()
+        assert (server.routes(), server.held()) == (routes, {new})
+        await server.registry._call(server.registry._dispose)
+        (tmp_path / "good").rename(database)
+        server.store.roll_back(ENDPOINT, server.change())
+        await server.poll_until(lambda: server.held() == {old})
+
+    run(scenario, tmp_path, folders)
+
+
 def test_a_shadow_is_counted_and_ends_and_its_version_is_released(
     tmp_path: pathlib.Path, folders: list[pathlib.Path]
 ) -> None:

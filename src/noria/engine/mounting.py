@@ -97,7 +97,7 @@ class ModelMounter(threading.Thread):
                     self._add(each)
             except SetupError as failure:
                 raise RuntimeError(f"neither {spec.name} nor what it was to replace can be loaded") from failure
-            raise SetupError(f"{error.message} The version before serves again.") from None
+            raise SetupError(f"{error.message.rstrip('.')}. The version before serves again.") from None
 
     def _add(self, spec: AnyModelSpec) -> None:
         """Load a model; raises SetupError."""
