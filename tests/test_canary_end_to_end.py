@@ -51,9 +51,7 @@ SHARE = 0.25
 class Served:
     """A server in threads of this process, whose endpoint has a model and, in the registry, a second version of it."""
 
-    def __init__(
-        self, tmp_path: pathlib.Path, sockets: pathlib.Path, first: pathlib.Path, second: pathlib.Path
-    ) -> None:
+    def __init__(self, tmp_path: pathlib.Path, sockets: str, first: pathlib.Path, second: pathlib.Path) -> None:
         self.config = Config(data_dir=str(tmp_path))
         specs = [msgspec.structs.replace(open_model(str(folder)), name=ENDPOINT) for folder in (first, second)]
         self.control, self.canary = (spec.fingerprint for spec in specs)

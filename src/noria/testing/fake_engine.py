@@ -196,12 +196,7 @@ class FakeEngine:
             while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
                 client, change = mounts.pop(0)
                 error = self._change_models(run, change)
-                run.models, run.replaced, swapped = (
-                    (*run.replaced, *run.models) if error else run.models,
-                    (),
-                    run.replaced,
-                )
-                for each in () if error and not swapped else clients:
+                for each in clients:
                     channel.send(each, run.state_message(state))
                 channel.send(client, MountResult(change.change_id, error))
         channel.close()

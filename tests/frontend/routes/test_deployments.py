@@ -63,6 +63,12 @@ def test_a_canary_is_deployed_promoted_and_rolled_back(call, server):
     assert store.routes().routes == ()
 
 
+def test_a_shadow_is_deployed_and_a_swap(call):
+    shadow = call("POST", endpoint="shadowed", version="shapes", shadow="20% for 500").json()
+    assert shadow["shadow_plan"] == {"percent": 20.0, "max_s": None, "max_answers": 500}
+    assert call("POST", endpoint="swapped", version="shapes", swap=True).json()["swap"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "names"),
     [
@@ -72,6 +78,8 @@ def test_a_canary_is_deployed_promoted_and_rolled_back(call, server):
         (PATH, {"endpoint": "t2i", "version": "shapes", "ramp": "5,4"}, 400, "ramp"),
         (PATH, {"endpoint": "t2i", "version": "shapes", "ramp": "5", "canary": 5}, 400, "ramp"),
         (PATH, {"endpoint": "t2i", "version": "shapes", "min_responses": 5}, 400, "min_responses"),
+        (PATH, {"endpoint": "t2i", "version": "shapes", "shadow": "0%"}, 400, "shadow"),
+        (PATH, {"endpoint": "t2i", "version": "shapes", "swap": True, "canary": 5}, 409, "swap"),
         (f"{PATH}/promote", {"endpoint": "unknown"}, 409, "unknown"),
         (f"{PATH}/rollback", {"endpoint": "unknown"}, 409, "unknown"),
     ],
