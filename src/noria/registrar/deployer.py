@@ -66,6 +66,8 @@ class Deployer:
         self._reports = FrontendReports()
         self._canaries: dict[int, RunningCanary] = {}  # by deployment
         self._shadows: dict[int, RunningShadow] = {}  # by deployment
+        self._unfinished: dict[int, Deployment] = {}  # as the registry last said
+        self._following = asyncio.Lock()
         self._failed_canaries: set[int] = set()  # that get no requests, though the registry does not know yet
         self._loading: dict[int, asyncio.Task[None]] = {}  # by deployment; each named by its endpoint
         self._changing: dict[tuple[str, ModelKey], asyncio.Task[None]] = {}  # mounts and unmounts, by engine
@@ -89,30 +91,32 @@ class Deployer:
         now = self._clock()
         self._reports.forget_silent(self._monotonic())
         state = await self._follow_registry()
-        unfinished = {} if state is None else {one.id: one for one in state.unfinished}
-        for deployment in unfinished.values():
+        unfinished = () if state is None else state.unfinished
+        for deployment in unfinished:
             is_ours = deployment.state == "pending" and await self._registry.lease(deployment.id)  # renewed, too
             if is_ours and deployment.id not in self._loading:
                 self._loading[deployment.id] = asyncio.create_task(self._load(deployment), name=deployment.endpoint)
         for deployment_id in [one for one, task in self._loading.items() if task.done()]:
             del self._loading[deployment_id]
-        swapping = {one.endpoint for one in unfinished.values() if one.swap and one.id in self._loading}
-        await self._advance_canaries(unfinished, now, registry_answers=state is not None)
+        swapping = {one.endpoint for one in unfinished if one.swap and one.id in self._loading}
+        await self._advance_canaries(now, registry_answers=state is not None)
         if state is not None:
-            await self._advance_shadows({number: one for number, one in unfinished.items() if one.state == "shadow"})
+            await self._advance_shadows(now)
         self._write_routes()  # again: a canary may have failed
         await self._mount_missing(now, swapping)
         await self._unmount_surplus()
 
     async def _follow_registry(self) -> RegistryState | None:
         """Read what the registry wants, and write its routes into the file; return None if it is away."""
-        state = await self._registry.read()
-        if state is not None:
-            await self._judge_new_canaries(state.unfinished)  # first: no canary gets a request before it is judged
-            self._routes = state.routes
-            self._failed_canaries &= {deployment.id for deployment in state.unfinished}
-            self._write_routes()
-        return state
+        async with self._following:  # else an older state could follow a newer one
+            state = await self._registry.read()
+            if state is not None:
+                self._unfinished = {deployment.id: deployment for deployment in state.unfinished}
+                await self._watch_new(state.unfinished)  # first: no canary gets a request before it is judged
+                self._routes = state.routes
+                self._failed_canaries &= self._unfinished.keys()
+                self._write_routes()
+            return state
 
     async def close(self) -> None:
         """Stop; mounts that have begun are completed by their engines."""
@@ -149,17 +153,17 @@ class Deployer:
 
     # ── Canaries ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _judge_new_canaries(self, unfinished: Iterable[Deployment]) -> None:
-        """Begin to judge the canaries whose lease this registrar holds."""
+    async def _watch_new(self, unfinished: Iterable[Deployment]) -> None:
+        """Begin to judge the canaries, and to count the shadows, whose lease this registrar holds."""
         for one in unfinished:
-            is_new = one.state == "canary" and one.id not in self._canaries
-            if is_new and await self._registry.lease(one.id) and one.id not in self._canaries:
+            if one.state == "canary" and one.id not in self._canaries and await self._registry.lease(one.id):
                 self._canaries[one.id] = RunningCanary(one, self._clock())
+            if one.state == "shadow" and one.id not in self._shadows and await self._registry.lease(one.id):
+                self._shadows[one.id] = RunningShadow(one, self._clock())
 
-    async def _advance_canaries(self, unfinished: dict[int, Deployment], now: float, *, registry_answers: bool) -> None:
+    async def _advance_canaries(self, now: float, *, registry_answers: bool) -> None:
         if registry_answers:
-            running = {number for number, one in unfinished.items() if one.state == "canary"}
-            for ended in self._canaries.keys() - running:
+            for ended in self._canaries.keys() - self._running("canary"):
                 _export(self._canaries.pop(ended).labels, 0.0, 0.0)
         first_open = self._reports.first_open_window()
         for number, canary in list(self._canaries.items()):
@@ -170,8 +174,8 @@ class Deployer:
             _export(canary.labels, share, verdict.e)
             if canary.ramp.status == "rolled_back":
                 self._withdraw(number, verdict.reason)
-            if registry_answers and number in unfinished:
-                await self._step(unfinished[number], canary, verdict)
+            if registry_answers and number in self._running("canary"):
+                await self._step(self._unfinished[number], canary, verdict)
 
     async def _step(self, deployment: Deployment, canary: RunningCanary, verdict: Verdict) -> None:
         """Let the registry know where a canary stands, if it is worth it."""
@@ -180,18 +184,22 @@ class Deployer:
         elif rules.is_progress(deployment, rules.step(deployment, canary.ramp, canary.evidence)):
             await self._registry.step(deployment.id, canary.ramp, canary.evidence, verdict)
 
-    async def _advance_shadows(self, running: dict[int, Deployment]) -> None:
-        """Begin, count and end the shadows whose lease this registrar holds."""
-        self._shadows = {number: one for number, one in self._shadows.items() if number in running}
-        now = self._clock()
-        for number, deployment in running.items():
-            if not await self._registry.lease(number):
-                self._shadows.pop(number, None)
+    async def _advance_shadows(self, now: float) -> None:
+        """Count and end the shadows whose lease this registrar holds."""
+        for ended in self._shadows.keys() - self._running("shadow"):
+            del self._shadows[ended]
+        for number, shadow in list(self._shadows.items()):
+            if not await self._registry.lease(number):  # another server's registrar goes on with it
+                del self._shadows[number]
                 continue
-            shadow = self._shadows.setdefault(number, RunningShadow(deployment, now))
-            reason = shadow.advance(now)
-            if reason is not None or is_progress(deployment.shadow or ShadowState(), shadow.state):
-                await self._registry.step_shadow(number, shadow.state, reason or "")
+            if number in self._running("shadow"):
+                reason, before = shadow.advance(now), self._unfinished[number].shadow or ShadowState()
+                if reason is not None or is_progress(before, shadow.state):
+                    await self._registry.step_shadow(number, shadow.state, reason or "")
+
+    def _running(self, state: rules.State) -> set[int]:
+        """The deployments that are in a state, as the registry last said."""
+        return {number for number, one in self._unfinished.items() if one.state == state}
 
     def _withdraw(self, number: int, reason: str) -> None:
         """Send a failed canary no more requests, whether or not the registry can be told at once."""

@@ -195,8 +195,8 @@ class FakeEngine:
                 self._handle(channel, client, message, run)
             while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
                 client, change = mounts.pop(0)
-                error = self._change_models(run, change)
-                for each in clients:
+                before, error = run.models, self._change_models(run, change)
+                for each in clients if run.models != before or not error else ():
                     channel.send(each, run.state_message(state))
                 channel.send(client, MountResult(change.change_id, error))
         channel.close()
