@@ -34,9 +34,7 @@ MAX_LARGE_BODIES = 64  # 64 MiB with the default max_body_bytes
 MAX_LARGE_BODIES_PER_CLIENT = 16
 _MAX_SMALL_BODY_BYTES = 65_536  # uvicorn buffers as much of a body anyway; image requests are far smaller
 _RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than 1 s
-_MAX_LEVELS = (
-    32  # of objects and lists in ignored fields; a response repeats some, and Python's own limit is about 1000
-)
+_MAX_LEVELS = 32  # of objects and lists in ignored fields; responses repeat some, and Python allows about 1000
 
 _INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises; a string in an ignored field is decoded only when the field is."""

@@ -129,11 +129,6 @@ class StepScheduler:
             for event in self._finish(name, FinishReason.EXPIRED, message.format(allowed_s), now)
         ]
 
-    def next_expiry(self) -> float | None:
-        """Return when the next request expires; None if none will."""
-        expiries = [active.request.expires_at for active in self._table.requests.values()]
-        return min((expires_at for expires_at in expiries if expires_at is not None), default=None)
-
     def progress(self, attempt_ids: Iterable[str], now: float) -> dict[str, RequestProgress]:
         """Return the progress of requests by id, with predictions; requests that have ended are left out."""
         known = [attempt_id for attempt_id in attempt_ids if attempt_id in self._table.requests]
