@@ -20,11 +20,11 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.latents import LatentSlots
-from noria.engine.diffusion.out_of_memory import is_out_of_memory
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
+from noria.engine.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel

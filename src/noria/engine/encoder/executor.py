@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from noria.engine.encoder.request import PreparedTextRequest, prepare
+from noria.engine.out_of_memory import is_out_of_memory
 from noria.engine.runtime import FinishedBatch
 from noria.models.encoder.token_rows import FloatArray, Session
 from noria.observe.logs.log_record import fields
@@ -24,7 +25,6 @@ from noria.protocol.text import EncoderModelSpec, TextPayload
 from noria.scheduling.types import BatchPlan, ItemId, IterationResult
 
 _log = logging.getLogger(__name__)
-_OUT_OF_MEMORY = ("out of memory", "failed to allocate", "bad_alloc")  # in messages of torch, ONNX Runtime, OpenVINO
 _MIN_NORM = 1e-12  # as torch.nn.functional.normalize
 
 OnDone = Callable[[FinishedBatch], None]
@@ -121,12 +121,13 @@ def execute(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: 
     try:
         results = session.run([prepared.rows[index] for prepared, index in members], plan.is_alone)
     except Exception as error:  # ONNX Runtime, OpenVINO and torch raise many types, and none may end the engine
+        fits = not is_out_of_memory(error)
         extra = fields(
-            event="out_of_memory" if _is_out_of_memory(error) else "iteration_failed",
+            event="iteration_failed" if fits else "out_of_memory",
             num_images=len(members),
             request_ids=sorted({prepared.request.request_id for prepared, _ in members}),
         )
-        if _is_out_of_memory(error):
+        if not fits:
             _log.warning("%d texts do not fit the memory: %s", len(members), _first_line(error), extra=extra)
             return IterationResult(oom_phase="steps")
         if len(members) == 1:
@@ -166,11 +167,6 @@ def _finish_embedding(vector_D: FloatArray, payload: TextPayload) -> FloatArray:
     if not payload.normalize:
         return vector_D
     return vector_D / max(float(np.sqrt(np.dot(vector_D, vector_D))), _MIN_NORM)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY)
 
 
 def _first_line(error: Exception) -> str:
