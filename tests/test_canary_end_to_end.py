@@ -32,7 +32,7 @@ from noria.models.catalog import open_model
 from noria.protocol.routes import Routes
 from noria.registrar import process
 from noria.registrar.deployer import Deployer
-from noria.registrar.engine_link import EngineLink
+from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
 from noria.registry.deployments.routes_file import routes_file
 from noria.registry.deployments.store import DeploymentStore
@@ -88,7 +88,7 @@ class Served:
 
     async def _run_registrar(self) -> None:
         folder = pathlib.Path(self.config.data_dir)
-        link = EngineLink("engine-0", self.engine.address, "diffusion")
+        link = MountClient("engine-0", self.engine.address, "diffusion")
         access = RegistryAccess(
             functools.partial(open_registry_database, "auto", folder),
             functools.partial(open_jobs_database, "auto", folder),

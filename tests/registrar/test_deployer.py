@@ -24,7 +24,7 @@ from noria.jobs.records import NewJob, new_job_id
 from noria.models.catalog import open_model
 from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
-from noria.registrar.engine_link import EngineLink
+from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
 from noria.registry.deployments.routes_file import read_routes
 from noria.registry.deployments.store import DeploymentStore
@@ -64,9 +64,9 @@ class Server:
         return open_registry_database("auto", self.file.parent)
 
     async def start(self, engines: list[FakeEngine]) -> None:
-        self.links = [EngineLink(f"engine-{i}", each.address, "diffusion") for i, each in enumerate(engines)]
-        self.tasks = [asyncio.create_task(link.run()) for link in self.links]
-        await wait_until_async(lambda: all(link.is_ready for link in self.links))
+        self.engines = [MountClient(f"engine-{i}", each.address, "diffusion") for i, each in enumerate(engines)]
+        self.tasks = [asyncio.create_task(engine.run()) for engine in self.engines]
+        await wait_until_async(lambda: all(engine.is_ready for engine in self.engines))
         self.start_registrar("first")
 
     def start_registrar(self, owner: str) -> None:
@@ -75,7 +75,7 @@ class Server:
         self.registry = RegistryAccess(self.open_registry, jobs, owner, lambda: self.now)
         routes = read_routes(self.file)
         clock = lambda: self.now  # noqa: E731
-        self.deployer = Deployer([self.configured], self.links, self.registry, self.file, routes, clock, clock)
+        self.deployer = Deployer([self.configured], self.engines, self.registry, self.file, routes, clock, clock)
 
     async def stop(self) -> None:
         await self.deployer.close()
@@ -123,7 +123,7 @@ class Server:
         return self.store.find(number).state
 
     def held(self, engine: int = 0) -> set[str]:
-        return {spec.fingerprint for spec in self.links[engine].models}
+        return {spec.fingerprint for spec in self.engines[engine].models}
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_a_version_whose_engine_ends_while_it_loads_is_tried_again_and_then_fail
         for restart in range(1, 3):
             await server.poll_until(lambda restart=restart: len(engine.model_changes) >= restart)
             engine.set_state("dead")
-            await server.poll_until(lambda: not server.links[0].is_ready)
+            await server.poll_until(lambda: not server.engines[0].is_ready)
             engine.set_state("ready")
         await server.poll_until(lambda: server.state(number) == "failed")
         assert "ended 2 times" in server.store.find(number).last_change.why
@@ -363,7 +363,7 @@ def test_an_engine_that_starts_again_gets_what_is_deployed(tmp_path: pathlib.Pat
         deploy(server)
         await server.poll_until(lambda: server.held() == {new})
         engines[0].set_state("dead")
-        await server.poll_until(lambda: not server.links[0].is_ready)
+        await server.poll_until(lambda: not server.engines[0].is_ready)
         engines[0].set_state("ready")  # with the model of its first start
         await server.poll_until(lambda: server.held() == {new})
 
@@ -405,9 +405,9 @@ def test_a_version_that_serves_is_kept_though_its_files_are_gone(
                 await server.poll()
             assert server.held() == {new}
             engines[0].set_state("dead")  # its next process has the configuration's model, which then serves
-            await server.poll_until(lambda: not server.links[0].is_ready)
+            await server.poll_until(lambda: not server.engines[0].is_ready)
             engines[0].set_state("ready")
-            await server.poll_until(lambda: server.links[0].is_ready)
+            await server.poll_until(lambda: server.engines[0].is_ready)
             for _ in range(5):
                 await server.poll()
             assert server.held() == {server.configured.fingerprint}
@@ -427,7 +427,7 @@ def test_a_version_that_jobs_need_is_kept_and_loaded_again(tmp_path: pathlib.Pat
         await server.poll_until(lambda: server.held() == {old, new})
         engines[0].models = (server.specs[1],)  # as the supervisor starts it again: with what is routed
         engines[0].set_state("dead")
-        await server.poll_until(lambda: not server.links[0].is_ready)
+        await server.poll_until(lambda: not server.engines[0].is_ready)
         engines[0].set_state("ready")
         await server.poll_until(lambda: server.tick() and server.held() == {old, new})
         jobs.cancel(record.id, server.now)

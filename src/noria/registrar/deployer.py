@@ -29,8 +29,8 @@ from noria.observe.metrics import declarations
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.routes import Route, Routes, Target
-from noria.registrar.engine_link import EngineGoneError, EngineLink
 from noria.registrar.frontend_reports import FrontendReports
+from noria.registrar.mount_client import EngineGoneError, MountClient
 from noria.registrar.mounting import engines_for, mount_beside, swap
 from noria.registrar.registry_access import RegistryAccess, RegistryAwayError, RegistryState
 from noria.registrar.running_canary import RunningCanary
@@ -52,7 +52,7 @@ class Deployer:
     def __init__(
         self,
         configured: Sequence[AnyModelSpec],
-        engines: Sequence[EngineLink],
+        engines: Sequence[MountClient],
         registry: RegistryAccess,
         file: pathlib.Path,
         routes: Routes,
@@ -283,7 +283,7 @@ class Deployer:
         lost = [spec for key, spec in self._seen.items() if not any(engine.holds(key) for engine in self._engines)]
         return [spec for spec in lost if self._reports.needs(spec.key) or await self._registry.jobs_need(spec.key)]
 
-    async def _mount_again(self, engine: EngineLink, spec: AnyModelSpec, surplus: list[ModelKey]) -> None:
+    async def _mount_again(self, engine: MountClient, spec: AnyModelSpec, surplus: list[ModelKey]) -> None:
         """Mount a model; if that fails, instead of `surplus`, which no route needs, where a swap was asked for."""
         try:
             error = await engine.mount(spec)
@@ -311,7 +311,7 @@ class Deployer:
                 if not await self._registry.jobs_need(spec.key):
                     self._change(place, self._unmount(engine, spec))
 
-    async def _unmount(self, engine: EngineLink, spec: AnyModelSpec) -> None:
+    async def _unmount(self, engine: MountClient, spec: AnyModelSpec) -> None:
         try:
             error = await engine.unmount(spec.key)
         except EngineGoneError:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from noria.errors import RegistryError
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.routes import Routes
-from noria.registrar.engine_link import EngineGoneError, EngineLink
+from noria.registrar.mount_client import EngineGoneError, MountClient
 from noria.registry.deployments.states import Deployment
 
 _MAX_CRASHES = 2  # of engines that load a version, before its deployment fails
@@ -21,8 +21,8 @@ def engines_for(
     spec: AnyModelSpec,
     configured: Sequence[AnyModelSpec],
     routes: Routes,
-    engines: Sequence[EngineLink],
-) -> list[EngineLink]:
+    engines: Sequence[MountClient],
+) -> list[MountClient]:
     """Return the engines that are to load a deployment's version. Raises RegistryError: it cannot be deployed here."""
     known = next((each for each in configured if each.name == spec.name), spec)
     version = deployment.version.name
@@ -48,7 +48,7 @@ def engines_for(
     return found
 
 
-async def mount_beside(engines: Sequence[EngineLink], spec: AnyModelSpec) -> None:
+async def mount_beside(engines: Sequence[MountClient], spec: AnyModelSpec) -> None:
     """Mount a version on all engines at once, beside what they hold. Raises RegistryError."""
     tasks = [asyncio.create_task(_mount_on(engine, spec, swap=False)) for engine in engines]
     try:
@@ -60,13 +60,13 @@ async def mount_beside(engines: Sequence[EngineLink], spec: AnyModelSpec) -> Non
         task.result()
 
 
-async def swap(engines: Sequence[EngineLink], spec: AnyModelSpec) -> None:
+async def swap(engines: Sequence[MountClient], spec: AnyModelSpec) -> None:
     """Mount a version on one engine after the other, instead of the endpoint's others. Raises RegistryError."""
     for engine in engines:
         await _mount_on(engine, spec, swap=True)
 
 
-async def _mount_on(engine: EngineLink, spec: AnyModelSpec, *, swap: bool) -> None:
+async def _mount_on(engine: MountClient, spec: AnyModelSpec, *, swap: bool) -> None:
     """Mount a version on an engine, also if it ends meanwhile. Raises RegistryError."""
     num_crashes = 0
     while not engine.holds(spec.key):

@@ -26,7 +26,7 @@ from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
-from noria.registrar.engine_link import EngineLink
+from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
 from noria.registry.deployments.routes_file import read_routes, routes_file
 from noria.registry.schema import open_registry
@@ -66,7 +66,7 @@ async def run(task: RegistrarTask) -> None:
     except ConfigError as error:
         log.error("%s", error.message, extra=fields(event="routes_unreadable"))
         routes = Routes()
-    engines = [EngineLink(each.name, each.address, each.kind) for each in task.engines]
+    engines = [MountClient(each.name, each.address, each.kind) for each in task.engines]
     jobs = task.config.jobs
     open_jobs = functools.partial(
         open_jobs_database, jobs.database, data_folder(task.config, os.environ), jobs.database_timeout_s

@@ -69,7 +69,7 @@ class ImageRoutes:
     async def t2i(self, http: Request) -> Response:
         """Generate images; returns one as a file, several as `ImagesResponse`, or a stream of events."""
         body = await self._body_reader.read_json(http, ImageRequestBody)
-        admitted = self._generation_service.admit(
+        admitted = self._generation_service.validate(
             apply_headers(body, http.headers), http.state.api_client, http.state.request_id
         )
         if body.stream:

@@ -22,7 +22,7 @@ from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
+from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, validate_generation
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
@@ -138,7 +138,7 @@ class JobRoutes:
         body = await self._body_reader.read_json(http, JobRequestBody)
         api_client: ApiClient = http.state.api_client
         job_id = new_job_id()
-        admitted = admit_input(self._generation_service, body.input, api_client, job_id, http.headers)
+        admitted = validate_input(self._generation_service, body.input, api_client, job_id, http.headers)
         job_input = {name: value for name, value in body.input.items() if name not in IGNORED_FIELDS}
         new_job = NewJob(
             id=job_id,
@@ -229,17 +229,17 @@ class JobRoutes:
             yield sse.serialize_event("error", error_body(error, request_id))
 
 
-def admit_input(
+def validate_input(
     generation_service: GenerationService,
     job_input: Mapping[str, Any],
     api_client: ApiClient,
     request_id: str,
     headers: Mapping[str, str],
 ) -> AdmittedRequest:
-    """Admit the `input` of a job: a body of the route that its `endpoint` names, `/t2i` by default.
+    """Validate the `input` of a job: a body of the route that its `endpoint` names, `/t2i` by default.
 
     Raises:
-        NoriaError: as `GenerationService.admit` does; field names begin with `input.`.
+        NoriaError: as `GenerationService.validate` does; field names begin with `input.`.
 
     """
     fields = dict(job_input)
@@ -253,10 +253,10 @@ def admit_input(
         if endpoint == ENDPOINTS[0]:
             body = decode(raw, ImageRequestBody)
             _reject_streaming(body)
-            return generation_service.admit(apply_headers(body, headers), api_client, request_id)
+            return generation_service.validate(apply_headers(body, headers), api_client, request_id)
         generations_body = decode(raw, GenerationsRequestBody)
         _reject_streaming(generations_body)
-        return admit_generation(generation_service, generations_body, api_client, request_id, headers)
+        return validate_generation(generation_service, generations_body, api_client, request_id, headers)
     except InvalidField as error:
         if error.field is not None and not error.field.startswith("X-"):  # not a header
             error.field = f"input.{error.field}"

@@ -190,7 +190,7 @@ class OpenAIRoutes:
     async def generations(self, http: Request) -> Response:
         """Generate images; returns them in base64, or as a stream of events."""
         body = await self._body_reader.read_json(http, GenerationsRequestBody)
-        admitted = admit_generation(
+        admitted = validate_generation(
             self._generation_service, body, http.state.api_client, http.state.request_id, http.headers
         )
         if body.stream:
@@ -243,16 +243,16 @@ class OpenAIRoutes:
         return ModelCard(spec.name, self._created, capabilities_of(spec, self._config))
 
 
-def admit_generation(
+def validate_generation(
     generation_service: GenerationService,
     body: GenerationsRequestBody,
     api_client: ApiClient,
     request_id: str,
     headers: Mapping[str, str],
 ) -> AdmittedRequest:
-    """Admit `body`; raises as `GenerationService.admit` does, with the field names of this body."""
+    """Validate `body`; raises as `GenerationService.validate` does, with the field names of this body."""
     try:
-        return generation_service.admit(
+        return generation_service.validate(
             apply_headers(_as_image_body(body), headers), api_client, request_id, body.output_compression
         )
     except InvalidField as error:

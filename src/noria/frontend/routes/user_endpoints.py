@@ -8,7 +8,7 @@ from noria.config import FrontendConfig
 from noria.frontend.http.body import JsonBodyReader, decode, decode_object
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.services.request_validation import apply_headers
-from noria.frontend.user_code.endpoints import Caller, UserEndpoints, check_deadline
+from noria.frontend.user_code.endpoints import CallContext, UserEndpoints, check_deadline
 from noria.protocol.request import Priority
 
 
@@ -35,11 +35,11 @@ class UserEndpointRoutes:
         decode(raw, _Object)
         body = decode_object(raw)
         urgency = apply_headers(_Urgency(), http.headers)
-        caller = Caller(
+        call = CallContext(
             http.state.api_client,
             http.state.request_id,
             http.state.api_client.allowed_priority(urgency.priority),
             check_deadline(urgency.deadline_ms, self._config.request_timeout_s),
         )
-        content = await cancel_on_disconnect(http, self._endpoints.answer(http.path_params["name"], body, caller))
+        content = await cancel_on_disconnect(http, self._endpoints.answer(http.path_params["name"], body, call))
         return Response(content, media_type="application/json")

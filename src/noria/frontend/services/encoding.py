@@ -117,7 +117,7 @@ class EncodingResult:
 
 
 class EncodingService:
-    """Admits requests of texts and has them encoded."""
+    """Validates requests of texts and has them encoded."""
 
     def __init__(
         self,

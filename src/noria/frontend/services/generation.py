@@ -1,4 +1,4 @@
-"""Admits requests and generates their images, for every route that makes images and for jobs.
+"""Validates requests and generates their images, for every route that makes images and for jobs.
 
 A request passes through `request_validation.py` (limits and defaults), `engines/pool.py` (to pixels) and
 `image_writer.py` (to files).
@@ -104,7 +104,7 @@ def _random_seed() -> int:
 
 
 class GenerationService:
-    """Admits requests and generates their images."""
+    """Validates requests and generates their images."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class GenerationService:
         """
         return resolve_model(self.engine_pool, DiffusionModelSpec, name)
 
-    def admit(
+    def validate(
         self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
     ) -> AdmittedRequest:
         """Validate `body`, fill in defaults; count and log a rejection. Raises RequestError or EngineUnavailable."""

@@ -57,7 +57,7 @@ _MAX_DEPTH = 4  # endpoints that call each other within one request
 
 
 @dataclass(frozen=True)
-class Caller:
+class CallContext:
     """The request that code runs for; its calls to other endpoints and models have the same."""
 
     api_client: ApiClient
@@ -157,7 +157,7 @@ class UserEndpoints:
             message = "endpoint %s has new code"
             _log.info(message, endpoint.config.name, extra=_log_fields("user_code_loaded", endpoint))
 
-    async def answer(self, name: str, body: dict[str, Any], caller: Caller) -> bytes:
+    async def answer(self, name: str, body: dict[str, Any], call: CallContext) -> bytes:
         """Return the response of an endpoint, as JSON.
 
         Raises:
@@ -173,7 +173,7 @@ class UserEndpoints:
         log_record = current_log_record()
         log_record.add(endpoint=name)
         try:
-            content: bytes = await self._run(endpoint, body, caller, as_json=True)
+            content: bytes = await self._run(endpoint, body, call, as_json=True)
         except NoriaError as error:
             log_record.add(outcome=error.code, error=error.message, total_s=time.perf_counter() - started)
             raise
@@ -183,16 +183,16 @@ class UserEndpoints:
         log_record.add(outcome=outcomes.OK, total_s=time.perf_counter() - started)
         return content
 
-    async def _run(self, endpoint: Endpoint, body: dict[str, Any], caller: Caller, *, as_json: bool = False) -> Any:
+    async def _run(self, endpoint: Endpoint, body: dict[str, Any], call: CallContext, *, as_json: bool = False) -> Any:
         """Run an endpoint and count its outcome. Returns what its `postprocess` returned, or that as JSON."""
         name, outcome = endpoint.config.name, InternalError.code
         try:
-            returned = await self._run_stages(endpoint, body, caller)
+            returned = await self._run_stages(endpoint, body, call)
             if as_json:
                 try:
                     returned = await asyncio.to_thread(to_json, returned)
                 except Exception as error:
-                    raise _log_failure(endpoint, "the response", error, caller.request_id) from error
+                    raise _log_failure(endpoint, "the response", error, call.request_id) from error
             outcome = outcomes.OK
             return returned
         except NoriaError as error:
@@ -204,25 +204,25 @@ class UserEndpoints:
         finally:
             declarations.ENDPOINT_REQUESTS.labels(name, outcome).inc()
 
-    async def _run_stages(self, endpoint: Endpoint, body: dict[str, Any], caller: Caller) -> Any:
+    async def _run_stages(self, endpoint: Endpoint, body: dict[str, Any], call: CallContext) -> Any:
         code = endpoint.code
         state = State(
-            caller.request_id,
+            call.request_id,
             lambda name, value: record_statistic(endpoint.config.name, code, name, value),
-            lambda name, body: self._call(name, body, caller),
+            lambda name, body: self._call(name, body, call),
         )
         if code.preprocess is None:
             inputs = body_as(EncodeBody, body)
         else:
             inputs = inputs_of(
-                await self._run_method(endpoint, code.preprocess, caller, body, state), endpoint.config.name
+                await self._run_method(endpoint, code.preprocess, call, body, state), endpoint.config.name
             )
-        result = None if inputs is None else await self._encode(endpoint.config.model or None, inputs, caller)
+        result = None if inputs is None else await self._encode(endpoint.config.model or None, inputs, call)
         if code.postprocess is None:
             return None if result is None else result.rows
-        return await self._run_method(endpoint, code.postprocess, caller, result, state)
+        return await self._run_method(endpoint, code.postprocess, call, result, state)
 
-    async def _encode(self, model: str | None, inputs: EncodeBody, caller: Caller) -> Result:
+    async def _encode(self, model: str | None, inputs: EncodeBody, call: CallContext) -> Result:
         import numpy as np  # front ends without such code never import it
 
         service = self._encoding_service
@@ -233,47 +233,47 @@ class UserEndpoints:
             normalize=inputs.normalize,
             truncate=inputs.truncate,
             prompt_name=inputs.prompt_name,
-            priority=caller.priority,
-            deadline_ms=caller.remaining_ms(),
+            priority=call.priority,
+            deadline_ms=call.remaining_ms(),
         )
-        result = await service.encode(settings, (), caller.api_client, caller.request_id)
+        result = await service.encode(settings, (), call.api_client, call.request_id)
         rows = np.array(result.numbers).reshape(result.num_rows, result.num_columns)  # a copy, which code may change
         return Result(rows, result.spec, result.num_tokens)
 
-    async def _call(self, name: str, body: Mapping[str, Any], caller: Caller) -> Any:
-        """Call an endpoint or a model for the code of `caller`. Has no log line of its own."""
+    async def _call(self, name: str, body: Mapping[str, Any], call: CallContext) -> Any:
+        """Call an endpoint or a model for the code of `call`. Has no log line of its own."""
         with RequestLogRecord(), self._span(f"call {name}"):
             if name in self._endpoints:
-                if caller.depth == _MAX_DEPTH:
+                if call.depth == _MAX_DEPTH:
                     raise UserCodeFailed(f"endpoint {name!r} was not called: {_MAX_DEPTH} endpoints already wait.")
-                return await self._run(self._endpoints[name], dict(body), replace(caller, depth=caller.depth + 1))
+                return await self._run(self._endpoints[name], dict(body), replace(call, depth=call.depth + 1))
             if name in self._encoding_service.models:
-                return await self._encode(name, body_as(EncodeBody, body), caller)
+                return await self._encode(name, body_as(EncodeBody, body), call)
             if name in self._generation_service.models:
-                return await self._generate(name, body, caller)
+                return await self._generate(name, body, call)
             known = [*self._endpoints, *self._encoding_service.models, *self._generation_service.models]
             raise ModelNotFound(
                 f"{short_repr(name)} is no endpoint or model of this server; it has {', '.join(map(repr, known))}."
             )
 
-    async def _generate(self, model: str, body: Mapping[str, Any], caller: Caller) -> Any:
+    async def _generate(self, model: str, body: Mapping[str, Any], call: CallContext) -> Any:
         service, wanted = self._generation_service, body_as(ImageRequestBody, body)
         wanted = msgspec.structs.replace(
             wanted,
             model=model,
             stream=False,
-            priority=wanted.priority or caller.priority,
-            deadline_ms=caller.remaining_ms(wanted.deadline_ms),
+            priority=wanted.priority or call.priority,
+            deadline_ms=call.remaining_ms(wanted.deadline_ms),
         )
-        admitted = service.admit(wanted, caller.api_client, caller.request_id)
+        admitted = service.validate(wanted, call.api_client, call.request_id)
         result = await service.generate(admitted)
         files = await service.files_as_base64(result)
-        return msgspec.to_builtins(images_response(result, caller.request_id, files))
+        return msgspec.to_builtins(images_response(result, call.request_id, files))
 
-    async def _run_method(self, endpoint: Endpoint, method: Method, caller: Caller, *arguments: Any) -> Any:
+    async def _run_method(self, endpoint: Endpoint, method: Method, call: CallContext, *arguments: Any) -> Any:
         """Return what a method returns. Raises DeadlineExceeded, UserCodeBusy, UserCodeFailed, and its NoriaErrors."""
         name = endpoint.config.name
-        remaining_s, limit_s = caller.remaining_s(), endpoint.config.timeout_s
+        remaining_s, limit_s = call.remaining_s(), endpoint.config.timeout_s
         timeout_s = limit_s if remaining_s is None else min(limit_s, remaining_s)
         started = time.perf_counter()
         with self._span(f"{name} {method.name}"):
@@ -293,7 +293,7 @@ class UserEndpoints:
                 return returned
             if isinstance(error, RequestError | ServingError):
                 raise error
-            raise _log_failure(endpoint, method.name, error, caller.request_id) from error
+            raise _log_failure(endpoint, method.name, error, call.request_id) from error
 
     async def _run_task(self, timeout_s: float, function: Callable[..., Any], *arguments: Any) -> Outcome:
         """Await a coroutine in a task of its own. Raises TimeoutError; a task that ignores its cancellation goes on."""

@@ -114,7 +114,7 @@ class A1111Routes:
         body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
         check_body(decode_object(raw))
         try:
-            admitted = self._admit(http, body)
+            admitted = self._validate(http, body)
             result = await cancel_on_disconnect(http, self._tasks.generate(admitted))
         except InvalidField as error:  # may come from an engine, too
             raise error_in_a1111_terms(error) from error
@@ -122,12 +122,12 @@ class A1111Routes:
         b64_files = await self._generation_service.files_as_base64(result) if send_images else []
         return json_response(Txt2ImgResponse(b64_files, body, _generation_info(result, body)), headers=result.headers)
 
-    def _admit(self, http: Request, body: Txt2Img) -> AdmittedRequest:
+    def _validate(self, http: Request, body: Txt2Img) -> AdmittedRequest:
         overrides = body.override_settings or {}
         check_settings(overrides)
         settings = self._settings_of(http) | overrides
         image_body = as_image_body(body, settings, self._model_name(settings))
-        return self._generation_service.admit(
+        return self._generation_service.validate(
             apply_headers(image_body, http.headers), http.state.api_client, http.state.request_id
         )
 

@@ -19,7 +19,7 @@ class EngineGoneError(Exception):
     """The engine ended before it answered."""
 
 
-class EngineLink:
+class MountClient:
     """The connection to one engine."""
 
     def __init__(self, name: str, address: str, kind: str) -> None:
