@@ -10,9 +10,9 @@ from noria.observe import cgroup
 
 def test_weights_need_a_quarter_more_and_a_fixed_amount():
     check_memory("m", 80, "cpu", lambda _device: 100 + 2**26)
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(ModelError) as rejected:
         check_memory("m", 2000, "cpu", lambda device: {"cpu": 2499 + 2**26}[device])
-    assert refused.value.message == (
+    assert rejected.value.message == (
         "m needs 67,111,364 bytes of the memory of cpu, of which 67,111,363 are free. Deploy it with "
         "--swap, which unloads what serves first, or use a device with more memory."
     )

@@ -205,7 +205,7 @@ def test_a_load_that_fails_leaves_the_models_as_they_were(harness, failure, erro
     assert harness.client.receive(2)[1] == MountResult("b")
 
 
-def test_a_model_of_another_kind_is_refused(harness):
+def test_a_model_of_another_kind_is_rejected(harness):
     harness.client.send(Mount("a", FAKE_ENCODER))
     (result,) = harness.client.receive()
     assert "fake-encoder is a model of kind encoder, and this engine holds models of kind diffusion" in result.error

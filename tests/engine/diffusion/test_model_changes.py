@@ -147,7 +147,7 @@ def test_the_costs_of_another_architecture_are_measured_and_not_kept(runtime, sp
     assert len(list((tmp_path / "cache/costs").glob("*.json"))) == 1  # a later start measures undisturbed
 
 
-def test_a_model_that_does_not_fit_the_memory_is_refused_with_the_numbers(spec, newer, config):
+def test_a_model_that_does_not_fit_the_memory_is_rejected_with_the_numbers(spec, newer, config):
     runtime = load_runtime([spec], config, "cpu", free_bytes=lambda _device: 1000)
     with pytest.raises(ModelError, match=r"[\d,]+ bytes .* 1,000 .*unmount"):
         runtime.load_beside(open_model(str(newer)))

@@ -1,4 +1,4 @@
-"""How near faster forms are to float32: what is measured, kept and refused."""
+"""How near faster forms are to float32: what is measured, kept and rejected."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def test_labels_are_compared_by_their_scores(minilm: EncoderModelSpec, activatio
     assert measure_fidelity(spec, exact, other, ROWS) == Fidelity(pytest.approx(0.75), pytest.approx(2.75 / 3), 3)
 
 
-def test_a_measurement_is_kept_and_below_the_floor_refused(small: EncoderModelSpec, tmp_path: pathlib.Path) -> None:
+def test_a_measurement_is_kept_and_below_the_floor_rejected(small: EncoderModelSpec, tmp_path: pathlib.Path) -> None:
     exact = FixedSession(lambda length: [1.0, 0.0])
     turned = FixedSession(lambda length: [1.0, 0.1])
     file = tmp_path / "cache" / "fidelity.json"
@@ -62,7 +62,7 @@ def test_a_measurement_is_kept_and_below_the_floor_refused(small: EncoderModelSp
     assert check_fidelity(small, turned, lambda: exact, 0.99, file) == fidelity
 
 
-def test_results_that_are_no_numbers_are_refused(small: EncoderModelSpec, tmp_path: pathlib.Path) -> None:
+def test_results_that_are_no_numbers_are_rejected(small: EncoderModelSpec, tmp_path: pathlib.Path) -> None:
     exact, broken = FixedSession(lambda length: [1.0, 0.0]), FixedSession(lambda length: [np.nan, 0.0])
     with pytest.raises(ModelError, match="fidelity min nan"):
         check_fidelity(small, broken, lambda: exact, 0.0, tmp_path / "fidelity.json")

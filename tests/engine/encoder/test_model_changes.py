@@ -114,7 +114,7 @@ def test_an_encoder_of_another_architecture_is_measured(harness):
     assert {batch_key.model for batch_key in harness.runtime.scheduler.costs.steps} == {FAKE_ENCODER.key, other.key}
 
 
-def test_results_that_are_not_finite_refuse_the_model(harness, monkeypatch):
+def test_results_that_are_not_finite_reject_the_model(harness, monkeypatch):
     monkeypatch.setattr(FakeSession, "run", lambda *_: [np.full(8, np.nan)])
     harness.client.send(Mount("a", NEWER))
     (result,) = harness.client.receive()
@@ -157,7 +157,7 @@ def test_a_real_encoder_is_loaded_with_as_many_sessions_as_the_others(small, new
         runtime.executor.close()
 
 
-def test_an_encoder_that_does_not_fit_the_memory_or_is_damaged_is_refused(small, newer_folder):
+def test_an_encoder_that_does_not_fit_the_memory_or_is_damaged_is_rejected(small, newer_folder):
     runtime = load_runtime([small], EngineConfig(encoder_sessions=1), "cpu", free_bytes=lambda _device: free_bytes)
     try:
         newer, free_bytes = open_model(str(newer_folder)), 1000

@@ -122,14 +122,14 @@ def test_bfloat16_on_a_cpu_keeps_the_embeddings(minilm: EncoderModelSpec, monkey
 
 
 @pytest.mark.slow  # quantizes, and computes 200 texts in two precisions
-def test_int8_is_refused_by_the_floor_unless_it_is_lowered(minilm: EncoderModelSpec) -> None:
+def test_int8_is_rejected_by_the_floor_unless_it_is_lowered(minilm: EncoderModelSpec) -> None:
     config = msgspec.structs.replace(CONFIG, encoder_precision="int8")
     with pytest.raises(ModelError, match=r"fidelity min 0\.9\d+, mean 0\.99\d+ on 200 texts; .* is 0.999"):
         load_sessions(minilm, config, "cpu")
     assert len(load_sessions(minilm, msgspec.structs.replace(config, encoder_min_fidelity=0.9), "cpu")) == 2
 
 
-def test_a_cpu_without_bfloat16_is_refused(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_bfloat16_is_rejected(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_openvino(), "Core", AnyCore)
     monkeypatch.setattr(AnyCore, "capabilities", ("FP32",))
     with pytest.raises(ConfigError, match=r"'bfloat16'.* Use float32"):
@@ -183,7 +183,7 @@ def test_encoders_use_the_cores_that_are_theirs(
     assert num_cores(EngineConfig(**settings)) == cores
 
 
-def test_a_device_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_does_not_exist_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_device("cpu") == "cpu"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert find_device("cuda") == "cuda:0"
@@ -191,7 +191,7 @@ def test_a_device_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch
         find_device("cuda:1")
 
 
-def test_int8_is_refused_on_a_gpu(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_rejected_on_a_gpu(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(ConfigError, match="is for CPUs"):
         load_sessions(small, msgspec.structs.replace(CONFIG, encoder_precision="int8"), "cuda")

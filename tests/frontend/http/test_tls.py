@@ -57,13 +57,13 @@ def test_requests_are_served_over_https_and_pages_say_so(url, certificate):
     [(ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)],
 )
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
-def test_versions_before_1_2_are_refused(url, certificate, version, is_accepted):
+def test_versions_before_1_2_are_rejected(url, certificate, version, is_accepted):
     address, context = urlsplit(url), certificate.client_context()
     context.set_ciphers("DEFAULT:@SECLEVEL=0")  # else this client's own OpenSSL refuses old versions
     context.minimum_version = context.maximum_version = version
-    refused = pytest.raises(OSError, match=r"ALERT_PROTOCOL_VERSION|EOF|reset")  # by the server
+    rejected = pytest.raises(OSError, match=r"ALERT_PROTOCOL_VERSION|EOF|reset")  # by the server
     with (
-        contextlib.nullcontext() if is_accepted else refused,
+        contextlib.nullcontext() if is_accepted else rejected,
         socket.create_connection((address.hostname, address.port), 60) as client,
         context.wrap_socket(client, server_hostname="localhost") as wrapped,
     ):

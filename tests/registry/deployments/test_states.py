@@ -159,7 +159,7 @@ def test_a_rollback_brings_back_what_served_before():
         (deployment(3, "serving", rolls_back=2), [deployment(2, "rolled_back"), deployment(4, "failed")], 2),
     ],
 )
-def test_a_second_rollback_in_a_row_is_refused(serving, others, gone):
+def test_a_second_rollback_in_a_row_is_rejected(serving, others, gone):
     words = f"latest deployment of t2i, {gone}, was rolled back already; {serving.version.name} serves.* noria deploy"
     with pytest.raises(RegistryError, match=words):
         predecessor(serving, [serving, *others])

@@ -40,8 +40,8 @@ def gather(config: EngineConfig, spec: EncoderModelSpec) -> EncoderFacts:
         device = find_device(config.devices[0])
         found = find(spec, cache_folder(config.cache_dir, os.environ))
         export = found.record if found else None
-    except NoriaError as refusal:
-        error = refusal.message
+    except NoriaError as rejection:
+        error = rejection.message
     precision = resolve_precision(config, device)
     has_openvino = importlib.util.find_spec("openvino") is not None
     if precision != "float32" and (device != "cpu" or precision != "bfloat16" or has_openvino):

@@ -1,6 +1,6 @@
 """How well a faster form of a text encoder keeps the results of float32, measured on lines of documents.
 
-The measurement is kept beside the export of the model. A form below the floor is refused.
+The measurement is kept beside the export of the model. A form below the floor is rejected.
 """
 
 import itertools
@@ -55,7 +55,7 @@ def check_fidelity(
         fidelity = measure_fidelity(spec, load_float32(), session, corpus_rows(spec))
         _write(file, fidelity)
         _log.info("%s compared with float32: fidelity %s", spec.name, fidelity)
-    if not fidelity.min >= floor:  # NaN is refused, too
+    if not fidelity.min >= floor:  # NaN is rejected, too
         raise ModelError(
             f"{spec.name} in this precision differs too much from float32: fidelity {fidelity}; "
             f"engine.encoder_min_fidelity is {floor:g}. Use engine.encoder_precision float32, or allow less."

@@ -1,7 +1,7 @@
 """Loads the sessions of a text encoder on a device, in the form that the settings choose, and checks what it costs.
 
 On a CPU, ONNX Runtime computes in float32 and int8, OpenVINO in bfloat16 (`graph_sessions.py`); on a GPU, torch does
-(`torch_session.py`). Every form but float32 is compared with float32, and refused if it differs too much.
+(`torch_session.py`). Every form but float32 is compared with float32, and rejected if it differs too much.
 """
 
 import importlib.metadata
