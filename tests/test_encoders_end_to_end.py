@@ -17,7 +17,7 @@ from encoders import TEXTS, make_encoder, sentence_transformer
 from noria.testing.server import RunningServer, running_server
 from waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow  # exports an encoder of each task, and starts two servers
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from noria.models.catalog import open_model
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a billion parameters: minutes, and 8 GB of memory
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def run_chaos(folder, num_kills, seconds, seed=1):
     return report
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a minute of kills, and the jobs that are left after it
 @pytest.mark.timeout(1200)
 def test_a_minute_of_kills_loses_no_image(folder):
     run_chaos(folder, num_kills=20, seconds=60)

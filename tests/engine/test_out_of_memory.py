@@ -20,8 +20,6 @@ def test_errors_of_memory_are_recognized_by_class_and_by_message(error):
     assert is_out_of_memory(error)
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("CUDA error: an illegal memory access"), ValueError("memory")], ids=repr
-)
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), ValueError("no")], ids=repr)
 def test_other_errors_are_not(error):
     assert not is_out_of_memory(error)

@@ -242,7 +242,7 @@ def test_mixed_arrivals_are_an_open_loop_with_the_same_trace_for_every_target(ru
 
 
 # diffusers' own schedulers in the bench's process, with the newest NumPy
-@pytest.mark.slow
+@pytest.mark.slow  # starts the servers of two benches
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("bench", ["scenario2", "mixed"])
 def test_real_servers_give_the_images_of_the_pipeline(bench, tiny_folder, tmp_path, capsys):

@@ -307,7 +307,7 @@ def test_a_process_with_disabled_metrics_counts_nothing():
     assert "8x8" not in run.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # starts a server, which generates images
 def test_a_server_without_metrics_serves_and_counts_nothing(tmp_path):
     def command(port):
         flags = ["bundled", "--slots", "2", "--data-dir", str(tmp_path), "--log-level", "error", "--port", str(port)]

@@ -9,7 +9,7 @@ from noria_bench.measurement.batch_invariance import IN_FLIGHT, max_channel_diff
 from noria_bench.targets.catalog import TARGETS
 from noria_bench.targets.server import running_target
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # starts servers
 
 
 @pytest.mark.parametrize(

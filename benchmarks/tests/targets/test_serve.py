@@ -46,6 +46,7 @@ def serving(model, target):
     "end",
     [
         "Ctrl-C",
+        # Each starts a server; the fast tests have one end of three.
         pytest.param("SIGTERM", marks=pytest.mark.slow),
         pytest.param("its server is killed", marks=pytest.mark.slow),
     ],

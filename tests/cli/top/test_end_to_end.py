@@ -27,7 +27,7 @@ from noria.models.location import BUNDLED
 from noria.testing.server import NO_PROXY_OPENER, running_server
 from waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow  # a server with two models under load; tests/cli/top holds the parts
 
 PICTURE = pathlib.Path(__file__).parents[3] / "docs" / "images" / "top.svg"
 MODELS = ("noria-shapes", "more-shapes")

@@ -92,7 +92,7 @@ def test_server_does_what_its_document_says(server):
     run_schemathesis(*server, "--phases", "examples,coverage,fuzzing", "--max-examples", "3")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 200 random requests of each route: minutes
 def test_server_does_what_its_document_says_with_random_requests(server):
     run_schemathesis(
         *server, "--phases", "fuzzing,stateful", "--max-examples", "200", "--exclude-checks", "use_after_free"

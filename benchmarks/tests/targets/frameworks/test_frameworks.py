@@ -19,7 +19,7 @@ from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, T
 from noria_bench.targets.server import running_target
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow,  # installs the frameworks, and starts their servers: minutes
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # within diffusers
 ]
