@@ -57,7 +57,7 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
     noria = [python, "-m", "noria_bench"]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
     executor_tests = ["tests/engine/diffusion/test_executor.py", "tests/engine/diffusion/test_timing.py"]
-    bench_tests = ["benchmarks/tests/device/test_step_timing.py"]
+    other_tests = ["tests/engine/encoder/test_sessions.py", "benchmarks/tests/device/test_step_timing.py"]
     served = ["--targets", "noria,reference-batched", "--out", str(out / "mixed")]
     if small:
         return [
@@ -70,7 +70,7 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
             Stage("mixed", [*noria, "mixed", "bundled", "--duration", "10", *served], 290),
         ]
     return [
-        Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *bench_tests], 110),
+        Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *other_tests], 110),
         Stage("device", [*noria, "device", "--budget", "200", "-o", str(out / "device.json")], 215),
         Stage("mixed", [*noria, "mixed", "bundled", "--duration", "30", *served], 200),
     ]
