@@ -108,8 +108,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="an encoder whose precision keeps less of float32's results is rejected: the smallest cosine of "
-            "an embedding on 200 lines of documents, or 1 less the largest difference of a score",
+            description="an encoder whose precision keeps less of float32's results is rejected: the smallest cosine "
+            "of an embedding on 200 lines of documents, or 1 less the largest difference of a score",
         ),
     ] = 0.999
     encoder_sessions: Annotated[
