@@ -13,11 +13,11 @@ import zmq
 from ending_receiver import EndingReceiver
 from engine_client import Client
 from noria.engine import engine as engine_module
-from noria.engine.crash_journal import CrashJournal
 from noria.engine.engine import Engine
 from noria.engine.live import publisher
+from noria.engine.monitoring.crash_journal import CrashJournal
+from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import Runtime
-from noria.engine.watchdog import HangWatchdog
 from noria.errors import GenerationFailed, InvalidField
 from noria.models.catalog import open_model
 from noria.observe.traces.otlp import open_otlp_provider

@@ -9,11 +9,11 @@ import pytest
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
-from noria.engine.crash_journal import CrashJournal, read_in_flight
 from noria.engine.engine import Engine
+from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
+from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.runtime import LoadedModel, Runtime
-from noria.engine.watchdog import HangWatchdog
 from noria.errors import ModelError
 from noria.protocol.messages import (
     Cancel,

@@ -7,7 +7,7 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from noria.engine.crash_journal import CrashJournal, read_in_flight
+from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
 
 COUNT = """
 import pathlib, sys

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noria.engine.out_of_memory import is_out_of_memory
+from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria_bench.device.architectures import Architecture, flops_of_row
 from noria_bench.device.device_report import DeviceReport, Omission
 from noria_bench.device.hardware import DTYPES

@@ -9,12 +9,12 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
-from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.live.publisher import LiveViewPublisher
 from noria.engine.loop import EngineEvent, RequestEnded, RequestLoop
+from noria.engine.monitoring.engine_metrics import EngineMetrics
+from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.mounting import ModelMounter
 from noria.engine.receiver import CancelCommand, ChangeModelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
-from noria.engine.request_spans import StageSpans
 from noria.engine.runtime import AnyRuntime, FinishedBatch
 from noria.engine.sender import ResponseSender
 from noria.errors import InvalidField

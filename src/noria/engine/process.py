@@ -19,12 +19,12 @@ import setproctitle
 from noria.config import EngineConfig
 from noria.engine.base_engine import BaseEngine
 from noria.engine.batch_engine import BatchEngine
-from noria.engine.crash_journal import CrashJournal
 from noria.engine.engine import Engine
-from noria.engine.priority import add_niceness
+from noria.engine.monitoring.crash_journal import CrashJournal
+from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.receiver import RequestReceiver
+from noria.engine.resources.priority import add_niceness
 from noria.engine.runtime import BatchRuntime, load_runtime
-from noria.engine.watchdog import HangWatchdog
 from noria.errors import SetupError
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations

@@ -15,10 +15,10 @@ import msgspec
 from opentelemetry.trace import Tracer
 
 from noria.engine.compile_queue import CompileQueue, CompileTask
-from noria.engine.crash_journal import CrashJournal
-from noria.engine.request_spans import StageSpans
+from noria.engine.monitoring.crash_journal import CrashJournal
+from noria.engine.monitoring.request_spans import StageSpans
+from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import AnyRuntime, Executor, FinishedBatch, PreparedRequest
-from noria.engine.watchdog import HangWatchdog
 from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER

@@ -8,8 +8,8 @@ from typing import Any
 
 from noria.engine.live.pending_view import PendingView, resolve_view
 from noria.engine.loop import EngineEvent, PreviewReady, ProgressChanged, RequestEnded, ResultReady
+from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.receiver import CancelCommand, RequestReceiver
-from noria.engine.request_spans import StageSpans
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
 from noria.protocol.messages import Failed, Finished, FromEngine, MountResult, Progress
 from noria.protocol.transport import ClientId, EngineChannel

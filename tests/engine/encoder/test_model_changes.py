@@ -14,9 +14,9 @@ from ending_receiver import EndingReceiver
 from engine_client import Client
 from noria.config import EngineConfig
 from noria.engine.batch_engine import BatchEngine
-from noria.engine.crash_journal import CrashJournal
 from noria.engine.encoder.loading import load_runtime, make_runtime
-from noria.engine.watchdog import HangWatchdog
+from noria.engine.monitoring.crash_journal import CrashJournal
+from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.protocol.messages import Cancel, Finished, Hello, Mount, MountResult, Submit, Unmount

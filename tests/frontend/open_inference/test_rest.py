@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from noria.engine.batch_loop import ExecutedBatch
-from noria.engine.engine_metrics import EngineMetrics
+from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.engine.runtime import FinishedBatch
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.types import BatchKey, BatchPlan, ItemId, IterationResult

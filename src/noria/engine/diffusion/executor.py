@@ -24,7 +24,7 @@ from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
-from noria.engine.out_of_memory import is_out_of_memory
+from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel

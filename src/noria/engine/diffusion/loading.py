@@ -20,9 +20,9 @@ from noria.engine.diffusion.calibration import (
     run_warmup_request,
     shape_costs,
 )
-from noria.engine.memory import check_memory, free_memory_bytes
 from noria.engine.multi_model import MultiModelExecutor
-from noria.engine.priority import run_apart
+from noria.engine.resources.memory import check_memory, free_memory_bytes
+from noria.engine.resources.priority import run_apart
 from noria.engine.runtime import LoadedModel, Runtime
 from noria.errors import ConfigError
 from noria.models.catalog import count_parameters, have_same_architecture

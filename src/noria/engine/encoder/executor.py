@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from noria.engine.encoder.request import PreparedTextRequest, prepare
-from noria.engine.out_of_memory import is_out_of_memory
+from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import FinishedBatch
 from noria.models.encoder.token_rows import FloatArray, Session
 from noria.observe.logs.log_record import fields

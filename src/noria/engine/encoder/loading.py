@@ -11,8 +11,8 @@ from noria.config import EngineConfig, cache_folder
 from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import PreparedTextRequest
 from noria.engine.encoder.sessions import find_device, load_sessions
-from noria.engine.memory import check_memory, free_memory_bytes
-from noria.engine.priority import run_apart
+from noria.engine.resources.memory import check_memory, free_memory_bytes
+from noria.engine.resources.priority import run_apart
 from noria.engine.runtime import BatchRuntime, LoadedModel
 from noria.errors import ModelError, SetupError
 from noria.models.catalog import count_parameters, have_same_architecture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.loop import EngineLoop, Iteration
+from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
 from noria.scheduling.step.scheduler import StepScheduler

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from noria.engine.priority import add_niceness, run_apart
+from noria.engine.resources.priority import add_niceness, run_apart
 
 
 def test_every_thread_of_an_engine_gets_the_niceness(monkeypatch):

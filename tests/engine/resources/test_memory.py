@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from noria.engine.memory import check_memory, free_memory_bytes
+from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.errors import ModelError
 from noria.observe import cgroup
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noria.engine.watchdog import HangWatchdog
+from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.testing.virtual_clock import VirtualClock
 
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from noria.engine.crash_journal import CrashJournal, read_in_flight
+from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
 
 SCRIPT = """
 import os, signal, sys
-from noria.engine.crash_journal import CrashJournal
+from noria.engine.monitoring.crash_journal import CrashJournal
 journal = CrashJournal(sys.argv[1])
 print(*journal.previous_in_flight)
 for iteration in sys.argv[2:]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from noria.engine.out_of_memory import is_out_of_memory
+from noria.engine.resources.out_of_memory import is_out_of_memory
 
 
 @pytest.mark.parametrize(
