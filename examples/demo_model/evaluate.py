@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the bundled model: generate held-out captions, judge the pixels, count which facts are right.
 
-    evaluate.py PIPELINE --captions 300 --steps 20 --guidance 4 --scheduler dpm++2m --out accuracy.json \\
+    evaluate.py PIPELINE --captions 300 --steps 20 --guidance 3 --scheduler dpm++2m --out accuracy.json \\
         [--sheet sheet.png]
 
 Image i comes from a generator seeded with --seed + i, so that a run can be repeated, whatever its batch size, up to
@@ -174,7 +174,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("pipeline", type=pathlib.Path, help="folder of a StableDiffusionPipeline")
     parser.add_argument("--captions", type=int, default=300, help="how many held-out captions")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--guidance", type=float, default=4.0, help="guidance scale")
+    parser.add_argument("--guidance", type=float, default=3.0, help="guidance scale")
     parser.add_argument("--scheduler", choices=SCHEDULERS, default="dpm++2m")
     parser.add_argument("--batch", type=int, default=25, help="images generated at once")
     parser.add_argument("--seed", type=int, default=0, help="of the captions and of the first image")

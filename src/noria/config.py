@@ -24,8 +24,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")], ...],
         Meta(
             min_length=1,
-            description="devices, with one engine process each: `auto` (the GPU if there is one, else the CPU), `cpu`, "
-            "`cuda` or `cuda:N`",
+            description="devices, each with an engine process for each kind of model: `auto` (the GPU if there is one, "
+            "else the CPU), `cpu`, `cuda` or `cuda:N`",
         ),
     ] = ("auto",)
     dtype: Annotated[
@@ -450,7 +450,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "bundled"
     additional_models: Annotated[
         tuple[str, ...],
-        Meta(description="additional models on the same engines; a request selects one with `model`"),
+        Meta(description="additional models, of either kind, on the same devices; a request selects one with `model`"),
     ] = ()
     endpoints: Annotated[
         tuple[EndpointConfig, ...],

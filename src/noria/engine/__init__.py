@@ -1,1 +1,1 @@
-"""PROCESS: the engine, one per device. It runs one batch, which requests join and leave at every iteration."""
+"""PROCESS: the engine, one for each kind of model on each device."""

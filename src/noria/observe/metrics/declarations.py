@@ -8,9 +8,10 @@ front end. The counts of ended processes are kept: the supervisor merges them in
 Labels are bounded: a path is a route's template or "other", a model is one that is served or "other", an outcome or
 reason is "ok" or a code of `noria.errors` (`outcomes.py`), a shape is one of the first `MAX_SHAPES` sizes generated or
 "other", a version is one that was deployed, an endpoint is a configured one, a statistic one that its class declares,
-and there is one engine per device. Engine metrics have an `engine` label, so that an idle, slow or faulty engine can be
-seen; a restarted engine continues its counters. Only the iteration time has no `engine` label: by shape and engine it
-would be 600 series per engine, and an engine's busy time divided by its iterations shows the same.
+and there is one engine for each kind of model on each device. Engine metrics have an `engine` label, so that an idle,
+slow or faulty engine can be seen; a restarted engine continues its counters. Only the iteration time has no `engine`
+label: by shape and engine it would be 600 series per engine, and an engine's busy time divided by its iterations shows
+the same.
 """
 
 from collections.abc import Sequence
@@ -301,7 +302,7 @@ ENGINE_UP = _gauge(
 ENGINES_CONFIGURED = _gauge(
     _SECTION,
     "noria_engines_configured",
-    "Configured engines, one per device; exported by the front ends.",
+    "Configured engines, one for each kind of model on each device; exported by the front ends.",
     mode="livemax",
 )
 ENGINE_STARTS = _counter(

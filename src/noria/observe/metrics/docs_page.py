@@ -24,7 +24,8 @@ Labels are bounded:
 - `outcome` is `ok` or a code of [errors.md](errors.md), and `reason` is such a code.
 - `path` is a route's template or `other`; `method` is an HTTP method or `other`.
 - `shape` is one of the first 32 image sizes generated, or `other`.
-- `engine` is `engine-0`, `engine-1` …, one per device, as in the log, `GET /v1/live` and traces.
+- `engine` is `engine-0`, `engine-1` …, one for each kind of model on each device, as in the log,
+  `GET /v1/live` and traces.
 
 A restarted engine continues its counters. Gauges exist only for running engines: while an engine loads,
 and after it has ended, its `noria_engine_up` is 0 and its other gauges are absent. The mean time of an
