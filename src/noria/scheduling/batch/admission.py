@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from noria.scheduling.backlog import reject_for_backlog
 from noria.scheduling.batch.predictor import FinishPredictor
 from noria.scheduling.batch.text_table import ActiveRequest, TextTable
 from noria.scheduling.policies import COST_UNCERTAINTY
@@ -53,17 +54,8 @@ class AdmissionControl:
         """An empty queue takes any request."""
         if not self.table.num_waiting or math.isinf(self.queue_limit_s):
             return None
-        backlog_s = self.predictor.backlog_s
         added_s = self.predictor.work_s(request.batch_key, sum(request.num_tokens))
-        excess_s = backlog_s + added_s - self.queue_limit_s
-        if excess_s <= 0.0:
-            return None
-        message = (
-            f"the queue is full: it holds {backlog_s:.2f} s of work, the limit is {self.queue_limit_s:g} s, "
-            f"and this request takes {added_s:.2f} s"
-        )
-        wait_s = min(excess_s, backlog_s)  # until it fits, or until the queue is empty
-        return RequestFinished(request.attempt_id, FinishReason.REJECTED, message, retry_after_s=wait_s)
+        return reject_for_backlog(request.attempt_id, self.predictor.backlog_s, added_s, self.queue_limit_s)
 
     def _reject_for_deadline(
         self, active: ActiveRequest, late: Collection[ActiveRequest], now: float

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from noria.scheduling.backlog import reject_for_backlog
 from noria.scheduling.policies import COST_UNCERTAINTY
 from noria.scheduling.step.predictor import CompletionPredictor, CostsCache
 from noria.scheduling.step.request_table import ActiveRequest, RequestTable
@@ -62,17 +63,8 @@ class AdmissionControl:
         """
         if not self.table.waiting or math.isinf(self.queue_limit_s):
             return None
-        backlog_s = self.predictor.backlog_s
         added_s = self.predictor.device_time_s(request, request.num_calls * request.num_images)
-        excess_s = backlog_s + added_s - self.queue_limit_s
-        if excess_s <= 0.0:
-            return None
-        message = (
-            f"the queue is full: it holds {backlog_s:.1f} s of work, the limit is {self.queue_limit_s:g} s, "
-            f"and this request takes {added_s:.1f} s"
-        )
-        wait_s = min(excess_s, backlog_s)  # until it fits, or until the queue is empty
-        return RequestFinished(request.attempt_id, FinishReason.REJECTED, message, retry_after_s=wait_s)
+        return reject_for_backlog(request.attempt_id, self.predictor.backlog_s, added_s, self.queue_limit_s)
 
     def reject_for_deadline(
         self, request: SchedulableRequest, late_ids: Collection[str], now: float
