@@ -442,8 +442,53 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
 
 
+VariableKind = Literal["scalar", "category", "value", "counter"]
+
+
+class VariableConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of `statistics.variables`: a variable that is counted at the endpoints of a pattern."""
+
+    variable: Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}\Z")]
+    endpoint: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+/*?-]{1,128}\Z")] = "*"  # `*` is any characters, `?` is one
+    kind: VariableKind | None = None  # None: that of the built-in variable
+    edges: Annotated[tuple[float, ...], Meta(max_length=64)] = ()  # of a scalar; empty: those of the built-in variable
+    sampling: Annotated[float, Meta(ge=0, le=1)] | None = None  # share of requests; None: `statistics.sampling`
+
+
+class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which distributions of requests and results are counted."""
+
+    builtin: Annotated[
+        tuple[Literal["prompts", "parameters", "images", "texts"], ...],
+        Meta(
+            description="built-in variables that are counted at all endpoints, by group: `prompts`, `parameters` (of "
+            "image requests), `images` (that were generated), `texts` (and their embeddings and labels): "
+            "docs/statistics.md"
+        ),
+    ] = ()
+    sampling: Annotated[
+        float, Meta(ge=0, le=1, description="share of the requests whose built-in variables are counted")
+    ] = 1.0
+    window_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86400,
+            description="length of a window; 288 are kept, and the last 12 together are compared with the reference",
+        ),
+    ] = 300.0
+    variables: Annotated[
+        tuple[VariableConfig, ...],
+        Meta(
+            description="variables that code of your own records, and other edges or endpoints of built-in ones, "
+            "[[statistics.variables]] tables in the file: `variable`, `endpoint` (`*` and `?` are wildcards), `kind` "
+            "(scalar, category, value, counter), `edges`, `sampling`"
+        ),
+    ] = ()
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole configuration: models, engines, front ends, jobs, registry, logs, traces."""
+    """The whole configuration: models, engines, front ends, jobs, registry, statistics, logs, traces."""
 
     model: Annotated[
         str, Meta(description="a folder in diffusers or transformers format, a hub id, `bundled` or `minilm`")
@@ -497,6 +542,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     frontend: FrontendConfig = msgspec.field(default_factory=FrontendConfig)
     jobs: JobsConfig = msgspec.field(default_factory=JobsConfig)
     registry: RegistryConfig = msgspec.field(default_factory=RegistryConfig)
+    statistics: StatisticsConfig = msgspec.field(default_factory=StatisticsConfig)
 
 
 def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:

@@ -45,8 +45,8 @@ class Setting(Struct, frozen=True):
 
     @property
     def flag(self) -> str:
-        """Its command-line flag: `--slots`; with its section, `--registry-database`, if it is of the registry."""
-        names = self.path if self.path[0] == "registry" else self.path[-1:]
+        """Its command-line flag: `--slots`; with its section, `--registry-database`, of registry and statistics."""
+        names = self.path if self.path[0] in ("registry", "statistics") else self.path[-1:]
         return "--" + "-".join(names).replace("_", "-")
 
 

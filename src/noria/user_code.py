@@ -49,14 +49,17 @@ class State:
     def __init__(
         self,
         request_id: str,
-        record: Callable[[str, float], None],
+        record: Callable[[str, float | str], None],
         call: Callable[[str, Mapping[str, Any]], Awaitable[Any]],
     ) -> None:
         self.request_id = request_id
         self._record, self._call = record, call
 
-    def record(self, name: str, value: float) -> None:
-        """Add a value to a statistic of the class, from any thread. Raises ValueError if the class has no such one."""
+    def record(self, name: str, value: float | str) -> None:
+        """Add a value to a statistic of the class or of the configuration, from any thread.
+
+        Raises ValueError if there is no such one, or its kind has no such values.
+        """
         self._record(name, value)
 
     async def call(self, name: str, body: Mapping[str, Any]) -> Any:

@@ -55,7 +55,7 @@ def deployed(engine):
         ],
         (schema.deployment_events, {"deployment_id": 1, "number": 1, "type": "began", **text}),
         (schema.routes, {"generation": 1, "routes": "{}", "at": 1.0}),
-        (schema.baselines, {"version_id": 1, "variable": "tokens", "edges": "[]", "counts": "[]"}),
+        (schema.baselines, {"version_id": 1, "endpoint": "t2i", "variable": "tokens", "counts": "{}", **text}),
     ]
     with write_transaction(engine) as connection:
         for table, values in rows:

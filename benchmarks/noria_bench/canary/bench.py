@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from noria.canary.distributions import Histogram
-from noria.canary.drift import chi_square, corrected_psi, kolmogorov_smirnov, psi
+from noria.statistics.distributions import Histogram
+from noria.statistics.drift import chi_square, corrected_psi, kolmogorov_smirnov, psi
 from noria_bench.canary.plot import plot_canaries
 from noria_bench.canary.simulation import NUM_REQUESTS, SETTINGS, Run, Scenario, simulate
 from noria_bench.measurement.provenance import collect_provenance

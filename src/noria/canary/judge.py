@@ -21,10 +21,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from noria.canary.distributions import MAX_CATEGORIES, OTHER, add_counts
-from noria.canary.drift import MIN_SAMPLES, corrected_psi
 from noria.canary.e_processes import bet, log_mean_exp, rate_interval, two_sample_log_factor
 from noria.errors import short_repr
+from noria.statistics.distributions import MAX_CATEGORIES, OTHER, add_counts
+from noria.statistics.drift import MIN_SAMPLES, corrected_psi
 
 ERRORS, LATENCY = "errors", "latency"
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from noria.canary.judge import Arm
 from noria.canary.shadow import ShadowReport
+from noria.statistics.windows import CountsReport
 
 WINDOW_S = 2.0
 MIN_CANARY_RESPONSES = 5  # in a window that is judged
@@ -43,6 +44,7 @@ class FrontendReport(Struct, frozen=True):
     ended: tuple[WindowReport, ...]  # since its last report
     first_open: int  # all requests that were admitted in earlier windows have ended
     shadows: tuple[ShadowReport, ...] = ()
+    statistics: tuple[CountsReport, ...] = ()  # since its last report
 
 
 class CanaryWindows:

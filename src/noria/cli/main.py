@@ -11,7 +11,7 @@ from noria import __version__
 from noria.cli import dashboards, embed, generate, key, plugins, serve, show
 from noria.cli.doctor import command as doctor
 from noria.cli.parser import Parser
-from noria.cli.registry import deployments, maintenance, models, trace
+from noria.cli.registry import deployments, maintenance, models, statistics, trace
 from noria.cli.top import command as top
 from noria.errors import NoriaError, RequestError, SetupError, did_you_mean, short_repr
 
@@ -41,7 +41,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"noria {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     modules = (
-        serve, top, generate, embed, show, models, deployments, trace, maintenance, doctor, key, dashboards, plugins,
+        serve, top, generate, embed, show, models, deployments, statistics, trace, maintenance, doctor, key, dashboards,
+        plugins,
     )  # fmt: skip
     parsers = [command for module in modules for command in module.add_to(commands)]
     return parser, {command.prog.removeprefix("noria "): command for command in parsers}

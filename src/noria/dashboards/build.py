@@ -10,10 +10,11 @@ from noria.dashboards.grafana import to_grafana
 from noria.dashboards.panels import Dashboard
 from noria.dashboards.promql import metrics_in
 from noria.dashboards.service import SERVICE
+from noria.dashboards.statistics import STATISTICS
 from noria.errors import ConfigError, did_you_mean
 from noria.observe.metrics.declarations import DECLARATIONS
 
-DASHBOARDS = (SERVICE, CONTAINER, GPU)
+DASHBOARDS = (SERVICE, CONTAINER, GPU, STATISTICS)
 
 
 def build(folder: pathlib.Path, report: Callable[[str], None]) -> None:

@@ -22,7 +22,7 @@ def to_grafana(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "15s",
         "time": {"from": "now-30m", "to": "now"},
         "links": [{"type": "dashboards", "tags": list(dashboard.tags), "title": "Noria", "asDropdown": False}],
-        "templating": {"list": [_datasource(), _instance()]},
+        "templating": {"list": [_datasource(), _instance(), *map(_label, dashboard.labels)]},
         "panels": _panels(dashboard),
     }
 
@@ -32,13 +32,20 @@ def _datasource() -> dict[str, Any]:
 
 
 def _instance() -> dict[str, Any]:
-    query = "label_values(noria_machine_cores, instance)"
+    return _choice("instance", "Server", "label_values(noria_machine_cores, instance)")
+
+
+def _label(name: str) -> dict[str, Any]:
+    return _choice(name, name.capitalize(), f'label_values({{__name__=~"noria_stat_.+_(count|total)"}}, {name})')
+
+
+def _choice(name: str, label: str, query: str) -> dict[str, Any]:
     return {
-        "name": "instance",
-        "label": "Server",
+        "name": name,
+        "label": label,
         "type": "query",
         "datasource": _DATASOURCE,
-        "query": {"query": query, "refId": "instance"},
+        "query": {"query": query, "refId": name},
         "includeAll": True,
         "allValue": ".*",
         "multi": True,

@@ -57,13 +57,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A dashboard; `uid` is part of its URL and must not change."""
+    """A dashboard; `uid` is part of its URL and must not change. Readers choose values of `labels` of statistics."""
 
     uid: str
     title: str
     description: str
     rows: tuple[Row, ...]
     tags: tuple[str, ...] = field(default=("noria",))
+    labels: tuple[str, ...] = ()
 
     @property
     def queries(self) -> tuple[Query, ...]:

@@ -290,15 +290,6 @@ _ENDPOINTS_ROW = Row(
             "In calls that have exceeded their time limit. When all are, calls are rejected.",
             Query(f"sum(noria_user_code_stuck_threads{{{_INSTANCE_FILTER}}})", "stuck"),
         ),
-        timeseries(
-            "Statistics",
-            "Mean of the values that the code records.",
-            Query(
-                f"sum by (endpoint, statistic) (rate(noria_user_statistic_sum{{{_INSTANCE_FILTER}}}[5m])) / "
-                f"(sum by (endpoint, statistic) (rate(noria_user_statistic_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
-                "{{endpoint}} {{statistic}}",
-            ),
-        ),
     ),
 )
 

@@ -51,6 +51,7 @@ from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.lineage import LineageService
 from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
@@ -80,6 +81,7 @@ def build_app(
     load_tokenizer: Callable[[EncoderModelSpec], Tokenizer] | None = None,
     endpoint_models: Mapping[str, EncoderModelSpec] = MappingProxyType({}),
     num_frontends: int = 1,
+    statistics: StatisticsRecorder | None = None,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
@@ -89,15 +91,21 @@ def build_app(
     `metrics_port` is the port that serves /metrics alone; None: there is none. `load_tokenizer` loads the tokenizer of
     a text encoder; by default that of its folder. `endpoint_models` are those of endpoints, by the endpoint's name.
     `num_frontends` share the clients' limits, until `app.state.share_limits` is called with another number.
+    `statistics` counts the variables of `config.statistics`; by default one is made.
 
     Raises:
-        ConfigError: the file of API keys is invalid.
+        ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
 
     """
     clients = ClientDirectory(read_keys(config.frontend.api_keys_file), num_frontends)
-    generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
+    statistics = statistics or StatisticsRecorder(config.statistics)
+    generation_service = GenerationService(
+        engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts, statistics=statistics
+    )
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
-    encoding_service = EncodingService(engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer)
+    encoding_service = EncodingService(
+        engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer, statistics
+    )
     open_inference = OpenInferenceService(encoding_service)
     endpoints = UserEndpoints(
         config.endpoints,
@@ -106,6 +114,7 @@ def build_app(
         generation_service,
         config.frontend.user_code_threads,
         tracer,
+        statistics,
     )
     rejection_log = RejectionLog(clients)
     grpc_server = _grpc_server(open_inference, clients, rejection_log, config.frontend, tracer)
@@ -168,7 +177,7 @@ def build_app(
             await jobs.start()
             try:
                 async with (
-                    _background_work(rejection_log, endpoints, clients, config.frontend.api_keys_file),
+                    _background_work(rejection_log, endpoints, statistics, clients, config.frontend.api_keys_file),
                     grpc_server,
                 ):
                     yield
@@ -209,10 +218,15 @@ async def _retire(jobs: JobRoutes, live: LiveRoutes, grpc_server: "GrpcServer | 
 
 @contextlib.asynccontextmanager
 async def _background_work(
-    rejection_log: RejectionLog, endpoints: UserEndpoints, clients: ClientDirectory, keys_file: str
+    rejection_log: RejectionLog,
+    endpoints: UserEndpoints,
+    statistics: StatisticsRecorder,
+    clients: ClientDirectory,
+    keys_file: str,
 ) -> AsyncIterator[None]:
     """Run what a front end does beside requests."""
-    tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run(), endpoints.follow())]
+    works = (monitor_event_loop_lag(), rejection_log.run(), endpoints.follow(), statistics.run())
+    tasks = [asyncio.create_task(work) for work in works]
     if keys_file:
         tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
     try:

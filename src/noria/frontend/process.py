@@ -30,6 +30,7 @@ from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import RegistrarLink
 from noria.frontend.http.connection import TimeoutHttpProtocol
 from noria.frontend.http.tls import Certificate, TlsServer
+from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.jobs.service import open_job_service, random_worker_id
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations, outcomes
@@ -100,9 +101,9 @@ def run(task: FrontendTask) -> None:
         first_states_wait_s=0.0 if task.start_reason == "initial" else _FIRST_STATES_WAIT_S,
     )
     engine_pool.versions.configured = task.configured_versions
-    link = None
+    statistics, link = StatisticsRecorder(config.statistics), None
     if task.registrar:
-        link = RegistrarLink(engine_pool, worker_id, routes_file(config), task.registrar)
+        link = RegistrarLink(engine_pool, worker_id, routes_file(config), task.registrar, statistics)
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, task.name)
     jobs = open_job_service(config, worker_id, tracer)
     listeners = [socket.socket(fileno=fd) for fd in (task.fd, task.metrics_fd) if fd is not None]
@@ -115,6 +116,7 @@ def run(task: FrontendTask) -> None:
         metrics_port,
         endpoint_models=task.endpoint_models,
         num_frontends=task.num_frontends,
+        statistics=statistics,
     )
     server = http_server(app, engine_pool, config.frontend, task, link)
     gc.collect()

@@ -1,7 +1,7 @@
 """PROCESS: the registrar, `python -m noria.registrar.process JSON`, started by the supervisor; JSON is a task.
 
-It carries out the deployments of one server. The server serves on without it; when it starts again, it goes on where
-the registry and the engines are.
+It carries out the deployments of one server, and keeps its statistics. The server serves on without it; when it starts
+again, it goes on where the registry and the engines are.
 """
 
 import asyncio
@@ -28,8 +28,10 @@ from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
+from noria.registrar.statistics import StatisticsKeeper
 from noria.registry.deployments.routes_file import read_routes, routes_file
 from noria.registry.schema import open_registry
+from noria.registry.statistics.file import statistics_file
 
 _POLL_S = 0.5
 
@@ -73,8 +75,11 @@ async def run(task: RegistrarTask) -> None:
     )
     registry = RegistryAccess(functools.partial(open_registry, task.config), open_jobs, task.owner)
     deployer = Deployer(task.models, engines, registry, file, routes)
+    keeper = StatisticsKeeper(task.config.statistics.window_s, statistics_file(task.config), registry)
+    keeper.restore()
     background = [asyncio.create_task(engine.run()) for engine in engines]
-    background.append(asyncio.create_task(_take_reports(deployer, task.reports_address)))
+    background.append(asyncio.create_task(_take_reports(deployer, keeper, task.reports_address)))
+    background.append(asyncio.create_task(keeper.run()))
     background.append(asyncio.create_task(_poll(deployer, stopping)))
     try:
         done, _ = await asyncio.wait(background, return_when=asyncio.FIRST_COMPLETED)
@@ -101,8 +106,8 @@ async def _poll(deployer: Deployer, stopping: asyncio.Event) -> None:
                 await stopping.wait()
 
 
-async def _take_reports(deployer: Deployer, address: str) -> None:
-    """Pass the front ends' reports to the deployer, until cancelled."""
+async def _take_reports(deployer: Deployer, keeper: StatisticsKeeper, address: str) -> None:
+    """Pass the front ends' reports to the deployer and to the keeper of statistics, until cancelled."""
     context = zmq.Context()
     socket = context.socket(zmq.PULL)
     socket.bind(address)
@@ -118,6 +123,7 @@ async def _take_reports(deployer: Deployer, address: str) -> None:
                     log.warning("dropped an invalid report of a front end: %s", error)
                     continue
                 deployer.add_report(report)
+                keeper.add(report.statistics)
             # The descriptor is not readable for what arrived before it was last looked at (zmq_getsockopt(3)).
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):

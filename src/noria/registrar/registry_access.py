@@ -22,7 +22,9 @@ from noria.protocol.routes import Routes
 from noria.registry.deployments.states import Deployment
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
+from noria.registry.statistics.baselines import BaselineStore
 from noria.registry.versions import Change, Version
+from noria.statistics.windows import Reference
 
 _LEASE_S = 15.0
 _RENEW_BEFORE_S = 7.0
@@ -131,6 +133,10 @@ class RegistryAccess:
     async def may_swap(self, endpoint: str) -> bool:
         """Return whether the latest deployment of an endpoint allows that what serves is unloaded first."""
         return await self._try(lambda: self._store().get(endpoint).latest.swap) or False
+
+    async def references(self) -> list[Reference] | None:
+        """Return the reference distributions of all versions; None: the registry is away."""
+        return await self._try(lambda: BaselineStore(self._registry()).all())
 
     async def jobs_need(self, key: ModelKey) -> bool:
         """Return whether a job that has not ended needs a version; so too if the jobs' database does not answer."""

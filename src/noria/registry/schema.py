@@ -257,13 +257,18 @@ routes = Table(
     _time(),
 )
 
-baselines = Table(
+baselines = Table(  # of a version's variable at an endpoint the last one holds
     "noria_baselines",
     metadata,
-    _reference("version_id", "versions.id", primary_key=True),
-    Column("variable", Text, primary_key=True),
-    Column("edges", Text, nullable=False),
-    Column("counts", Text, nullable=False),
+    _number("seq"),
+    _reference("version_id", "versions.id"),
+    Column("endpoint", Text, nullable=False),
+    Column("variable", Text, nullable=False),
+    Column("counts", Text),  # JSON of a histogram or of counts of categories; null: it has no reference any more
+    _time(),
+    Column("by", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Index("noria_baselines_versions", "version_id", "endpoint", "variable"),
 )
 
 HISTORY = (

@@ -17,6 +17,18 @@ def make_private_folder(folder: pathlib.Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def replace_private_file(file: pathlib.Path, content: bytes) -> None:
+    """Replace a file; who reads it meanwhile gets the old or the new content. Raises OSError."""
+    make_private_folder(file.parent)
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(new, file)
+
+
 def make_own_folder(folder: pathlib.Path) -> None:
     """Create `folder` for its owner only, or check an existing one: code and models in it must belong to no other user.
 

@@ -38,6 +38,7 @@ from noria.observe.traces.setup import check_traces
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import EngineState, Hello, Ping, Pong
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
+from noria.statistics.variables import Declarations
 from noria.supervisor.child_process import Child, ChildKind, EngineChild, FrontendChild
 from noria.supervisor.child_tasks import ServerChildren
 from noria.supervisor.frontend_group import FrontendGroup
@@ -79,9 +80,9 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
     Raises:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, `jobs.webhook_secret_file` is
             `auto` although servers share the database, tracing is configured but not possible, a trusted proxy is no
-            address, an allowed host is no name, the certificate cannot be used, an address cannot be listened on, two
-            models share a name, encoders leave images no core, an endpoint has no name or model of its own, or TMPDIR
-            cannot be written to, or is too long for Unix sockets.
+            address, an allowed host is no name, the certificate cannot be used, a variable of statistics is not
+            allowed, an address cannot be listened on, two models share a name, encoders leave images no core, an
+            endpoint has no name or model of its own, or TMPDIR cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -100,6 +101,7 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     check_proxies(config.frontend.trusted_proxies)
     check_hosts(config.frontend.allowed_hosts)
     check_certificate(config.frontend)
+    Declarations(config.statistics)  # raises ConfigError
     num_cores = usable_cores(len(os.sched_getaffinity(0)), cpu_limit())
     num_frontends = process_bounds(config.frontend.processes, num_cores)
     raise_file_limit()

@@ -13,8 +13,9 @@ import pytest
 from noria.config import Config, EndpointConfig
 from noria.errors import ConfigError
 from noria.frontend.process import FrontendTask
-from noria.frontend.user_code.loading import LoadedCode, load_code
-from noria.frontend.user_code.statistics import declare_statistics
+from noria.frontend.statistics.recorder import StatisticsRecorder
+from noria.frontend.user_code.loading import load_code
+from noria.statistics.variables import code_variables
 from noria.user_code import Context
 
 
@@ -49,11 +50,11 @@ def load(file, class_name="Code", load_timeout_s=60.0):
         ),
         (
             "class Code:\n    statistics = {'a': (2, 1)}\n    def preprocess(self, body, state): pass",
-            "line 1: statistics['a'] is (2, 1); allowed are",
+            "line 1: a: (2.0, 1.0); edges are one or more finite numbers, each above the one before",
         ),
         (
             "class Code:\n    statistics = 5\n    def preprocess(self, body, state): pass",
-            "statistics is 5; allowed are",
+            "statistics is 5; allowed is a dict",
         ),
         ("raise SystemExit", "line 1: SystemExit"),
     ],
@@ -113,10 +114,11 @@ def test_nothing_is_written_beside_the_file_and_its_dataclasses_work(tmp_path):
 
 
 def test_a_statistic_keeps_its_buckets():
-    declare_statistics("buckets", LoadedCode(None, None, {"a": (1.0,), "b": (2.0,)}))
-    declare_statistics("buckets", LoadedCode(None, None, {"a": (1.0,)}))
-    with pytest.raises(ConfigError, match=r"statistics\['b'\] has other buckets than since the start"):
-        declare_statistics("buckets", LoadedCode(None, None, {"b": (3.0,)}))
+    statistics = StatisticsRecorder()
+    statistics.declare_code("buckets", code_variables({"kept_a": (1.0,), "kept_b": (2.0,)}))
+    statistics.declare_code("buckets", code_variables({"kept_a": (1.0,)}))
+    with pytest.raises(ConfigError, match=r"endpoint 'buckets': the variable kept_b .* since the start it is a scalar"):
+        statistics.declare_code("buckets", code_variables({"kept_b": (3.0,)}))
 
 
 def test_a_front_end_does_not_start_with_code_that_cannot_be_loaded(tmp_path, folder):

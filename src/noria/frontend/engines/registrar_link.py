@@ -1,4 +1,4 @@
-"""A front end's link to the registrar: follows the routes, and reports requests in flight and what canaries did.
+"""A front end's link to the registrar: follows the routes; reports requests in flight, canaries, and statistics.
 
 The routes are in a file, so that they outlive the registrar and a front end that starts has them at once. The reports
 go through a ZeroMQ PUSH socket, which keeps them while the registrar starts again.
@@ -16,6 +16,7 @@ import zmq
 from noria.canary.windows import FrontendReport
 from noria.errors import ConfigError
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.observe.logs.log_record import fields
 from noria.protocol.routes import Routes
 from noria.registry.deployments.routes_file import read_routes
@@ -29,8 +30,16 @@ log = logging.getLogger("noria.frontend")
 class RegistrarLink:
     """Keeps the versions of an engine pool up to date."""
 
-    def __init__(self, engine_pool: EnginePool, name: str, file: pathlib.Path, address: str) -> None:
+    def __init__(
+        self,
+        engine_pool: EnginePool,
+        name: str,
+        file: pathlib.Path,
+        address: str,
+        statistics: StatisticsRecorder | None = None,
+    ) -> None:
         """`name` is this front end's, `file` has the routes, `address` is where the registrar takes reports."""
+        self._statistics = statistics or StatisticsRecorder()
         self._versions, self._engine_pool = engine_pool.versions, engine_pool
         self._name, self._file, self._address = name, file, address
         self._read: tuple[int, int] | None = None  # identity of the file that was read last
@@ -87,4 +96,7 @@ class RegistrarLink:
         first_open = versions.first_open_window()  # before the rest: what ends meanwhile is in the next report
         shadows = self._engine_pool.shadows.take_counts()
         in_flight, ended = versions.in_flight(), versions.take_ended()
-        return FrontendReport(self._name, versions.generation, in_flight, ended, first_open, shadows)
+        statistics = self._statistics.take_reports()
+        return FrontendReport(
+            self._name, versions.generation, in_flight, ended, first_open, shadows, statistics
+        )

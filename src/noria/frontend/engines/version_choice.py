@@ -17,6 +17,9 @@ from noria.canary.windows import WINDOW_S, InFlight, WindowReport
 from noria.errors import EngineUnavailable, InvalidField, short_repr
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.routes import Route, Routes, Target
+from noria.statistics.distributions import MAX_CATEGORIES, OTHER
+from noria.statistics.values import Values
+from noria.statistics.variables import Variable
 
 VERSION_HEADER = "x-noria-version"
 _MAX_STICKY_KEYS = 100_000  # of one canary, whose first requests count
@@ -37,7 +40,9 @@ class Choice:
     arm: ArmName = "control"
     canary: int = 0  # the deployment of the canary that it is compared in; 0: none
     window: int = 0  # of its admission
-    is_open: bool = False  # whether its outcome is to be counted for the judge, once
+    is_judged: bool = False  # whether it is counted for the judge
+    is_open: bool = False  # whether its outcome is still to be counted, once
+    variables: set[str] = field(default_factory=set)  # of which a value was counted for the judge
 
 
 class RequestVersions:
@@ -67,6 +72,11 @@ class RequestVersions:
         """The last choice; None: no model was needed yet."""
         return next(reversed(self._choices.values()), None)
 
+    @property
+    def judged(self) -> list[Choice]:
+        """The choices that are counted for judges."""
+        return [choice for choice in self._choices.values() if choice.is_judged]
+
     def of(self, endpoint: str) -> Choice | None:
         """The choice for an endpoint; None: it was not needed yet."""
         return self._choices.get(endpoint)
@@ -91,10 +101,18 @@ class _ArmCounts:
     n: int = 0
     errors: int = 0
     latencies: dict[str, list[float]] = field(default_factory=dict)  # seconds of those without an error, by shape
+    cells: dict[str, dict[str, int]] = field(default_factory=dict)  # by variable
+
+    def add(self, variable: str, cell: str) -> None:
+        """Count a value."""
+        cells = self.cells.setdefault(variable, {})
+        if cell not in cells and len(cells) >= MAX_CATEGORIES:
+            cell = OTHER
+        cells[cell] = cells.get(cell, 0) + 1
 
     def as_arm(self) -> Arm:
         """As the judge takes it."""
-        return Arm(self.n, self.errors, self.latencies)
+        return Arm(self.n, self.errors, self.latencies, self.cells)
 
 
 @dataclass(slots=True)
@@ -158,6 +176,11 @@ class VersionChooser:
             return choice.target
         return self._targets.get((spec.name, spec.fingerprint))
 
+    def version_name(self, spec: ModelSpec) -> str:
+        """The version of a model as responses name it: MODEL@NUMBER, or the fingerprint of the configuration's."""
+        target = self.target_of(spec)
+        return spec.fingerprint if target is None else target.version
+
     def choose(self, control: SpecT) -> SpecT:
         """Return the version that answers the current request to the endpoint whose control is `control`.
 
@@ -206,7 +229,8 @@ class VersionChooser:
         is_compared = route.control is None or route.control.fingerprint == control.fingerprint
         if versions.override is None and is_compared:
             choice.canary = canary.deployment
-            choice.is_open = not versions.is_sticky or self._is_first(canary.deployment, versions.key)
+            choice.is_judged = not versions.is_sticky or self._is_first(canary.deployment, versions.key)
+            choice.is_open = choice.is_judged
         return choice
 
     def _is_first(self, canary: int, key: str) -> bool:
@@ -231,12 +255,25 @@ class VersionChooser:
         self._close(choice)
         if choice.canary not in self._counts:  # it has ended
             return
-        counts = self._counts[choice.canary].windows.setdefault((choice.window, choice.arm), _ArmCounts())
+        counts = self._counts_of(choice)
         counts.n += 1
         if ok:
             counts.latencies.setdefault(shape, []).append(seconds)
         else:
             counts.errors += 1
+
+    def add_value(self, choice: Choice, variable: str, cell: str) -> None:
+        """Count a value for the judge: the first one of a variable, since those of one request are not independent.
+
+        Code of endpoints may record values after the model's part of the request has ended; such a value may come too
+        late for the window of the admission, and is then judged with the next one.
+        """
+        if variable not in choice.variables and choice.canary in self._counts:
+            choice.variables.add(variable)
+            self._counts_of(choice).add(variable, cell)
+
+    def _counts_of(self, choice: Choice) -> _ArmCounts:
+        return self._counts[choice.canary].windows.setdefault((choice.window, choice.arm), _ArmCounts())
 
     def end(self, choice: Choice) -> None:
         """Forget a request that has ended."""
@@ -266,6 +303,22 @@ class VersionChooser:
     def first_open_window(self) -> int:
         """The first window with requests that have not ended, else the current one."""
         return min(self._open_windows, default=int(self._clock() / WINDOW_S))
+
+
+def add_canary_values(endpoint: str, variables: Mapping[str, Variable], values: Values) -> None:
+    """Count the values of the current request for the judges of the canaries that it takes part in.
+
+    Those of a model are for the canary at its own endpoint; those that code of an endpoint records, for any.
+    """
+    versions = current_versions()
+    if versions is None or versions.chooser is None or not (judged := versions.judged):
+        return
+    if versions.of(endpoint) is not None:
+        judged = [choice for choice in judged if choice.endpoint == endpoint]
+    for choice in judged:
+        for name, value in values:
+            if (cell := variables[name].cell(value)) is not None:
+                versions.chooser.add_value(choice, name, cell)
 
 
 def _check_override(choice: Choice, override: str | None) -> None:

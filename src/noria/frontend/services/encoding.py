@@ -37,6 +37,8 @@ from noria.frontend.services.text_request import (
     with_prompt,
 )
 from noria.frontend.services.tokenization import TokenizationThread
+from noria.frontend.statistics.built_in import encoding_values
+from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer
 from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
@@ -125,8 +127,10 @@ class EncodingService:
         config: FrontendConfig,
         load_tokenizer: Callable[[EncoderModelSpec], Tokenizer],
         tracer: Tracer = GLOBAL_TRACER,
+        statistics: StatisticsRecorder | None = None,
     ) -> None:
         self.engine_pool, self.config, self._tracer = engine_pool, config, tracer
+        self._statistics = statistics or StatisticsRecorder()
         self._tokenization = TokenizationThread(load_tokenizer)
         engine_pool.on_models = self._load_tokenizers
 
@@ -247,7 +251,13 @@ class EncodingService:
                 predicted_s=timings.predicted_s,
                 mean_batch=result.mean_batch,
             )
-            return EncodingResult(spec, numbers, final.num_rows, final.num_columns, texts, timings, result.mean_batch)
+            done = EncodingResult(spec, numbers, final.num_rows, final.num_columns, texts, timings, result.mean_batch)
+            if wanted := self._statistics.wanted(spec.name):
+                version, is_normalized = self.engine_pool.versions.version_name(spec), payload.normalize
+                inputs = () if settings.token_ids else settings.inputs
+                values = encoding_values(spec, inputs, texts, done.rows, wanted, is_normalized=is_normalized)
+                self._statistics.record(spec.name, version, wanted, values)
+            return done
 
     def _copier(
         self, settings: TextRequestSettings, request_id: str

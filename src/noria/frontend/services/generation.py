@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -29,6 +29,8 @@ from noria.frontend.services.image_writer import to_base64, write_images
 from noria.frontend.services.request_validation import validate
 from noria.frontend.services.span_attributes import add_request_attributes
 from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
+from noria.frontend.statistics.built_in import image_values, request_values
+from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.images.metadata import metadata_for
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
@@ -38,6 +40,7 @@ from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
 from noria.protocol.routes import Target
+from noria.statistics.values import Values
 
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
 
@@ -113,8 +116,10 @@ class GenerationService:
         draw_seed: Callable[[], int] = _random_seed,
         tracer: Tracer = GLOBAL_TRACER,
         log_prompts: LogPrompts = "off",
+        statistics: StatisticsRecorder | None = None,
     ) -> None:
         self.engine_pool = engine_pool
+        self._statistics = statistics or StatisticsRecorder()
         self.config = config
         self.tracer = tracer
         self._draw_seed, self._log_prompts = draw_seed, log_prompts
@@ -205,9 +210,14 @@ class GenerationService:
             loop = asyncio.get_running_loop()
             in_context = contextvars.copy_context().run  # the executor does not pass the context on
             target = self.engine_pool.versions.target_of(admitted.spec)
-            files = await loop.run_in_executor(
-                self._thread_pool, in_context, _write_files, admitted, result.images, target
+            wanted = self._statistics.wanted(admitted.spec.name)
+            files, image_values = await loop.run_in_executor(
+                self._thread_pool, in_context, _write_files, admitted, result.images, target, wanted
             )
+            if wanted:
+                version = self.engine_pool.versions.version_name(admitted.spec)
+                values = [*request_values(admitted.request.payload, wanted), *image_values]
+                self._statistics.record(admitted.spec.name, version, wanted, values)
             done = time.perf_counter()
             now = time.time()
             self.tracer.start_span("postprocess", start_time=nanoseconds(now - (done - generated))).end(
@@ -270,13 +280,16 @@ def _shape(payload: DiffusionPayload) -> str:
     return f"{payload.width}x{payload.height}, {payload.inference_steps} steps, {payload.n} images"
 
 
-def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage], target: Target | None) -> list[bytes]:
+def _write_files(
+    admitted: AdmittedRequest, images: Sequence[RawImage], target: Target | None, wanted: Container[str]
+) -> tuple[list[bytes], Values]:
+    """Return the files, and the values of the `wanted` variables of their pixels."""
     metadata = (
         [metadata_for(admitted.request, admitted.spec, image.seed, target) for image in images]
         if admitted.metadata
         else None
     )
-    return write_images(images, admitted.file_format, admitted.quality, metadata)
+    return write_images(images, admitted.file_format, admitted.quality, metadata), image_values(images, wanted)
 
 
 def _record_metrics(admitted: AdmittedRequest, timings: ResponseTimings, num_images: int) -> None:

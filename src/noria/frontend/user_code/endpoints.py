@@ -35,12 +35,14 @@ from noria.errors import (
 )
 from noria.frontend.access.key_reload import file_version
 from noria.frontend.access.quotas import ApiClient
+from noria.frontend.engines.version_choice import current_versions
 from noria.frontend.routes.images import images_response
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.text_request import TextRequestSettings
+from noria.frontend.statistics.recorder import NO_VERSION, StatisticsRecorder
 from noria.frontend.user_code.loading import LoadedCode, Method, load_code
-from noria.frontend.user_code.statistics import declare_statistics, record_statistic
+from noria.frontend.user_code.statistics import RecordedValues
 from noria.frontend.user_code.threads import Outcome, UserThreads
 from noria.frontend.user_code.values import EncodeBody, body_as, inputs_of, to_json
 from noria.observe.logs.log_record import fields
@@ -87,8 +89,9 @@ class CallContext:
 class Endpoint:
     """An endpoint and its code, which is replaced as a whole: a request keeps the one that it began with."""
 
-    def __init__(self, config: EndpointConfig, model: EncoderModelSpec | None) -> None:
-        self.config = config
+    def __init__(self, config: EndpointConfig, model: EncoderModelSpec | None, statistics: StatisticsRecorder) -> None:
+        self.config, self._statistics = config, statistics
+        self.model = model
         self._context = Context(config.name, config.file.parent, config.settings, model)
         self._version: tuple[int, ...] = ()
         self.code = LoadedCode(None, None, {})
@@ -101,7 +104,7 @@ class Endpoint:
         """Load the code and use it from now on. Raises ConfigError; then what was loaded stays in use."""
         self._version = await asyncio.to_thread(file_version, self.config.file)
         code = await load_code(self.config, self._context)
-        declare_statistics(self.config.name, code)
+        self._statistics.declare_code(self.config.name, code.variables)
         self.code = code
 
 
@@ -116,9 +119,13 @@ class UserEndpoints:
         generation_service: GenerationService,
         max_threads: int,
         tracer: Tracer = GLOBAL_TRACER,
+        statistics: StatisticsRecorder | None = None,
     ) -> None:
         """`models` are those of the endpoints' texts, by the endpoint's name; `load` is called before any request."""
-        self._endpoints = {config.name: Endpoint(config, models.get(config.name)) for config in configs}
+        self._statistics = statistics or StatisticsRecorder()
+        self._endpoints = {
+            config.name: Endpoint(config, models.get(config.name), self._statistics) for config in configs
+        }
         self._encoding_service, self._generation_service = encoding_service, generation_service
         self._threads = UserThreads(max_threads)
         self._tracer = tracer
@@ -205,12 +212,28 @@ class UserEndpoints:
             declarations.ENDPOINT_REQUESTS.labels(name, outcome).inc()
 
     async def _run_stages(self, endpoint: Endpoint, body: dict[str, Any], call: CallContext) -> Any:
-        code = endpoint.code
-        state = State(
-            call.request_id,
-            lambda name, value: record_statistic(endpoint.config.name, code, name, value),
-            lambda name, body: self._call(name, body, call),
-        )
+        code, name = endpoint.code, endpoint.config.name
+        recorded = RecordedValues(self._statistics.variables_at(name), self._statistics.wanted(name))
+        state = State(call.request_id, recorded.add, lambda name, body: self._call(name, body, call))
+        try:
+            return await self._run_methods(endpoint, code, body, call, state)
+        finally:
+            if recorded.values:
+                self._statistics.record(name, self._version_of(endpoint), recorded.wanted, recorded.values)
+
+    def _version_of(self, endpoint: Endpoint) -> str:
+        """Return the version of the model that answered the current request to an endpoint."""
+        versions, model = current_versions(), endpoint.model
+        choice = None
+        if versions is not None:
+            choice = versions.choice if model is None else versions.of(model.name) or versions.choice
+        if choice is None:
+            return NO_VERSION
+        return choice.version if choice.target is None else choice.target.version
+
+    async def _run_methods(
+        self, endpoint: Endpoint, code: LoadedCode, body: dict[str, Any], call: CallContext, state: State
+    ) -> Any:
         if code.preprocess is None:
             inputs = body_as(EncodeBody, body)
         else:

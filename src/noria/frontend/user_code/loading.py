@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import math
 import re
 import sys
 import types
@@ -13,11 +12,12 @@ from typing import Any, NamedTuple
 from noria.config import EndpointConfig
 from noria.errors import ConfigError, did_you_mean, short_repr
 from noria.frontend.user_code.threads import UserThreads
+from noria.statistics.variables import Variable, code_variables
 from noria.storage.private_files import read_own_file
 from noria.user_code import Context
 
 _PARAMETERS = {"load": ("ctx",), "preprocess": ("body", "state"), "postprocess": ("result", "state")}
-_MAX_STATISTICS, _MAX_BUCKETS = 16, 32  # of a class: each bucket is a series in Prometheus
+_MAX_STATISTICS = 16  # of a class
 
 
 class Method(NamedTuple):
@@ -34,7 +34,7 @@ class LoadedCode:
 
     preprocess: Method | None
     postprocess: Method | None
-    statistics: Mapping[str, tuple[float, ...]]  # upper bounds of the buckets, by name
+    variables: Mapping[str, Variable]  # that it records, by name
 
 
 async def load_code(config: EndpointConfig, context: Context) -> LoadedCode:
@@ -70,7 +70,7 @@ async def _load(config: EndpointConfig, context: Context) -> LoadedCode:
         threads.close()
     if error is not None:
         raise error
-    methods, statistics = loaded
+    methods, variables = loaded
     load = methods.get("load")
     if load is not None and load.is_async:
         try:
@@ -79,10 +79,10 @@ async def _load(config: EndpointConfig, context: Context) -> LoadedCode:
             raise
         except BaseException as failure:
             raise _failure(config, failure) from failure
-    return LoadedCode(methods.get("preprocess"), methods.get("postprocess"), statistics)
+    return LoadedCode(methods.get("preprocess"), methods.get("postprocess"), variables)
 
 
-def _load_in_thread(config: EndpointConfig, context: Context) -> tuple[dict[str, Method], dict[str, tuple[float, ...]]]:
+def _load_in_thread(config: EndpointConfig, context: Context) -> tuple[dict[str, Method], dict[str, Variable]]:
     code_class = _read_class(config)
     try:
         loaded = code_class()
@@ -91,14 +91,14 @@ def _load_in_thread(config: EndpointConfig, context: Context) -> tuple[dict[str,
     methods = {name: found for name in _PARAMETERS if (found := _read_method(config, loaded, name)) is not None}
     if not methods.keys() & {"preprocess", "postprocess"}:
         raise _rejected(config, f"the class {config.class_name} has neither preprocess nor postprocess", code_class)
-    statistics = _read_statistics(config, loaded)
+    variables = _read_statistics(config, loaded)
     load = methods.get("load")
     if load is not None and not load.is_async:
         try:
             load.function(context)
         except BaseException as error:
             raise _failure(config, error) from error
-    return methods, statistics
+    return methods, variables
 
 
 def _read_class(config: EndpointConfig) -> type:
@@ -147,21 +147,15 @@ def _read_method(config: EndpointConfig, loaded: object, name: str) -> Method | 
     return Method(name, function, inspect.iscoroutinefunction(function))
 
 
-def _read_statistics(config: EndpointConfig, loaded: object) -> dict[str, tuple[float, ...]]:
+def _read_statistics(config: EndpointConfig, loaded: object) -> dict[str, Variable]:
     declared = getattr(loaded, "statistics", {})
-    rule = f"allowed are at most {_MAX_STATISTICS} names, each with 1 to {_MAX_BUCKETS} ascending numbers"
     if not isinstance(declared, dict) or len(declared) > _MAX_STATISTICS:
-        raise _rejected(config, f"statistics is {short_repr(declared)}; {rule}", type(loaded))
-    for name, buckets in declared.items():
-        if (
-            not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}", str(name))
-            or not isinstance(buckets, list | tuple)
-            or not 1 <= len(buckets) <= _MAX_BUCKETS
-            or not all(isinstance(each, int | float) and math.isfinite(each) for each in buckets)
-            or sorted(set(buckets)) != list(buckets)
-        ):
-            raise _rejected(config, f"statistics[{name!r}] is {short_repr(buckets)}; {rule}", type(loaded))
-    return {str(name): tuple(map(float, buckets)) for name, buckets in declared.items()}
+        problem = f"statistics is {short_repr(declared)}; allowed is a dict of at most {_MAX_STATISTICS} names"
+        raise _rejected(config, problem, type(loaded))
+    try:
+        return code_variables({str(name): how for name, how in declared.items()})
+    except ValueError as error:
+        raise _rejected(config, str(error), type(loaded)) from error
 
 
 def _failure(config: EndpointConfig, error: BaseException) -> ConfigError:

@@ -1,54 +1,28 @@
-"""Statistics of user code: one histogram, in which each statistic has buckets of its own."""
+"""What the code of an endpoint records during one request."""
 
-import math
+from collections.abc import Mapping
 
-from prometheus_client import Histogram
+from noria.statistics.values import Values
+from noria.statistics.variables import Variable
 
-from noria.errors import ConfigError
-from noria.frontend.user_code.loading import LoadedCode
-from noria.observe.metrics import declarations
-
-_series: dict[tuple[str, str], tuple[tuple[float, ...], Histogram]] = {}
+_MAX_VALUES = 256  # of one request, to bound memory
 
 
-def declare_statistics(endpoint: str, code: LoadedCode) -> None:
-    """Export the statistics of a class, at 0 at first.
+class RecordedValues:
+    """The values of one request, which are counted when it has ended: only then its version is known."""
 
-    Raises:
-        ConfigError: one has other buckets than before, whose counts are exported until the server ends.
+    def __init__(self, variables: Mapping[str, Variable], wanted: Mapping[str, Variable]) -> None:
+        """`wanted` are those of `variables` that are counted of this request."""
+        self._variables, self.wanted = variables, wanted
+        self.values: Values = []
 
-    """
-    for name, buckets in code.statistics.items():
-        known, _ = _series.get((endpoint, name), (buckets, None))
-        if known != buckets:
-            raise ConfigError(
-                f"endpoint {endpoint!r}: statistics[{name!r}] has other buckets than since the start; give it another "
-                "name, or restart the server."
-            )
-    for name, buckets in code.statistics.items():
-        if (endpoint, name) not in _series:
-            _series[endpoint, name] = buckets, _make_series(endpoint, name, buckets)
-
-
-def record_statistic(endpoint: str, code: LoadedCode, name: str, value: float) -> None:
-    """Observe a value. Raises ValueError if the class has no such statistic, or the value is not finite."""
-    if name not in code.statistics:
-        raise ValueError(f"the class has no statistic {name!r}; it has {', '.join(code.statistics) or 'none'}")
-    if not math.isfinite(value):
-        raise ValueError(f"statistic {name!r} got {value}")
-    _series[endpoint, name][1].observe(float(value))
-
-
-def _make_series(endpoint: str, name: str, buckets: tuple[float, ...]) -> Histogram:
-    """Return the histogram of these labels. `labels` of prometheus_client would give it the buckets of the metric."""
-    metric, labels = declarations.USER_STATISTIC, (endpoint, name)
-    series = Histogram(
-        metric._name,
-        metric._documentation,
-        metric._labelnames,
-        registry=None,
-        _labelvalues=labels,
-        buckets=buckets,
-    )
-    metric._metrics[labels] = series  # type: ignore[assignment]
-    return series
+    def add(self, name: str, value: float | str) -> None:
+        """Keep a value, from any thread. Raises ValueError: there is no such variable, or it has no such values."""
+        if (variable := self._variables.get(name)) is None:
+            raise ValueError(f"there is no statistic {name!r} here; there are {', '.join(self._variables) or 'none'}")
+        if variable.kind != "category" and (value := float(value)) < 0 and variable.kind == "counter":
+            raise ValueError(f"statistic {name!r} is a counter and got {value}; it counts up only")
+        if len(self.values) >= _MAX_VALUES:
+            raise ValueError(f"one request records at most {_MAX_VALUES} values")
+        if name in self.wanted:
+            self.values.append((name, value))

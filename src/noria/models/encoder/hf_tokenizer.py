@@ -40,6 +40,7 @@ class HuggingFaceTokenizer:
         self._has_spans = spec.task == "token_classification"
         # The fast one knows no characters.
         self._encode_batch = self._tokenizer.encode_batch if self._has_spans else self._tokenizer.encode_batch_fast
+        self._unknown_id = _unknown_id(self._tokenizer)
         self.max_length = spec.max_length
         self.id_bytes: Literal[2, 4] = 2 if spec.vocab_size <= 2**16 else 4
 
@@ -61,7 +62,8 @@ class HuggingFaceTokenizer:
         packed = struct.pack(f"<{len(ids)}{'H' if self.id_bytes == 2 else 'I'}", *ids)
         types = bytes(encoding.type_ids) if self._has_types and not isinstance(text, str) else b""
         spans = _spans(whole, encoding, num_cut if side == "left" else 0) if self._has_spans else ()
-        return TokenizedText(len(ids), packed, types, num_cut, spans)
+        num_unknown = 0 if self._unknown_id is None else ids.count(self._unknown_id)
+        return TokenizedText(len(ids), packed, types, num_cut, num_unknown, spans)
 
     def _cut(self, text: TextInput, side: TruncationSide) -> Any:
         """Tokenize a text that is too long again, and cut its own tokens before special ones are added."""
@@ -71,6 +73,13 @@ class HuggingFaceTokenizer:
         for part, length in zip(parts, _lengths_within(room, [len(part) for part in parts]), strict=True):
             part.truncate(length, direction=side)
         return self._tokenizer.post_process(*parts)
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """Return the id of the unknown token; None: the tokenizer has none, as those of bytes."""
+    token = getattr(tokenizer.model, "unk_token", None) or "<unk>"
+    token_id: int | None = tokenizer.token_to_id(token)
+    return token_id
 
 
 def _spans(whole: Any, encoding: Any, num_cut: int) -> list[CharSpan | None]:

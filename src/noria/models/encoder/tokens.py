@@ -20,6 +20,7 @@ class TokenizedText(NamedTuple):
     token_ids: bytes  # little-endian, each `Tokenizer.id_bytes` long
     type_ids: bytes = b""  # a byte for each token; empty: all 0
     num_cut: int = 0  # tokens that were cut off, because the text was longer than `Tokenizer.max_length`
+    num_unknown: int = 0  # tokens that are the tokenizer's unknown one
     spans: Sequence[CharSpan | None] = ()  # of each token, None of special ones; only if the model classifies tokens
 
 

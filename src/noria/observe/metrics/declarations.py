@@ -7,8 +7,9 @@ front end. The counts of ended processes are kept: the supervisor merges them in
 
 Labels are bounded: a path is a route's template or "other", a model is one that is served or "other", an outcome or
 reason is "ok" or a code of `noria.errors` (`outcomes.py`), a shape is one of the first `MAX_SHAPES` sizes generated or
-"other", a version is one that was deployed, an endpoint is a configured one, a statistic one that its class declares,
-and there is one engine for each kind of model on each device. Engine metrics have an `engine` label, so that an idle,
+"other", a version is one that is served, an endpoint is a configured one or a model, a variable one that is declared,
+with at most 64 categories, and there is one engine for each kind of model on each device. Engine metrics have an
+`engine` label, so that an idle,
 slow or faulty engine can be seen; a restarted engine continues its counters. Only the iteration time has no `engine`
 label: by shape and engine it would be 600 series per engine, and an engine's busy time divided by its iterations shows
 the same.
@@ -22,6 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from noria.observe.metrics.mmap_writer import write_allocated_files
 from noria.protocol.messages import ExitCause
+from noria.statistics.variables import BUILT_IN_VARIABLES
 
 MetricKind = Literal["counter", "gauge", "histogram"]
 
@@ -264,14 +266,54 @@ USER_CODE_STUCK_THREADS = _gauge(
     "noria_user_code_stuck_threads",
     "Threads in calls of methods that have exceeded their time limit, at the last change.",
 )
-USER_STATISTIC = _histogram(
+
+_SECTION = "Statistics of requests and results, counted by the front ends; drift, by the registrar"
+
+STATISTICS_INVALID = _counter(
     _SECTION,
-    "noria_user_statistic",
-    "Values that the code records, in buckets that its class declares.",
+    "noria_statistics_invalid",
+    "Values of a variable that are not finite; they are in no histogram.",
     "endpoint",
-    "statistic",
-    buckets=(1.0,),
+    "version",
+    "variable",
 )
+_DRIFT_LABELS = ("endpoint", "version", "variable")
+DRIFT_PSI = _gauge(
+    _SECTION,
+    "noria_drift_psi",
+    "Population stability index of the last 12 windows and the reference, corrected for sample size; NaN with fewer "
+    "than 200 values.",
+    *_DRIFT_LABELS,
+)
+DRIFT_KS = _gauge(
+    _SECTION,
+    "noria_drift_ks",
+    "Largest difference of the cumulative shares (Kolmogorov–Smirnov) of a histogram and the reference.",
+    *_DRIFT_LABELS,
+)
+DRIFT_JS = _gauge(
+    _SECTION,
+    "noria_drift_js",
+    "Jensen–Shannon divergence from the reference, in bits.",
+    *_DRIFT_LABELS,
+)
+DRIFT_UNSEEN = _gauge(
+    _SECTION,
+    "noria_drift_unseen_ratio",
+    "Share of the values whose categories the reference does not have.",
+    *_DRIFT_LABELS,
+)
+
+for _variable in BUILT_IN_VARIABLES.values():  # `frontend/statistics/families.py` exports those that are counted
+    _is_category = _variable.kind == "category"
+    declare(
+        f"noria_stat_{_variable.name}{'_total' if _is_category else ''}",
+        "counter" if _is_category else "histogram",
+        _variable.description,
+        ("endpoint", "version", "category") if _is_category else ("endpoint", "version"),
+        _variable.edges,
+        section=_SECTION,
+    )
 
 _SECTION = "Jobs, counted by the front ends"
 

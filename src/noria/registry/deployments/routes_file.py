@@ -8,7 +8,7 @@ import msgspec
 from noria.config import Config, data_folder
 from noria.errors import ConfigError
 from noria.protocol.routes import Routes
-from noria.storage.private_files import make_private_folder
+from noria.storage.private_files import replace_private_file
 
 
 def routes_file(config: Config) -> pathlib.Path:
@@ -35,11 +35,4 @@ def read_routes(file: pathlib.Path) -> Routes:
 
 def write_routes(file: pathlib.Path, routes: Routes) -> None:
     """Replace the routes in a file; who reads it meanwhile gets the old or the new ones. Raises OSError."""
-    make_private_folder(file.parent)
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(msgspec.json.encode(routes))
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(new, file)
+    replace_private_file(file, msgspec.json.encode(routes))

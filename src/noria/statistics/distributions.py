@@ -18,7 +18,7 @@ MAX_CATEGORIES = 64  # of one variable; a time series and some 100 bytes each
 _MAX_CATEGORY_CHARS = 100
 
 
-class Histogram(Struct):
+class Histogram(Struct, tag="histogram"):
     """Counts of values between fixed edges. Cell k has the values in (edges[k − 1], edges[k]], the last has the rest.
 
     Cells are closed on the right, as Prometheus' label `le` means it; numpy's are closed on the left.
@@ -26,8 +26,8 @@ class Histogram(Struct):
 
     edges: tuple[float, ...]  # ascending, finite
     counts: list[int] = []  # one more than edges
-    sum: float = 0.0  # of the finite values
-    num_invalid: int = 0  # NaN; in no cell
+    sum: float = 0.0
+    num_invalid: int = 0  # NaN or infinite; in no cell
 
     def __post_init__(self) -> None:
         """Raises ValueError if the edges are no edges, or the counts do not fit them."""
@@ -45,13 +45,12 @@ class Histogram(Struct):
         return sum(self.counts)
 
     def record(self, value: float) -> None:
-        """Count one value. Infinite values are in the first or last cell."""
-        if math.isnan(value):
+        """Count one value."""
+        if not math.isfinite(value):
             self.num_invalid += 1
             return
         self.counts[bisect.bisect_left(self.edges, value)] += 1
-        if math.isfinite(value):
-            self.sum += value
+        self.sum += value
 
     def merge(self, other: "Histogram") -> "Histogram":
         """Return the histogram of all values of both. Raises ValueError if their edges differ."""
@@ -69,6 +68,12 @@ class Histogram(Struct):
         return {name: count for name, count in zip(names, self.counts, strict=True) if count}
 
 
+def cell_name(edges: Sequence[float], value: float) -> str:
+    """Return the name in `Histogram.cells` of the cell that a finite value is in."""
+    index = bisect.bisect_left(edges, value)
+    return f"{edges[index]:g}" if index < len(edges) else "+Inf"
+
+
 def check_edges(edges: Sequence[float]) -> None:
     """Raise ValueError unless `edges` are one or more ascending finite numbers."""
     if not edges or not all(map(math.isfinite, edges)) or any(a >= b for a, b in itertools.pairwise(edges)):
@@ -84,7 +89,12 @@ def check_same_edges(first: Histogram, second: Histogram) -> None:
         )
 
 
-class CategoryCounts(Struct):
+def category_name(text: str) -> str:
+    """Return the name by which a category is counted: its first 100 characters."""
+    return text[:_MAX_CATEGORY_CHARS]
+
+
+class CategoryCounts(Struct, tag="categories"):
     """Counts of at most `max_categories` categories; later ones count as "other", so hostile names take no memory."""
 
     max_categories: int = MAX_CATEGORIES
@@ -97,8 +107,8 @@ class CategoryCounts(Struct):
         return sum(self.counts.values()) + self.other
 
     def record(self, category: str, count: int = 1) -> None:
-        """Count a category. Only the first 100 characters of its name are kept."""
-        category = category[:_MAX_CATEGORY_CHARS]
+        """Count a category, by `category_name`."""
+        category = category_name(category)
         if category in self.counts or (len(self.counts) < self.max_categories and category != OTHER):
             self.counts[category] = self.counts.get(category, 0) + count
         else:
@@ -115,6 +125,18 @@ class CategoryCounts(Struct):
     def cells(self) -> dict[str, int]:
         """Counts by category, "other" among them if there are any."""
         return self.counts | ({OTHER: self.other} if self.other else {})
+
+
+Counts = Histogram | CategoryCounts
+
+
+def merge_counts(first: Counts, second: Counts) -> Counts:
+    """Return the counts of both. Raises ValueError if they are not of one variable."""
+    if isinstance(first, Histogram) and isinstance(second, Histogram):
+        return first.merge(second)
+    if isinstance(first, CategoryCounts) and isinstance(second, CategoryCounts):
+        return first.merge(second)
+    raise ValueError("a histogram and counts of categories cannot be merged")
 
 
 def add_counts(*counts: Mapping[str, int]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from noria.canary.distributions import CategoryCounts, Histogram, check_same_edges
+from noria.statistics.distributions import CategoryCounts, Histogram, check_same_edges
 
 MIN_SAMPLES = 200
 """Of each side. Without drift the corrected PSI of ten cells exceeds 0.1 in 0.1 % of the cases with so many, and in

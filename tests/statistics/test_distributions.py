@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.canary.distributions import CategoryCounts, Histogram
+from noria.statistics.distributions import CategoryCounts, Histogram, cell_name
 
 EDGES = (-1.0, 0.0, 0.5, 2.0)
 # Many values on edges, where the two conventions differ.
@@ -40,9 +40,15 @@ def test_merged_counts_are_those_of_all_values(first, second):
 
 
 def test_values_that_are_no_numbers_harm_nothing():
-    histogram = histogram_of(math.nan, math.inf, -math.inf, 1.0)
-    assert (histogram.counts, histogram.sum, histogram.num_invalid) == ([1, 0, 0, 1, 1], 1.0, 1)
-    assert histogram.cells() == {"-1": 1, "2": 1, "+Inf": 1}
+    histogram = histogram_of(math.nan, math.inf, -math.inf, 1.0, 3.0)
+    assert (histogram.counts, histogram.sum, histogram.num_invalid) == ([0, 0, 0, 1, 1], 4.0, 3)
+    assert histogram.cells() == {"2": 1, "+Inf": 1}
+
+
+@settings(max_examples=25)
+@given(st.one_of(st.sampled_from(EDGES), st.floats(-3, 3)))
+def test_the_cell_of_a_value_is_the_one_that_counts_it(value):
+    assert histogram_of(value).cells() == {cell_name(EDGES, value): 1}
 
 
 @pytest.mark.parametrize("edges", [(), (1.0, 1.0), (2.0, 1.0), (0.0, math.nan), (math.inf,)])

@@ -8,8 +8,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.canary.distributions import CategoryCounts, Histogram
-from noria.canary.drift import (
+from noria.statistics.distributions import CategoryCounts, Histogram
+from noria.statistics.drift import (
     MIN_SAMPLES,
     chi_square,
     chi_square_tail,

@@ -1,0 +1,1 @@
+"""Counts variables of requests and results."""

@@ -1,0 +1,146 @@
+"""Counts the variables of requests in a front end, in memory; twice a second the counts go to the metrics and reports.
+
+Everything here runs in the event loop. A value costs about a microsecond, and memory is bounded: there are as many
+counts as variables of versions at endpoints, and each has a limited number of cells.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+
+from noria.config import StatisticsConfig
+from noria.errors import ConfigError
+from noria.frontend.engines.version_choice import add_canary_values
+from noria.frontend.statistics.families import declare_family, export_counts
+from noria.statistics.distributions import MAX_CATEGORIES, OTHER, CategoryCounts, Counts, category_name, merge_counts
+from noria.statistics.values import Values
+from noria.statistics.variables import Declarations, Variable
+from noria.statistics.windows import CountsReport, SeriesKey
+
+_EXPORT_INTERVAL_S = 0.5
+_MAX_REPORTS = 20_000  # that wait for the registrar; with more, the oldest are dropped
+NO_VERSION = "none"
+"""The version of values that were recorded without a model."""
+
+
+class StatisticsRecorder:
+    """The counts of a front end. Raises ConfigError: the configuration's variables are not allowed."""
+
+    def __init__(
+        self,
+        config: StatisticsConfig = StatisticsConfig(),  # noqa: B008 - immutable
+        clock: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`draw` returns numbers from 0 to below 1, by which requests are sampled."""
+        self._window_s, self._clock, self._draw = config.window_s, clock, draw
+        self._declarations = Declarations(config)
+        for variable in self._declarations.variables.values():
+            declare_family(variable)
+        self._code: dict[str, Mapping[str, Variable]] = {}  # variables of classes, by endpoint
+        self._at: dict[str, tuple[dict[str, Variable], dict[str, float]]] = {}  # variables and sampling, by endpoint
+        self._counts: dict[tuple[str, str], dict[str, Counts]] = {}  # since the last flush; by endpoint and version
+        self._categories: dict[SeriesKey, set[str]] = {}  # those that have a name of their own
+        self._reports: dict[tuple[SeriesKey, int], CountsReport] = {}
+        self._has_reader = False  # whether somebody takes the reports
+
+    def declare_code(self, endpoint: str, variables: Mapping[str, Variable]) -> None:
+        """Count what the class of an endpoint declares, and what it declared before.
+
+        Raises:
+            ConfigError: a variable is counted otherwise already.
+
+        """
+        for variable in variables.values():
+            known = self._declarations.variables.get(variable.name)
+            if known is not None and not known.is_alike(variable):
+                raise ConfigError(
+                    f"endpoint {endpoint!r}: its class declares {variable.name} otherwise than statistics.variables of "
+                    "the configuration. Leave one of them out."
+                )
+        for variable in variables.values():
+            try:
+                declare_family(variable)
+            except ConfigError as error:
+                raise ConfigError(f"endpoint {endpoint!r}: {error.message}") from error
+        self._code[endpoint] = {**self._code.get(endpoint, {}), **variables}
+        self._at.pop(endpoint, None)
+
+    def variables_at(self, endpoint: str) -> Mapping[str, Variable]:
+        """Return the variables of an endpoint, by name."""
+        found = self._at.get(endpoint)
+        if found is None:
+            found = self._at[endpoint] = self._declared_at(endpoint)
+        return found[0]
+
+    def wanted(self, endpoint: str) -> Mapping[str, Variable]:
+        """Return the variables of which a new request is counted; of most requests all of the endpoint, or none."""
+        variables, sampled = self.variables_at(endpoint), self._at[endpoint][1]
+        if not sampled:
+            return variables
+        drawn = self._draw()
+        return {name: variable for name, variable in variables.items() if drawn < sampled.get(name, 1.0)}
+
+    def _declared_at(self, endpoint: str) -> tuple[dict[str, Variable], dict[str, float]]:
+        sampling = self._declarations.sampling_at(endpoint)
+        variables = {name: self._declarations.variables[name] for name in sampling} | dict(self._code.get(endpoint, {}))
+        return variables, {name: share for name, share in sampling.items() if share < 1}
+
+    def record(self, endpoint: str, version: str, wanted: Mapping[str, Variable], values: Values) -> None:
+        """Count the values of one request, also for a canary that it takes part in."""
+        counts = self._counts.get((endpoint, version))
+        if counts is None:
+            counts = self._counts[endpoint, version] = {}
+        for name, value in values:
+            mine = counts.get(name)
+            if mine is None:
+                mine = counts[name] = wanted[name].new_counts()
+            if isinstance(mine, CategoryCounts):
+                mine.record(self._category(SeriesKey(endpoint, version, name), str(value)))
+            else:
+                mine.record(float(value))
+        add_canary_values(endpoint, wanted, values)
+
+    def _category(self, series: SeriesKey, value: str) -> str:
+        """Return the name by which a category is counted: of at most 64, as each is a time series, else "other"."""
+        name, known = category_name(value), self._categories.setdefault(series, set())
+        if name in known:
+            return name
+        if len(known) >= MAX_CATEGORIES:
+            return OTHER
+        known.add(name)
+        return name
+
+    def flush(self) -> None:
+        """Add what was counted to the metrics, and to the reports if somebody takes them."""
+        counted, self._counts = self._counts, {}
+        window = int(self._clock() / self._window_s)
+        for (endpoint, version), variables in counted.items():
+            for name, counts in variables.items():
+                export_counts(name, endpoint, version, counts)
+                if self._has_reader:
+                    self._add_report(SeriesKey(endpoint, version, name), window, counts)
+
+    def _add_report(self, series: SeriesKey, window: int, counts: Counts) -> None:
+        kind, known = self._at[series.endpoint][0][series.variable].kind, self._reports.get((series, window))
+        total = counts if known is None else merge_counts(known.counts, counts)
+        self._reports[series, window] = CountsReport(series, kind, window, total)
+        while len(self._reports) > _MAX_REPORTS:
+            del self._reports[next(iter(self._reports))]
+
+    def take_reports(self) -> tuple[CountsReport, ...]:
+        """Flush, and return what was counted since the last call."""
+        self._has_reader = True
+        self.flush()
+        taken, self._reports = self._reports, {}
+        return tuple(taken.values())
+
+    async def run(self) -> None:
+        """Flush twice a second until cancelled, and then once more."""
+        try:
+            while True:
+                await asyncio.sleep(_EXPORT_INTERVAL_S)
+                self.flush()
+        finally:
+            self.flush()

@@ -1,0 +1,1 @@
+"""Distributions that versions are compared with, and what a server has counted."""
