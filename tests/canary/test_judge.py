@@ -214,7 +214,8 @@ def test_a_merged_arm_has_all_of_both(first, second):
         (lambda: JudgeSettings(hard_stop_e=2), "hard_stop_e is 2; allowed is 20 or more"),
         (lambda: JudgeSettings(latency_tolerance=math.inf), "latency_tolerance is inf"),
         (lambda: JudgeSettings(guards=("errors",)), "errors has its own guard"),
-        (lambda: JudgeSettings(guards=("a", "a")), "each has a name of its own"),
+        (lambda: JudgeSettings(guards=("a", "a")), "allowed are at most 16, each once"),
+        (lambda: JudgeSettings(guards=("no name",)), "'no name' is no name of a variable"),
     ],
 )
 def test_impossible_values_are_rejected(make, message):

@@ -270,6 +270,23 @@ def test_a_bad_canary_is_rolled_back_and_a_good_one_promoted(
     run(scenario, tmp_path, folders)
 
 
+def test_a_canary_whose_results_are_distributed_otherwise_is_rolled_back(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        number = deploy(server, plan=RampPlan((50.0,)), guards=("image_brightness",))
+        await server.poll_until(lambda: server.state(number) == "canary")
+        for _ in range(4):
+            arms = [Arm(50, cells={"image_brightness": {cell: 40, "0.5": 10}}) for cell in ("0.4", "0.6")]
+            server.windows.append(WindowReport(number, int(server.now / WINDOW_S), *arms))
+            await server.poll()
+            server.now += WINDOW_S + 1
+        await server.poll_until(lambda: server.state(number) == "rolled_back")
+        assert server.store.find(number).last_change.why.startswith("image_brightness: another distribution")
+
+    run(scenario, tmp_path, folders)
+
+
 async def send_windows(server: Server, number: int, errors: int) -> None:
     """Serve a hundred requests, half of them by the canary, and let the window end."""
     arms = Arm(50, 0), Arm(50, errors)

@@ -15,6 +15,7 @@ The state is immutable, bounded and JSON (`msgspec.json`): it is stored as the e
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -27,6 +28,8 @@ from noria.statistics.distributions import MAX_CATEGORIES, OTHER, add_counts
 from noria.statistics.drift import MIN_SAMPLES, corrected_psi
 
 ERRORS, LATENCY = "errors", "latency"
+GUARD_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}\Z"  # of the names of variables
+MAX_GUARDS = 16
 
 _ERROR_INCREASES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.9)  # that the errors' e-process averages over
 _PRIOR_ERRORS, _PRIOR_REQUESTS = 0.5, 50.0  # the guess of the control's error rate before the first window: 1 %
@@ -92,8 +95,11 @@ class JudgeSettings(Struct, frozen=True):
         _require(0 <= self.max_psi < math.inf, "max_psi", self.max_psi, "0 or more")
         if reserved := {ERRORS, LATENCY}.intersection(self.guards):
             raise ValueError(f"guards are {short_repr(self.guards)}; {', '.join(sorted(reserved))} has its own guard")
-        if len(set(self.guards)) < len(self.guards):
-            raise ValueError(f"guards are {short_repr(self.guards)}; each has a name of its own")
+        if len(set(self.guards)) < len(self.guards) or len(self.guards) > MAX_GUARDS:
+            raise ValueError(f"guards are {short_repr(self.guards)}; allowed are at most {MAX_GUARDS}, each once")
+        for guard in self.guards:
+            if not re.match(GUARD_PATTERN, guard):
+                raise ValueError(f"{short_repr(guard)} is no name of a variable, such as image_brightness")
 
 
 def _require(holds: bool, name: str, value: float, allowed: str) -> None:

@@ -45,12 +45,14 @@ from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes, without_other_kinds
+from noria.frontend.routes.statistics import StatisticsRoutes
 from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.lineage import LineageService
 from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.services.statistics import StatisticsService
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
@@ -61,6 +63,7 @@ from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec
 from noria.registry.schema import open_registry
+from noria.registry.statistics.file import statistics_file
 
 if TYPE_CHECKING:
     from noria.frontend.open_inference.grpc_server import GrpcServer
@@ -69,6 +72,7 @@ PAGES = {
     "/": "playground.html",
     "/text": "text.html",
     "/live": "live.html",
+    "/drift": "drift.html",
 }
 
 
@@ -147,6 +151,7 @@ def build_app(
         *live.routes,
         *LineageRoutes(LineageService(registry), body_reader).routes,
         *DeploymentRoutes(registry, body_reader).routes,
+        *StatisticsRoutes(StatisticsService(statistics_file(config))).routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,
         *OpenInferenceRoutes(open_inference, body_reader).routes,

@@ -85,7 +85,8 @@ def test_a_version_is_deployed_beside_another_and_promoted(noria, store):
 
 
 def test_status_in_json_has_evidence_and_verdict(noria, store):
-    noria("deploy", "a", "shapes@1", "--canary", "10%", "--min-responses", "20", "--max-error-increase", "5 %")
+    judge = ("--min-responses", "20", "--max-error-increase", "5 %", "--guard", "image_brightness")
+    noria("deploy", "a", "shapes@1", "--canary", "10%", *judge)
     mount(store)
     noria("deploy", "b", "shapes@1")
     first, second = map(json.loads, noria("status", "--json").splitlines())
@@ -93,6 +94,9 @@ def test_status_in_json_has_evidence_and_verdict(noria, store):
     assert (first["verdict"]["outcome"], len(first["verdict"]["interval"])) == ("inconclusive", 2)
     settings = first["unfinished"]["judge_settings"]
     assert (settings["min_responses"], settings["max_error_increase"]) == (20, 0.05)
+    assert settings["guards"] == ["image_brightness"]
+    assert "image_brightness: 0 of 200 values" in first["verdict"]["reason"]
+    assert "--guard: guards are" in noria("deploy", "c", "shapes", "--canary", "5", "--guard", "errors", status=2)
     assert (second["unfinished"]["state"], second["verdict"]) == ("pending", None)
     assert json.loads(noria("status", "b", "--json"))["unfinished"]["version"]["number"] == 1
 

@@ -10,6 +10,8 @@ from typing import get_args
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from noria.config import StatisticsConfig
+from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import DECLARATIONS, REGISTRY
@@ -19,6 +21,7 @@ from noria.observe.metrics.exposition import exposition, observe
 from noria.observe.metrics.process_metrics import ProcessCollector
 from noria.protocol.messages import ExitCause
 from noria.scheduling.types import Phase
+from noria.statistics.variables import BUILT_IN
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs"
 
@@ -31,9 +34,21 @@ def test_exactly_the_declared_metrics_are_exported():
     exported = {
         f"{family.name}_total" if family.type == "counter" else family.name: family.type
         for family in (*REGISTRY.collect(), *ProcessCollector().collect())
+        if not family.name.startswith("noria_stat_")  # those that a configuration declares
     }
-    declared = {each.name: each.kind for each in DECLARATIONS.values() if not each.name.startswith("DCGM_")}
-    assert exported == declared
+    read = ("DCGM_", "noria_stat_")
+    assert exported == {each.name: each.kind for each in DECLARATIONS.values() if not each.name.startswith(read)}
+
+
+def test_built_in_variables_are_exported_as_they_are_declared():
+    StatisticsRecorder(StatisticsConfig(builtin=tuple(BUILT_IN)))
+    exported = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in REGISTRY.collect()
+    }
+    declared = {each.name: each.kind for each in DECLARATIONS.values() if each.name.startswith("noria_stat_")}
+    assert len(declared) == sum(map(len, BUILT_IN.values()))
+    assert declared.items() <= exported.items()
 
 
 def test_queries_in_the_docs_use_metrics_that_exist():

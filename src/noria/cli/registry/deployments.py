@@ -63,6 +63,14 @@ def add_to(commands: Any) -> list[Parser]:
         "--max-error-increase", metavar="PERCENT", help="points by which a good canary's error rate may be higher (3)"
     )
     deploy.add_argument(
+        "--guard",
+        metavar="VARIABLE",
+        action="append",
+        default=[],
+        help="a counted variable, such as image_brightness, of which a good canary has the same distribution; may be "
+        "repeated",
+    )
+    deploy.add_argument(
         "--wait", metavar="SECONDS", type=argument_type(_seconds), help="wait until it serves, or the canary is loaded"
     )
     promote = add_command(commands, "promote", run_promote, "ENDPOINT", "let an endpoint's canary or shadow go on")
@@ -218,9 +226,14 @@ def _judge_settings_of(arguments: argparse.Namespace) -> "JudgeSettings":
         given["min_responses"] = int(arguments.min_responses)
     if arguments.max_error_increase is not None:
         given["max_error_increase"] = _percent("--max-error-increase", arguments.max_error_increase) / 100
+    if arguments.guard:
+        given["guards"] = tuple(arguments.guard)
     if given and arguments.canary is None and arguments.ramp is None:
         raise ConfigError("a judge is of a canary; give --canary or --ramp, too.")
-    return JudgeSettings(**given)
+    try:
+        return JudgeSettings(**given)
+    except ValueError as error:
+        raise ConfigError(f"--guard: {error}.") from error
 
 
 def _percent(flag: str, text: str) -> float:

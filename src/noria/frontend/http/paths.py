@@ -10,7 +10,7 @@ HEALTH_PATHS = frozenset(
 )
 """The routes of probes."""
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", "/openapi.json", "/docs", "/live", "/text", "/"}
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", "/openapi.json", "/docs", "/live", "/text", "/drift", "/"}
 """Paths whose GET needs no API key: none creates, lists or returns images or results."""
 
 ASSETS_PATH = "/pages"
@@ -26,6 +26,8 @@ LINEAGE_PATH = "/api/v1/lineage"
 """OpenLineage's path, to which its clients post."""
 
 DEPLOYMENTS_PATH = "/v1/deployments"
+
+STATISTICS_PATH = "/v1/statistics"
 
 _SCOPES: dict[str, KeyScope | None] = {
     "/t2i": "generate",
@@ -45,6 +47,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/v1/live": None,
     LINEAGE_PATH: "registry",
     DEPLOYMENTS_PATH: "registry",
+    STATISTICS_PATH: "registry",
 }  # by the beginning of the path
 
 

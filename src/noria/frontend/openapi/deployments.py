@@ -20,6 +20,7 @@ DESCRIPTIONS = {
     "endpoint get 503 meanwhile",
     "min_responses": "responses of a canary before it can fail; by default 80",
     "max_error_increase": "points by which the error rate of a canary that passes may be higher; by default 3",
+    "guards": "counted variables, such as `image_brightness`, of which a canary that passes has the same distribution",
     "follow": "deploy each version that `version`, MODEL@ALIAS or MODEL, names later, too, until the next deployment "
     "without it",
     "why": "the reason, which is kept",

@@ -26,6 +26,7 @@ _GROUPS = {
     "Jobs": ("/v1/jobs",),
     "The running batch": ("/v1/live",),
     "Deployments": ("/v1/deployments",),
+    "Statistics": ("/v1/statistics",),
     "Lineage": ("/api/v1/lineage",),
     "A1111's API": ("/sdapi/",),
     "The server itself": ("/",),
@@ -313,6 +314,7 @@ def _page(version: str, content: str) -> str:
     <a href="/" data-kind="diffusion">Images</a>
     <a href="/text" data-kind="encoder">Text</a>
     <a href="/live">Live</a>
+    <a href="/drift">Drift</a>
     <a href="/docs" aria-current="page">API</a>
     <a href="/docs#metrics">Metrics</a>
   </nav>

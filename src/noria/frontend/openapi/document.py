@@ -25,7 +25,18 @@ from noria.errors import (
 )
 from noria.frontend.http.errors import ErrorBody
 from noria.frontend.http.paths import is_open, needed_scope
-from noria.frontend.openapi import a1111, deployments, embeddings, endpoints, images, jobs, lineage, open_inference, tei
+from noria.frontend.openapi import (
+    a1111,
+    deployments,
+    embeddings,
+    endpoints,
+    images,
+    jobs,
+    lineage,
+    open_inference,
+    statistics,
+    tei,
+)
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -81,6 +92,7 @@ _STRUCTS = (
     LineageEventBody,
     ErrorBody,
     *deployments.STRUCTS,
+    *statistics.STRUCTS,
     *tei.STRUCTS,
     *open_inference.STRUCTS,
 )
@@ -228,6 +240,7 @@ def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
         },
         **lineage.paths(),
         **deployments.paths(),
+        **statistics.paths(),
         **tei.paths(),
         **open_inference.paths(),
         **a1111.paths(),

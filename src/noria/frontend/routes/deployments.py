@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noria.canary.judge import JudgeSettings
+from noria.canary.judge import GUARD_PATTERN, MAX_GUARDS, JudgeSettings
 from noria.canary.ramp import RampPlan, parse_ramp
 from noria.canary.shadow import MAX_CHARS, ShadowPlan, parse_shadow
 from noria.errors import InvalidField
@@ -35,6 +35,7 @@ class DeployRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     swap: bool = False
     min_responses: Annotated[int, Meta(ge=1, le=10**9)] | None = None
     max_error_increase: Annotated[float, Meta(gt=0, le=100)] | None = None
+    guards: Annotated[tuple[Annotated[str, Meta(pattern=GUARD_PATTERN)], ...], Meta(max_length=MAX_GUARDS)] = ()
     follow: bool = False
     why: Annotated[str, Meta(max_length=1000)] = ""
 
@@ -140,12 +141,17 @@ def _shadow_of(body: DeployRequestBody) -> ShadowPlan | None:
 
 def _judge_settings_of(body: DeployRequestBody) -> JudgeSettings:
     """Return the judge's settings that are given. Raises InvalidField."""
-    given = {
+    given: dict[str, object] = {
         "min_responses": body.min_responses,
         "max_error_increase": None if body.max_error_increase is None else body.max_error_increase / 100,
     }
     given = {name: value for name, value in given.items() if value is not None}
+    if body.guards:
+        given["guards"] = body.guards
     if given and body.canary is None and body.ramp is None:
         name = next(iter(given))
         raise InvalidField(f"{name} is for the judge of a canary; send canary or ramp, too.", field=name)
-    return JudgeSettings(**given)  # type: ignore[arg-type]
+    try:
+        return JudgeSettings(**given)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidField(f"{error}.", field="guards") from error
