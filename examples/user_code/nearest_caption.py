@@ -11,7 +11,7 @@ from noria.user_code import InvalidInput
 
 
 class NearestCaption:
-    # name of a statistic and the upper bounds of its buckets: noria_user_statistic{statistic="similarity"}
+    # name of a variable and its edges: noria_stat_similarity in Prometheus, docs/statistics.md
     statistics = {"similarity": (0.2, 0.4, 0.6, 0.8, 1.0)}  # noqa: RUF012 - nobody changes it
 
     def load(self, ctx):

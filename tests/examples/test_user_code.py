@@ -52,4 +52,4 @@ def test_the_example_runs_with_minilm_and_the_bundled_model(monkeypatch):
         answer = web.post("/v1/endpoints/captions", json=body).json()
         assert answer["found"][0]["caption"] == "a small green triangle"
         assert answer["image"].startswith("iVBORw0")
-        assert 'noria_user_statistic_count{endpoint="captions",statistic="similarity"} 1' in web.get("/metrics").text
+        wait_until(lambda: 'noria_stat_similarity_count{endpoint="captions",' in web.get("/metrics").text)
