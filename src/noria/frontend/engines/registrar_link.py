@@ -97,6 +97,4 @@ class RegistrarLink:
         shadows = self._engine_pool.shadows.take_counts()
         in_flight, ended = versions.in_flight(), versions.take_ended()
         statistics = self._statistics.take_reports()
-        return FrontendReport(
-            self._name, versions.generation, in_flight, ended, first_open, shadows, statistics
-        )
+        return FrontendReport(self._name, versions.generation, in_flight, ended, first_open, shadows, statistics)

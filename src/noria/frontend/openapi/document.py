@@ -251,6 +251,7 @@ def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
         "/docs": get_only(
             "Read the documentation of this API", "One page that loads nothing from other servers.", "text/html"
         ),
+        "/drift": get_only("The page of drift", "Distributions beside their reference, and over time.", "text/html"),
         "/live": get_only(
             "Open the live view", "A page with the running batch, its queue and its statistics.", "text/html"
         ),
