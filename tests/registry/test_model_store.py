@@ -17,6 +17,7 @@ from noria.registry.schema import (
     endpoints,
     run_io,
     runs,
+    tag_events,
     version_events,
 )
 from noria.storage.database import write_transaction
@@ -66,6 +67,37 @@ def test_a_version_is_found_by_number_by_alias_and_as_the_latest(store):
         with pytest.raises(RegistryError) as caught:
             store.get(spec)
         assert words in caught.value.message
+
+
+def test_the_latest_version_with_all_tags_is_found(store):
+    for content in "abc":
+        store.add("shapes", folder(content), at(1))
+    assert store.tag("shapes@1", {"stage=prod", "lang=en"}, at(2)).tags == ("lang=en", "stage=prod")
+    store.tag("shapes@2", {"stage=prod"}, at(3))
+    assert [store.get(f"shapes@{tags}").number for tags in ("stage=prod", "stage=prod,lang=en")] == [2, 1]
+    assert store.tag("shapes@2", {"stage=test"}, at(4)).tags == ("stage=test",)  # one value for a key
+    assert store.get("shapes@stage=prod").number == 1
+    assert [version.number for version in store.all_versions(tags={"stage=prod"})] == [1]
+    assert store.tag("shapes@1", {"stage=prod"}, at(5), delete=True).tags == ("lang=en",)
+    for spec, words in {
+        "shapes@stage=prod": "no version of shapes has the tag stage=prod. Did you mean 'stage=test'? Its versions",
+        "shapes@stage=": "the tag 'stage=' is not allowed",
+    }.items():
+        with pytest.raises(RegistryError) as caught:
+            store.get(spec)
+        assert words in caught.value.message
+    with pytest.raises(RegistryError, match=r"shapes@1 has no tag 'stage=prod'\. Its tags are lang=en"):
+        store.tag("shapes@1", {"stage=prod"}, at(6), delete=True)
+
+
+@on_sqlite
+def test_a_tag_that_is_there_is_no_event(store, engine):
+    store.add("shapes", folder(), at(1))
+    for now in (2, 3):
+        store.tag("shapes@1", {"stage=prod"}, at(now, "tested"))
+    with engine.connect() as connection:
+        events = connection.execute(sa.select(tag_events.c.key, tag_events.c.value, tag_events.c.at, tag_events.c.why))
+        assert events.all() == [("stage", "prod", 2.0, "tested")]
 
 
 @on_sqlite

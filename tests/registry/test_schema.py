@@ -1,12 +1,17 @@
 """The registry's tables, on SQLite and PostgreSQL: history stays, and an endpoint has one deployment at once."""
 
+import dataclasses
+
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from noria.config import Config, RegistryConfig
 from noria.registry import schema
-from noria.storage.database import insert_if_new, write_transaction
+from noria.registry.model_store import ModelStore
+from noria.storage.database import database_url, insert_if_new, open_database, write_transaction
+from registry.samples import at, folder
 
 
 @pytest.fixture
@@ -37,6 +42,7 @@ def deployed(engine):
         ),
         (schema.version_events, {"version_id": 1, "type": "added", **text}),
         (schema.alias_events, {"model_id": 1, "alias": "prod", "version_id": 1, **text}),
+        (schema.tag_events, {"version_id": 1, "key": "stage", "value": "prod", **text}),
         (schema.endpoints, {"id": 1, "name": "t2i"}),
         *[
             (
@@ -88,6 +94,23 @@ def test_an_endpoint_has_one_unfinished_deployment(deployed):
     with write_transaction(deployed) as connection:
         connection.execute(schema.deployment_heads.update().values(finished_at=9.0))
     start(2)
+
+
+def test_a_registry_of_the_first_version_is_migrated(database, tmp_path):
+    first = MetaData()
+    for table in schema.metadata.sorted_tables:
+        if table is not schema.tag_events:
+            table.to_metadata(first)
+    old = dataclasses.replace(schema.SCHEMA, metadata=first, migrations=())
+    url = database_url(old, database, tmp_path / "registry.sqlite")
+    open_database(old, url, 1).dispose()
+    engine = schema.open_registry_database(database, tmp_path)
+    store = ModelStore(engine)
+    store.add("shapes", folder(), at(1))
+    assert store.tag("shapes", {"stage=prod"}, at(2)).tags == ("stage=prod",)
+    with pytest.raises(DBAPIError, match="is append-only"), write_transaction(engine) as connection:
+        connection.execute(sa.delete(schema.tag_events))
+    engine.dispose()
 
 
 def test_a_row_must_refer_to_an_existing_one(engine):

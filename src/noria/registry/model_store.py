@@ -10,7 +10,7 @@ import getpass
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import sqlalchemy as sa
@@ -36,6 +36,7 @@ from noria.registry.schema import (
     version_events,
     versions,
 )
+from noria.registry.tags import delete_tag, set_tag
 from noria.registry.versions import (
     Change,
     Version,
@@ -103,21 +104,25 @@ class ModelStore:
             version = read_version(connection, version_id)
         return version, was_there
 
-    def all_versions(self, model: str | None = None, *, with_removed: bool = False) -> list[Version]:
-        """The versions of all models or of one, by model and number. Raises RegistryError: there is no such model."""
+    def all_versions(
+        self, model: str | None = None, *, with_removed: bool = False, tags: Collection[str] = ()
+    ) -> list[Version]:
+        """The versions of all models or of one that have all `tags`, by model and number.
+
+        Raises:
+            RegistryError: there is no such model.
+
+        """
         with self._engine.connect() as connection:
             if model is not None:
                 model_id_of(connection, model)
             found = read_versions(connection, sa.true() if model is None else models.c.name == model)
-        return [version for version in found if with_removed or version.removed is None]
+        return [
+            version for version in found if (with_removed or version.removed is None) and set(tags) <= set(version.tags)
+        ]
 
     def get(self, spec: str) -> Version:
-        """The version that `MODEL`, `MODEL@NUMBER` or `MODEL@ALIAS` names; of a model alone the latest.
-
-        Raises:
-            RegistryError: there is none.
-
-        """
+        """The version that a text names: see `versions.find_version`. Raises RegistryError: there is none."""
         with self._engine.connect() as connection:
             return find_version(connection, spec)
 
@@ -162,6 +167,23 @@ class ModelStore:
             if not connection.execute(aliases.delete().where(is_alias)).rowcount:
                 raise unknown_alias(connection, model, alias)
             _write_alias_event(connection, model_id, alias, None, change)
+
+    def tag(self, spec: str, tags: Collection[str], change: Change, *, delete: bool = False) -> Version:
+        """Give the version of `spec` tags, each instead of one with the same key, or delete them; returns the version.
+
+        Raises:
+            RegistryError: there is no such version, or it does not have a tag that is to be deleted.
+
+        """
+        with write_transaction(self._engine) as connection:
+            lock_known_model(connection, spec.partition("@")[0])
+            version = find_version(connection, spec)
+            for tag in sorted(tags):
+                if delete:
+                    delete_tag(connection, version.id, version.name, tag, change)
+                else:
+                    set_tag(connection, version.id, tag, change)
+            return read_version(connection, version.id)
 
     def remove(self, spec: str, change: Change) -> Version:
         """Remove a version from the lists; its history stays. Returns it.

@@ -15,6 +15,7 @@ import pathlib
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Engine,
     Float,
     ForeignKey,
@@ -179,6 +180,20 @@ alias_events = Table(
     Index("noria_alias_events_aliases", "model_id", "alias"),
 )
 
+# The tags of a version are what the last event of each key says.
+tag_events = Table(
+    "noria_tag_events",
+    metadata,
+    _number("seq"),
+    _reference("version_id", "versions.id"),
+    Column("key", Text, nullable=False),
+    Column("value", Text),  # null: the tag is deleted
+    _time(),
+    Column("by", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Index("noria_tag_events_versions", "version_id"),
+)
+
 aliases = Table(
     "noria_aliases",
     metadata,
@@ -278,6 +293,7 @@ HISTORY = (
     versions,
     version_events,
     alias_events,
+    tag_events,
     deployments,
     deployment_events,
     routes,
@@ -287,7 +303,19 @@ HISTORY = (
 
 make_append_only(metadata, *HISTORY)
 
-SCHEMA = database.Schema("registry", setting="registry.database", version_key="registry", metadata=metadata)
+
+def _add_tags_and_references(connection: Connection) -> None:
+    baselines.drop(connection)  # nothing wrote this table before
+    metadata.create_all(connection, tables=[tag_events, baselines])
+
+
+SCHEMA = database.Schema(
+    "registry",
+    setting="registry.database",
+    version_key="registry",
+    metadata=metadata,
+    migrations=(_add_tags_and_references,),
+)
 
 
 def open_registry(config: Config) -> Engine:

@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 
 from noria.errors import RegistryError, did_you_mean, short_repr
 from noria.registry.schema import aliases, artifacts, locations, models, version_events, versions
+from noria.registry.tags import parse_tags, read_tags
 
 
 class Change(Struct, frozen=True):
@@ -32,6 +33,7 @@ class Version(Struct, frozen=True):
     urls: tuple[str, ...]
     added: Change  # the last time
     removed: Change | None  # None: it is there
+    tags: tuple[str, ...] = ()  # KEY=VALUE
 
     @property
     def name(self) -> str:
@@ -58,7 +60,14 @@ def unknown_alias(connection: Connection, model: str, alias: str) -> RegistryErr
 
 
 def find_version(connection: Connection, spec: str) -> Version:
-    """Return the version that `MODEL`, `MODEL@NUMBER` or `MODEL@ALIAS` names. Raises RegistryError: there is none."""
+    """Return the version that `MODEL`, `MODEL@NUMBER`, `MODEL@ALIAS` or `MODEL@KEY=VALUE` names.
+
+    Of a model alone, and of those with all tags of `KEY=VALUE,…`, that is the latest.
+
+    Raises:
+        RegistryError: there is none.
+
+    """
     model, _, wanted = spec.partition("@")
     model_id_of(connection, model)
     found = read_versions(connection, models.c.name == model)
@@ -67,6 +76,8 @@ def find_version(connection: Connection, spec: str) -> Version:
         if not present:
             raise RegistryError(f"all versions of {model} are removed. Add one: noria models add {model} FOLDER.")
         return present[-1]
+    if "=" in wanted:
+        return _find_tagged(model, wanted, present)
     if not wanted.isdecimal():
         for version in present:
             if wanted in version.aliases:
@@ -82,6 +93,20 @@ def find_version(connection: Connection, spec: str) -> Version:
             return version
     numbers = ", ".join(str(version.number) for version in present) or "none"
     raise RegistryError(f"the model {model} has no version {wanted}. Its versions are {numbers}.")
+
+
+def _find_tagged(model: str, wanted: str, present: list[Version]) -> Version:
+    """Return the latest version with all tags that are wanted. Raises RegistryError: there is none."""
+    tags = parse_tags(wanted)
+    for version in reversed(present):
+        if tags <= set(version.tags):
+            return version
+    known = sorted({tag for version in present for tag in version.tags})
+    listed = f"Its versions have the tags {', '.join(known[:20])}." if known else "Its versions have no tags."
+    raise RegistryError(
+        f"no version of {model} has the tag{'s' if len(tags) > 1 else ''} {wanted}.{did_you_mean(wanted, known)} "
+        f"{listed} To give it: noria models tag {model}@NUMBER {wanted.replace(',', ' ')}."
+    )
 
 
 def read_version(connection: Connection, version_id: int) -> Version:
@@ -111,6 +136,7 @@ def read_versions(connection: Connection, condition: sa.ColumnElement[bool]) -> 
     names: dict[int, list[str]] = {}
     for alias in alias_rows:
         names.setdefault(alias.version_id, []).append(alias.alias)
+    tags = read_tags(connection, ids)
     urls: dict[str, list[str]] = {}
     for location in connection.execute(sa.select(locations).where(locations.c.digest.in_(digests))):
         urls.setdefault(location.digest, []).append(location.url)
@@ -129,6 +155,7 @@ def read_versions(connection: Connection, condition: sa.ColumnElement[bool]) -> 
             urls=tuple(sorted(urls.get(row.manifest_digest, ()))),
             added=changes[row.id]["added"],
             removed=changes[row.id]["removed"] if last_types[row.id] == "removed" else None,
+            tags=tags.get(row.id, ()),
         )
         for row in rows
     ]

@@ -32,7 +32,7 @@ def test_a_version_is_added_named_shown_and_removed(noria, bundled_folder):
     assert (version["number"], version["aliases"], version["kind"]) == (1, ["prod"], "diffusion")
     assert version["urls"] == [bundled_folder.as_uri(), "noria:bundled"]
     header, row = noria("models", "list").splitlines()
-    assert header.split() == ["version", "aliases", "kind", "size", "digest", "added", "by", "source"]
+    assert header.split() == ["version", "aliases", "tags", "kind", "size", "digest", "added", "by", "source"]
     assert row.split()[:2] == ["shapes@1", "prod"]
     shown = noria("models", "show", "shapes@prod")
     assert version["digest"] in shown and "  unet/config.json\n" in shown and "prod → shapes@1" in shown
@@ -52,11 +52,30 @@ def test_a_version_is_added_named_shown_and_removed(noria, bundled_folder):
         (("add", "shapes", "bundled", "--dataset", "file:///scenes"), 2, "has no version; allowed is URI@VERSION"),
         (("show", "shapes"), 2, "there is no model 'shapes'. There is none yet: noria models add NAME FOLDER."),
         (("alias", "shapes@1", "prod"), 2, "there is no model 'shapes'"),
+        (("tag", "shapes@1", "prod"), 2, "the tag 'prod' is not allowed; allowed is KEY=VALUE"),
     ],
 )
 def test_what_is_wrong_is_one_line(noria, arguments, status, words):
     printed = noria("models", *arguments, status=status)
     assert words in printed and printed.count("\n") == 1
+
+
+def test_a_version_is_tagged_listed_by_its_tag_and_found_by_it(noria, bundled_folder, tmp_path):
+    noria("models", "add", "shapes", "bundled")
+    shutil.copytree(bundled_folder, tmp_path / "second")
+    (tmp_path / "second" / "noria.json").write_text("{}")
+    noria("models", "add", "shapes", str(tmp_path / "second"))
+    tagged = noria("models", "tag", "shapes@1", "stage=prod", "lang=en", "--why", "looks good")
+    assert tagged.startswith("shapes@1 has the tags lang=en, stage=prod\n")
+    rows = noria("models", "list", "--tag", "stage=prod", "--tag", "lang=en").splitlines()
+    assert [row.split()[:3] for row in rows[1:]] == [["shapes@1", "lang=en,", "stage=prod"]]
+    assert noria("models", "list", "--tag", "stage=test") == "no versions with these tags\n"
+    assert "version      shapes@1\n" in noria("models", "show", "shapes@stage=prod")
+    assert "shapes@2 has no tag 'stage=prod'. It has none." in noria(
+        "models", "tag", "shapes", "stage=prod", "--delete", status=2
+    )
+    assert noria("models", "tag", "shapes@1", "stage=prod", "--delete").startswith("shapes@1 has the tags lang=en\n")
+    assert noria("registry", "check") == "ok\n"
 
 
 def test_check_reads_the_files_of_models(noria, bundled_folder, tmp_path):

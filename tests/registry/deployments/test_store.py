@@ -571,6 +571,18 @@ def test_the_latest_version_of_a_model_is_followed_until_a_deployment_without(st
     assert (store.deploy_followed(at(7)), store.followed()) == ([], {})
 
 
+def test_the_latest_version_with_a_tag_is_followed(store, engine):
+    models = ModelStore(engine)
+    models.tag("shapes@1", {"stage=prod"}, at(1))
+    mount(store, follow(store, "shapes@stage=prod"))
+    models.add("shapes", folder("z"), at(3))
+    assert store.deploy_followed(at(4)) == []  # it has no tag yet
+    latest = models.tag("shapes", {"stage=prod"}, at(5))
+    (followed,) = store.deploy_followed(at(6))
+    assert (followed.version.name, followed.created.why) == (latest.name, "follows shapes@stage=prod")
+    assert store.deploy_followed(at(7)) == []
+
+
 def test_a_number_is_not_followed_and_a_deleted_alias_deploys_nothing(store, engine):
     with pytest.raises(RegistryError, match="for good"):
         follow(store, "shapes@1")

@@ -38,7 +38,9 @@ def add_to(commands: Any) -> list[Parser]:
     deploy = add_command(commands, "deploy", run_deploy, "ENDPOINT VERSION", "let a version of a model serve requests")
     deploy.add_argument("endpoint", metavar="ENDPOINT", help="the name that requests give as model")
     deploy.add_argument(
-        "version", metavar="VERSION", help="MODEL, MODEL@NUMBER or MODEL@ALIAS; a model alone is its latest version"
+        "version",
+        metavar="VERSION",
+        help="MODEL, MODEL@NUMBER, MODEL@ALIAS or MODEL@KEY=VALUE; by a tag or a model alone the latest version",
     )
     deploy.add_argument("--canary", metavar="PERCENT", help="this share of the requests, until promoted or rolled back")
     deploy.add_argument(
@@ -56,7 +58,9 @@ def add_to(commands: Any) -> list[Parser]:
         help="unload what serves before VERSION is loaded, where memory does not hold both; requests get 503 meanwhile",
     )
     deploy.add_argument(
-        "--follow", action="store_true", help="deploy each version that VERSION, MODEL@ALIAS or MODEL, names later, too"
+        "--follow",
+        action="store_true",
+        help="deploy each version that VERSION, MODEL@ALIAS, MODEL@KEY=VALUE or MODEL, names later, too",
     )
     deploy.add_argument("--min-responses", metavar="N", help="responses of a canary before it can fail (80)")
     deploy.add_argument(

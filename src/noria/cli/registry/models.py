@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from noria.registry.model_store import ModelStore
     from noria.registry.versions import Version
 
-_VERSION_HELP = "MODEL, MODEL@NUMBER or MODEL@ALIAS; a model alone is its latest version"
+_VERSION_HELP = "MODEL, MODEL@NUMBER, MODEL@ALIAS or MODEL@KEY=VALUE; by a tag or a model alone the latest version"
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -47,19 +47,24 @@ def add_to(commands: Any) -> list[Parser]:
     list_models = add_command(subcommands, "list", run_list, "[MODEL]", "list versions")
     list_models.add_argument("model", metavar="MODEL", nargs="?", help="only those of one model")
     list_models.add_argument("--removed", action="store_true", help="also those that are removed")
+    list_models.add_argument("--tag", metavar="KEY=VALUE", action="append", default=[], help="only those with this tag")
     show = add_command(subcommands, "show", run_show, "VERSION", "print a version: its files, aliases and history")
     show.add_argument("version", metavar="VERSION", help=_VERSION_HELP)
     alias = add_command(subcommands, "alias", run_alias, "VERSION ALIAS", "let an alias name a version")
     alias.add_argument("version", metavar="VERSION", help=_VERSION_HELP)
     alias.add_argument("alias", metavar="ALIAS", help="such as prod; not a number")
     alias.add_argument("--delete", action="store_true", help="delete the alias of the model instead")
+    tag = add_command(subcommands, "tag", run_tag, "VERSION KEY=VALUE…", "give a version tags")
+    tag.add_argument("version", metavar="VERSION", help=_VERSION_HELP)
+    tag.add_argument("tags", metavar="KEY=VALUE", nargs="+", help="such as stage=prod; it replaces one with this key")
+    tag.add_argument("--delete", action="store_true", help="delete the tags instead")
     remove = add_command(subcommands, "remove", run_remove, "VERSION", "remove a version that nothing uses")
     remove.add_argument("version", metavar="VERSION", help="MODEL@NUMBER")
-    parsers = [add, list_models, show, alias, remove]
+    parsers = [add, list_models, show, alias, tag, remove]
     for parser in parsers:
         add_json_flag(parser)
         add_registry_settings(parser)
-    for parser in (add, alias, remove):
+    for parser in (add, alias, tag, remove):
         add_why_flag(parser)
     return parsers
 
@@ -87,20 +92,24 @@ def run_add(arguments: argparse.Namespace) -> int:
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    """List the versions of all models, or of one."""
+    """List the versions of all models, or of one, or those with a tag; with several --tag those that have all."""
+    from noria.registry.tags import parse_tags
+
+    tags = [tag for text in arguments.tag for tag in parse_tags(text)]
     with _store(arguments) as store:
-        versions = store.all_versions(arguments.model, with_removed=arguments.removed)
+        versions = store.all_versions(arguments.model, with_removed=arguments.removed, tags=tags)
     if arguments.json:
         for version in versions:
             print(as_json(version))
         return 0
     if not versions:
-        print("no versions; add one: noria models add NAME FOLDER")
+        print("no versions; add one: noria models add NAME FOLDER" if not tags else "no versions with these tags")
         return 0
     rows = [
         (
             version.name,
             ", ".join(version.aliases) if version.removed is None else "(removed)",
+            ", ".join(version.tags),
             version.kind,
             format_size(version.size_bytes),
             version.digest[: len("sha256:") + 12],
@@ -110,7 +119,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         )
         for version in versions
     ]
-    print(format_table(("version", "aliases", "kind", "size", "digest", "added", "by", "source"), rows))
+    print(format_table(("version", "aliases", "tags", "kind", "size", "digest", "added", "by", "source"), rows))
     return 0
 
 
@@ -156,6 +165,21 @@ def run_alias(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_tag(arguments: argparse.Namespace) -> int:
+    """Give a version tags, each instead of one with the same key; or delete them.
+
+    MODEL@KEY=VALUE is then the latest version with a tag, wherever a version is named; noria deploy --follow deploys
+    each that is it later.
+    """
+    from noria.registry.tags import parse_tags
+
+    tags = {tag for text in arguments.tags for tag in parse_tags(text)}
+    with _store(arguments) as store:
+        version = store.tag(arguments.version, tags, change_of(arguments), delete=arguments.delete)
+    _print(arguments, version, f"{version.name} has the tags {', '.join(version.tags) or '(none)'}")
+    return 0
+
+
 def run_remove(arguments: argparse.Namespace) -> int:
     """Remove a version that no alias and no deployment uses. Its history stays, and no file is deleted."""
     with _store(arguments) as store:
@@ -183,6 +207,7 @@ def _describe(version: "Version") -> str:
     rows = {
         "version": version.name,
         "aliases": ", ".join(version.aliases) or "none",
+        "tags": ", ".join(version.tags),
         "digest": version.digest,
         "content": f"{version.num_files} files, {format_size(version.size_bytes)}",
         "kind": version.kind,

@@ -11,7 +11,7 @@ STRUCTS = (DeployRequestBody, DeploymentChangeBody, DeploymentList, Deployment)
 
 DESCRIPTIONS = {
     "endpoint": "the name that requests give as `model`",
-    "version": "MODEL, MODEL@NUMBER or MODEL@ALIAS; a model alone is its latest version",
+    "version": "MODEL, MODEL@NUMBER, MODEL@ALIAS or MODEL@KEY=VALUE; by a tag or a model alone the latest version",
     "canary": "per cent of the requests that it gets, until it is promoted or rolled back",
     "ramp": "a growing share, such as `5,25,50,100 every 10m`",
     "shadow": "first copies of this share of the requests, such as `20%`, `20% for 10m` or `20% for 500` (answers); "
@@ -21,8 +21,8 @@ DESCRIPTIONS = {
     "min_responses": "responses of a canary before it can fail; by default 80",
     "max_error_increase": "points by which the error rate of a canary that passes may be higher; by default 3",
     "guards": "counted variables, such as `image_brightness`, of which a canary that passes has the same distribution",
-    "follow": "deploy each version that `version`, MODEL@ALIAS or MODEL, names later, too, until the next deployment "
-    "without it",
+    "follow": "deploy each version that `version`, MODEL@ALIAS, MODEL@KEY=VALUE or MODEL, names later, too, until the "
+    "next deployment without it",
     "why": "the reason, which is kept",
 }
 

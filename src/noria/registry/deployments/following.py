@@ -1,4 +1,4 @@
-"""Endpoints that follow an alias or a model: what it names anew is deployed by itself."""
+"""Endpoints that follow an alias, tags or a model: what these name anew is deployed by itself."""
 
 import msgspec
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from noria.registry.versions import Version, find_version
 class Follow(Struct, frozen=True):
     """The column `follow` of an endpoint: what it follows, how that is deployed, and the last version that was."""
 
-    spec: str  # MODEL@ALIAS; MODEL alone is its latest version
+    spec: str  # MODEL@ALIAS, or MODEL@KEY=VALUE and MODEL alone for the latest version
     plan: RampPlan | None
     judge: JudgeSettings
     seen: int  # the version's id; it is not deployed again, also if it was rolled back
@@ -28,7 +28,8 @@ def check_followable(spec: str) -> None:
     """Raise RegistryError if a version is named by its number, which no other version will ever have."""
     if spec.partition("@")[2].isdecimal():
         raise RegistryError(
-            f"{short_repr(spec)} names one version for good; follow MODEL@ALIAS, or MODEL for its latest version."
+            f"{short_repr(spec)} names one version for good; follow MODEL@ALIAS, MODEL@KEY=VALUE for the latest "
+            "version with a tag, or MODEL for the latest of all."
         )
 
 
@@ -51,7 +52,7 @@ def due_versions(connection: Connection, endpoint: str | None = None) -> dict[st
     for name, follow in read_follows(connection, endpoint).items():
         try:
             version = find_version(connection, follow.spec)
-        except RegistryError:  # the alias is deleted, or all versions are removed
+        except RegistryError:  # the alias is deleted, no version has the tags, or all versions are removed
             continue
         if version.id != follow.seen and not _has_unfinished(connection, name):
             due[name] = follow, version

@@ -310,7 +310,7 @@ class EndpointStatus(Struct, frozen=True):
     unfinished: Deployment | None
     latest: int  # the number of the last deployment of all
     verdict: Verdict | None  # of the judge by the evidence that is stored, if there is a canary
-    follows: str | None  # MODEL@ALIAS or MODEL, whose new versions are deployed by themselves
+    follows: str | None  # MODEL@ALIAS, MODEL@KEY=VALUE or MODEL, whose new versions are deployed by themselves
 
 
 def status_of(deployments: Iterable[Deployment], followed: Mapping[str, str]) -> list[EndpointStatus]:
