@@ -5,13 +5,13 @@ import pytest
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.errors import RegistryError
-from noria.registry import trace as trace_module
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.lineage_store import LineageStore
 from noria.registry.model_store import ModelStore
 from noria.registry.run_events import model_ref
 from noria.registry.trace import (
     DatasetNode,
+    DeploymentNode,
     EndpointNode,
     ModelNode,
     NodeId,
@@ -31,6 +31,8 @@ def name_of(node):
     match node:
         case EndpointNode():
             return f"endpoint {node.name}"
+        case DeploymentNode():
+            return f"deployment {node.number} ({node.state})"
         case ModelNode():
             return "+".join(node.names)
         case DatasetNode():
@@ -118,16 +120,22 @@ def test_an_endpoint_leads_to_the_versions_that_get_its_requests(engine, registe
         assert find() == (None if plan is None else NodeId("endpoint", "t2i"))
         store.try_lease(deployment.id, "server", 3.0, 10.0)
         store.mounted(deployment.id, "server", at(3))
-    assert walk(find(), "up")[:3] == [
-        "endpoint t2i | serving: shapes@1",
-        "endpoint t2i | canary: shapes@2",
+    assert walk(find(), "up")[:5] == [
+        "endpoint t2i | serving: deployment 1 (serving)",
+        "endpoint t2i | canary: deployment 2 (canary)",
+        "deployment 1 (serving) | version: shapes@1",
+        "deployment 2 (canary) | version: shapes@2",
         "shapes@1 | made by: run 2",
     ]
     with engine.connect() as connection:
         (words,) = find_digest(connection, WORDS)
-    assert walk(words, "down")[-1] == "shapes@2 | serves: endpoint t2i"
+    assert walk(words, "down")[-2:] == [
+        "shapes@2 | deployed as: deployment 2 (canary)",
+        "deployment 2 (canary) | serves: endpoint t2i",
+    ]
     store.roll_back("t2i", at(4))
     assert walk(words, "down")[-1] == "run 4 | output: shapes@2"
+    assert walk(NodeId("deployment", 2), "up")[0] == "deployment 2 (rolled_back) | version: shapes@2"
 
 
 @on_sqlite
@@ -167,10 +175,9 @@ def test_a_circle_ends(engine, walk):
 
 
 @on_sqlite
-def test_a_graph_that_is_too_large_is_cut(engine, registered, monkeypatch):
-    monkeypatch.setattr(trace_module, "MAX_NODES", 3)
+def test_a_graph_that_is_too_large_is_cut(engine, registered):
     with engine.connect() as connection:
-        graph = trace(connection, [model(registered, "shapes@2")], "up")
+        graph = trace(connection, [model(registered, "shapes@2")], "up", max_nodes=3)
     assert (len(graph.nodes), graph.is_cut) == (3, True)
 
 

@@ -37,13 +37,14 @@ from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
 from noria.frontend.routes.deployments import DeploymentRoutes
-from noria.frontend.routes.image_metadata import ImageMetadataRoute
+from noria.frontend.routes.image_metadata import ImageMetadataRoute, UploadedImages
 from noria.frontend.routes.images import ImageRoutes
 from noria.frontend.routes.jobs import JobRoutes
 from noria.frontend.routes.lineage import LineageRoutes
 from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
+from noria.frontend.routes.registry import RegistryRoutes
 from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes, without_other_kinds
 from noria.frontend.routes.statistics import StatisticsRoutes
 from noria.frontend.routes.tei.routes import TeiRoutes
@@ -52,6 +53,7 @@ from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.lineage import LineageService
 from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.services.served_versions import ServedVersionsService
 from noria.frontend.services.statistics import StatisticsService
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.text_jobs.routes import TextJobRoutes
@@ -72,6 +74,9 @@ PAGES = {
     "/": "playground.html",
     "/text": "text.html",
     "/live": "live.html",
+    "/models": "models.html",
+    "/deployments": "deployments.html",
+    "/lineage": "lineage.html",
     "/drift": "drift.html",
 }
 
@@ -131,6 +136,7 @@ def build_app(
         lambda: clients.num_processes,
     )
     registry = RegistryConnection(functools.partial(open_registry, config))
+    uploads = UploadedImages()
     openai = OpenAIRoutes(generation_service, body_reader)
     live = LiveRoutes(engine_pool, config.frontend)
     server_routes = ServerRoutes(config, engine_pool, clients, rejection_log)
@@ -143,7 +149,7 @@ def build_app(
             UserEndpointRoutes(endpoints, body_reader, config.frontend).endpoint,
             methods=["POST"],
         ),
-        Route("/v1/images/metadata", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
+        Route("/v1/images/metadata", ImageMetadataRoute(generation_service, uploads).metadata, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
         *TextJobRoutes(jobs, encoding_service, config).routes,  # before /v1/jobs/{id}
@@ -152,6 +158,7 @@ def build_app(
         *LineageRoutes(LineageService(registry), body_reader).routes,
         *DeploymentRoutes(registry, body_reader).routes,
         *StatisticsRoutes(StatisticsService(statistics_file(config))).routes,
+        *RegistryRoutes(registry, ServedVersionsService(engine_pool, config), uploads).routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,
         *OpenInferenceRoutes(open_inference, body_reader).routes,

@@ -1,11 +1,12 @@
-"""Walks from an endpoint, a model or data to what made it, or down to all that was made from it.
+"""Walks from an endpoint, a deployment, a model or data to what made it, or down to all that was made from it.
 
 A run's inputs are its own and those of its steps; its outputs are its own. So the way up goes from an output to its
 run, to that run's inputs and to its steps, and theirs; the way down goes the same ways backwards. It is one of
 versions: data whose version no event states leads nowhere, because any run may have written what was read.
 
 A model is a dataset whose version is the digest of its manifest, whatever name a run gave it. An endpoint leads up to
-the versions that are deployed to it now, which get its requests; they lead down to it.
+the deployments that get its requests now, and these to the models that they serve; down, models lead to them. A
+deployment that gets no requests any more leads up to its model, so that old images can be traced.
 """
 
 import re
@@ -19,7 +20,7 @@ from msgspec import Struct
 from sqlalchemy import Connection
 
 from noria.errors import RegistryError, short_repr
-from noria.registry.deployments.states import ROUTED
+from noria.registry.deployments.states import ROUTED, State
 from noria.registry.openlineage import RunState, Statement
 from noria.registry.schema import (
     dataset_versions,
@@ -32,30 +33,53 @@ from noria.registry.schema import (
     runs,
     versions,
 )
+from noria.registry.versions import Change
 
 MAX_NODES = 2000
 _DIGEST = re.compile(r"sha256:([0-9a-f]{8,64})")
 
 Direction = Literal["up", "down"]
-Role = Literal["serving", "canary", "made by", "input", "step", "read by", "output", "part of", "serves"]
+Role = Literal[
+    "serving", "canary", "version", "made by", "input", "step", "read by", "output", "part of", "deployed as", "serves"
+]
+Kind = Literal["endpoint", "deployment", "model", "dataset", "run"]
 
 
 class NodeId(NamedTuple):
-    """An endpoint by its name, a model by its digest, data by the id of its version, or a run by its id."""
+    """An endpoint by its name, a deployment or a version of data by its number, a model by its digest, a run by its id.
 
-    kind: Literal["endpoint", "model", "dataset", "run"]
+    As text it is `KIND:KEY`.
+    """
+
+    kind: Kind
     key: str | int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.key}"
 
 
 class EndpointNode(Struct, frozen=True, tag="endpoint"):
     """A name that requests give as `model`."""
 
+    id: str  # of its `NodeId`, as in all nodes
     name: str
+
+
+class DeploymentNode(Struct, frozen=True, tag="deployment"):
+    """A version that was given to an endpoint."""
+
+    id: str
+    number: int
+    endpoint: str
+    version: str  # MODEL@NUMBER
+    state: State
+    created: Change
 
 
 class ModelNode(Struct, frozen=True, tag="model"):
     """Versions with the same content."""
 
+    id: str
     names: list[str]  # MODEL@NUMBER
     digest: str
 
@@ -63,6 +87,7 @@ class ModelNode(Struct, frozen=True, tag="model"):
 class DatasetNode(Struct, frozen=True, tag="dataset"):
     """A version of a dataset."""
 
+    id: str
     namespace: str
     name: str
     version: str  # empty: not stated
@@ -73,6 +98,7 @@ class DatasetNode(Struct, frozen=True, tag="dataset"):
 class RunNode(Struct, frozen=True, tag="run"):
     """A run, which may be a step of another."""
 
+    id: str
     run_id: str
     job_namespace: str
     job_name: str
@@ -85,7 +111,7 @@ class RunNode(Struct, frozen=True, tag="run"):
     error: str | None
 
 
-Node = EndpointNode | ModelNode | DatasetNode | RunNode
+Node = EndpointNode | DeploymentNode | ModelNode | DatasetNode | RunNode
 
 
 class Edge(NamedTuple):
@@ -103,30 +129,39 @@ class Graph(Struct, frozen=True):
     num_subjects: int
     nodes: list[Node]
     edges: list[Edge]
-    is_cut: bool  # there is more than `MAX_NODES`
+    is_cut: bool  # there is more than the allowed number of nodes
 
 
-def trace(connection: Connection, subjects: Iterable[NodeId], direction: Direction) -> Graph:
-    """Walk in one direction from all `subjects`, breadth first."""
+def trace(
+    connection: Connection, subjects: Iterable[NodeId], direction: Direction, max_nodes: int = MAX_NODES
+) -> Graph:
+    """Walk in one direction from all `subjects`, breadth first, to at most `max_nodes`."""
     found = {subject: number for number, subject in enumerate(subjects)}
     num_subjects, edges, is_cut = len(found), [], False
     queue = list(found)
     for node in queue:
         for role, other in _NEXT[direction, node.kind](connection, node):
             if other not in found:
-                if len(found) >= MAX_NODES:
+                if len(found) >= max_nodes:
                     is_cut = True
                     continue
                 found[other] = len(found)
                 queue.append(other)
             edges.append(Edge(found[node], found[other], role))
-    return Graph(direction, num_subjects, [_describe(connection, node) for node in queue], edges, is_cut)
+    return Graph(direction, num_subjects, [describe(connection, node) for node in queue], edges, is_cut)
 
 
 def find_endpoint(connection: Connection, name: str) -> NodeId | None:
     """Return an endpoint that versions are deployed to; None: the registry has none of this name."""
     is_routed = connection.execute(_ROUTED.where(endpoints.c.name == name)).first() is not None
     return NodeId("endpoint", name) if is_routed else None
+
+
+def find_deployment(connection: Connection, number: int) -> NodeId:
+    """Return a deployment. Raises RegistryError: the registry does not have it."""
+    if connection.scalar(sa.select(deployments.c.id).where(deployments.c.id == number)) is None:
+        raise RegistryError(f"the registry has no deployment {number}. See noria status.")
+    return NodeId("deployment", number)
 
 
 def find_digest(connection: Connection, text: str) -> list[NodeId]:
@@ -182,15 +217,16 @@ _VERSION = (
 """Versions of datasets, each also with the versions of models that it is."""
 
 
-_ROUTED = (
-    sa.select(endpoints.c.name, deployment_heads.c.state, versions.c.manifest_digest)
-    .join(deployments, deployments.c.endpoint_id == endpoints.c.id)
+_DEPLOYMENT = (
+    sa.select(deployments, endpoints.c.name, deployment_heads.c.state, versions.c.manifest_digest, versions.c.number)
+    .add_columns(models.c.name.label("model"))
+    .join(endpoints, deployments.c.endpoint_id == endpoints.c.id)
     .join(deployment_heads, deployment_heads.c.deployment_id == deployments.c.id)
     .join(versions, deployments.c.version_id == versions.c.id)
-    .where(deployment_heads.c.state.in_(ROUTED))
-    .order_by(endpoints.c.name, deployments.c.id)
+    .join(models, versions.c.model_id == models.c.id)
 )
-"""Endpoints and the versions that get their requests now: the control before the canary."""
+_ROUTED = _DEPLOYMENT.where(deployment_heads.c.state.in_(ROUTED)).order_by(endpoints.c.name, deployments.c.id)
+"""The deployments that get requests now: of each endpoint the control before the canary."""
 
 
 def _node_of(row: Any) -> NodeId:
@@ -221,15 +257,25 @@ def _io_of(connection: Connection, run: NodeId, direction: str, role: Role) -> l
     return [(role, node) for node in dict.fromkeys(map(_node_of, connection.execute(query)))]
 
 
-def _models_of(connection: Connection, endpoint: NodeId) -> list[tuple[Role, NodeId]]:
+def _deployments_of(connection: Connection, endpoint: NodeId) -> list[tuple[Role, NodeId]]:
     rows = connection.execute(_ROUTED.where(endpoints.c.name == endpoint.key))
-    return [(row.state, NodeId("model", row.manifest_digest)) for row in rows]
+    return [(row.state, NodeId("deployment", row.id)) for row in rows]
 
 
-def _read_by_or_serves(connection: Connection, model: NodeId) -> list[tuple[Role, NodeId]]:
+def _model_of(connection: Connection, deployment: NodeId) -> list[tuple[Role, NodeId]]:
+    row = connection.execute(_DEPLOYMENT.where(deployments.c.id == deployment.key)).one()
+    return [("version", NodeId("model", row.manifest_digest))]
+
+
+def _endpoint_of(connection: Connection, deployment: NodeId) -> list[tuple[Role, NodeId]]:
+    rows = connection.execute(_ROUTED.where(deployments.c.id == deployment.key))
+    return [("serves", NodeId("endpoint", row.name)) for row in rows]
+
+
+def _read_by_or_deployed(connection: Connection, model: NodeId) -> list[tuple[Role, NodeId]]:
     rows = connection.execute(_ROUTED.where(versions.c.manifest_digest == model.key))
-    served = dict.fromkeys(NodeId("endpoint", row.name) for row in rows)
-    return _runs_of(connection, model, "input", "read by") + [("serves", node) for node in served]
+    deployed: list[tuple[Role, NodeId]] = [("deployed as", NodeId("deployment", row.id)) for row in rows]
+    return _runs_of(connection, model, "input", "read by") + deployed
 
 
 def _above(connection: Connection, run: NodeId) -> list[tuple[Role, NodeId]]:
@@ -246,21 +292,28 @@ def _below(connection: Connection, run: NodeId) -> list[tuple[Role, NodeId]]:
 
 
 _NEXT: dict[tuple[Direction, str], Callable[[Connection, NodeId], list[tuple[Role, NodeId]]]] = {
-    ("up", "endpoint"): _models_of,
+    ("up", "endpoint"): _deployments_of,
+    ("up", "deployment"): _model_of,
     ("up", "model"): lambda connection, node: _runs_of(connection, node, "output", "made by"),
     ("up", "dataset"): lambda connection, node: _runs_of(connection, node, "output", "made by"),
     ("up", "run"): _above,
     ("down", "endpoint"): lambda *_: [],
-    ("down", "model"): _read_by_or_serves,
+    ("down", "deployment"): _endpoint_of,
+    ("down", "model"): _read_by_or_deployed,
     ("down", "dataset"): lambda connection, node: _runs_of(connection, node, "input", "read by"),
     ("down", "run"): _below,
 }
 
 
-def _describe(connection: Connection, node: NodeId) -> Node:
+def describe(connection: Connection, node: NodeId) -> Node:
+    """Return what the registry knows of a node that it has."""
     match node.kind:
         case "endpoint":
-            return EndpointNode(str(node.key))
+            return EndpointNode(str(node), str(node.key))
+        case "deployment":
+            row = connection.execute(_DEPLOYMENT.where(deployments.c.id == node.key)).one()
+            created = Change(row.at, row.by, row.why)
+            return DeploymentNode(str(node), row.id, row.name, f"{row.model}@{row.number}", row.state, created)
         case "model":
             query = (
                 sa.select(models.c.name, versions.c.number)
@@ -268,17 +321,20 @@ def _describe(connection: Connection, node: NodeId) -> Node:
                 .where(versions.c.manifest_digest == node.key)
                 .order_by(models.c.name, versions.c.number)
             )
-            return ModelNode([f"{name}@{number}" for name, number in connection.execute(query)], str(node.key))
+            names = [f"{name}@{number}" for name, number in connection.execute(query)]
+            return ModelNode(str(node), names, str(node.key))
         case "dataset":
             columns = (datasets.c.namespace, datasets.c.name, dataset_versions.c.version, dataset_versions.c.digest)
             row = connection.execute(sa.select(*columns).join(datasets).where(dataset_versions.c.id == node.key)).one()
             of_version = run_io.c.dataset_version_id == node.key
             uris = connection.scalars(sa.select(run_io.c.uri).where(of_version, run_io.c.uri.is_not(None)).distinct())
-            return DatasetNode(*row, sorted(uri for uri in uris if uri is not None))
+            found_at = sorted(uri for uri in uris if uri is not None)
+            return DatasetNode(str(node), row.namespace, row.name, row.version, row.digest, found_at)
         case "run":
             row = connection.execute(sa.select(runs).where(runs.c.run_id == node.key)).one()
             state = msgspec.json.decode(row.state, type=RunState)
             return RunNode(
+                id=str(node),
                 run_id=row.run_id,
                 job_namespace=row.job_namespace,
                 job_name=row.job_name,

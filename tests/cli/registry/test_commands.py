@@ -121,7 +121,7 @@ def test_an_image_of_the_bundled_model_leads_to_the_data_that_its_training_saw(n
     assert f"output: model noria-shapes@1  {digest}" in noria("trace", SCENES[:20], "--down")
     graph = json.loads(noria("trace", digest, "--json"))
     assert (graph["nodes"][0], graph["direction"]) == (
-        {"type": "model", "names": ["noria-shapes@1"], "digest": digest},
+        {"type": "model", "id": f"model:{digest}", "names": ["noria-shapes@1"], "digest": digest},
         "up",
     )
 
@@ -135,6 +135,8 @@ def test_what_cannot_be_traced_is_one_line(noria, tmp_path):
         "01a2028d-9625-77a9-a141-efbbcc3a6ef9": "has no run",
         "s3://bucket/scenes@7": "no such dataset",
         "s3://bucket/scenes": "has no version",
+        "deployment:7": "no deployment 7",
+        "table:7": "allowed are endpoint:NAME",
     }.items():
         printed = noria("trace", what, status=2)
         assert words.lower() in printed.lower() and printed.count("\n") == 1

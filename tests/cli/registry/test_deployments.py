@@ -1,6 +1,7 @@
 """`noria deploy`, `promote`, `rollback` and `status`, on a registry that no server runs with."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -196,11 +197,12 @@ def test_a_trace_of_an_endpoint_begins_with_what_serves_it(noria, store):
     noria("deploy", "shapes", "shapes@1")  # a model has this name, too
     assert noria("trace", "shapes").startswith("model shapes@2")
     mount(store)
-    assert noria("trace", "shapes").splitlines()[:2] == [
-        "endpoint shapes",
-        f"└─ serving: model shapes@1  {folder('a').manifest.digest}",
-    ]
-    assert noria("trace", "shapes@1", "--down").splitlines()[1] == "└─ serves: endpoint shapes"
+    up = noria("trace", "shapes").splitlines()
+    assert (up[0], up[2]) == ("endpoint shapes", f"   └─ version: model shapes@1  {folder('a').manifest.digest}")
+    assert re.fullmatch(r"└─ serving: deployment 1  serving, .* UTC by \S+", up[1])
+    down = noria("trace", "shapes@1", "--down").splitlines()
+    assert down[1].startswith("└─ deployed as: deployment 1  serving")
+    assert down[2] == "   └─ serves: endpoint shapes"
     assert noria("trace", "shapes", "--down").startswith("model shapes@2")
 
 

@@ -178,7 +178,7 @@ def test_one_client_cannot_use_all_uploads(client, upload):
     _, rejection = upload("127.0.0.2")
     assert rejection.startswith("HTTP/1.1 429 ")
     assert "\r\nretry-after: 5\r\n" in rejection.lower()
-    assert f"the address 127.0.0.2 has {MAX_UPLOADS_PER_CLIENT} uploads to {PATH} already" in rejection
+    assert f"the address 127.0.0.2 has {MAX_UPLOADS_PER_CLIENT} uploads of image files already" in rejection
     assert client.post(PATH, content=file_of(METADATA)).status_code == 200
     uploads[0][0].close()
     wait_until(lambda: upload("127.0.0.2")[1] == CONTINUE)
@@ -189,7 +189,7 @@ def test_total_number_of_uploads_is_limited(upload):
         assert upload(f"127.0.0.{number // MAX_UPLOADS_PER_CLIENT + 2}")[1] == CONTINUE
     _, rejection = upload("127.0.0.100")
     assert rejection.startswith("HTTP/1.1 429 ")
-    assert f"{MAX_UPLOADS} uploads to {PATH} are under way already" in rejection
+    assert f"{MAX_UPLOADS} uploads of image files are under way already" in rejection
 
 
 def test_stalled_upload_is_released(upload, monkeypatch):

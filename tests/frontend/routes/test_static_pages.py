@@ -39,11 +39,12 @@ def test_page_complies_with_its_content_security_policy(path):
     )
 
 
+REGISTRY_PAGES = ("models.html", "deployments.html", "lineage.html")
 PLAYGROUNDS = {"diffusion": "/", "encoder": "/text"}
 
 
 @pytest.mark.parametrize("kinds", [("diffusion",), ("encoder",), tuple(PLAYGROUNDS)])
-@pytest.mark.parametrize("name", ["playground.html", "text.html", "live.html"])
+@pytest.mark.parametrize("name", ["playground.html", "text.html", "live.html", *REGISTRY_PAGES])
 def test_navigation_has_the_playgrounds_of_the_models_served(name, kinds):
     text = (PAGES_DIR / name).read_text(encoding="utf-8")
     for page, expected in ((without_other_kinds(text, kinds), kinds), (without_other_kinds(text, ()), PLAYGROUNDS)):

@@ -3,19 +3,17 @@
 import argparse
 import os
 import pathlib
-import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from noria.cli.parser import Parser, add_command
 from noria.cli.registry.common import add_json_flag, add_registry_settings, as_json, format_time, registry_of
-from noria.errors import RegistryError
 from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection
 
-    from noria.registry.trace import DatasetNode, Graph, Node, NodeId, RunNode
+    from noria.registry.trace import DatasetNode, DeploymentNode, Direction, Graph, Node, NodeId, RunNode
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -24,8 +22,8 @@ def add_to(commands: Any) -> list[Parser]:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="an endpoint, MODEL[@NUMBER|@ALIAS], an image file, sha256:DIGEST (its first 8 digits will do), data as "
-        "URI@VERSION, or a run's id",
+        help="an endpoint, deployment:NUMBER, MODEL[@NUMBER|@ALIAS], an image file, sha256:DIGEST (its first 8 digits "
+        "will do), data as URI@VERSION, or a run's id",
     )
     parser.add_argument("--down", action="store_true", help="what was made from it instead")
     add_json_flag(parser)
@@ -40,10 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from noria.registry.trace import trace
 
-    with registry_of(arguments) as engine:
-        subjects = _find(engine, arguments.what, down=arguments.down)
-        with engine.connect() as connection:
-            graph = trace(connection, subjects, "down" if arguments.down else "up")
+    direction: Direction = "down" if arguments.down else "up"
+    with registry_of(arguments) as engine, engine.connect() as connection:
+        graph = trace(connection, _find(connection, arguments.what, direction), direction)
     if arguments.json:
         print(as_json(graph))
     else:
@@ -51,52 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find(engine: "Engine", what: str, *, down: bool) -> "list[NodeId]":
-    """Return what is to be traced: on the way up also an endpoint, before a model of the same name.
-
-    Raises RegistryError and ImageFileError.
-    """
-    from noria.registry.model_store import ModelStore
-    from noria.registry.run_events import parse_dataset
-    from noria.registry.trace import NodeId, find_dataset, find_digest, find_endpoint, find_run
+def _find(connection: "Connection", what: str, direction: "Direction") -> "list[NodeId]":
+    """Return what is to be traced. Raises RegistryError and ImageFileError."""
+    from noria.images.metadata_io import read_metadata
+    from noria.registry.trace_subjects import find_image_subjects, find_subjects
 
     if os.path.isfile(what):  # a name too long for a path is none
-        return [NodeId("model", digest) for digest in _digests_of_image(ModelStore(engine), pathlib.Path(what))]
-    with engine.connect() as connection:
-        if what.startswith("sha256:"):
-            return find_digest(connection, what)
-        if _is_uuid(what):
-            return [find_run(connection, what)]
-        if "://" in what:
-            return [find_dataset(connection, *parse_dataset(what)[0])]
-        if not down and (endpoint := find_endpoint(connection, what)) is not None:
-            return [endpoint]
-    return [NodeId("model", ModelStore(engine).get(what).digest)]
-
-
-def _digests_of_image(store: Any, file: pathlib.Path) -> list[str]:
-    """Return the digests of the versions that may have made an image: those with the fingerprint in its metadata."""
-    from noria.images.metadata_io import read_metadata
-
-    metadata = read_metadata(file)
-    if metadata.noria is None or metadata.model_version is None:
-        raise RegistryError(f"{file}: another program than Noria wrote it, so its model is not known here.")
-    found = store.by_fingerprint(metadata.model_version)
-    if not found:
-        raise RegistryError(
-            f"{file}: its model {metadata.model} with the fingerprint {metadata.model_version} is not in the registry. "
-            "Add the folder that made it: noria models add NAME FOLDER (for the model in the package: noria models add "
-            "noria-shapes bundled)."
-        )
-    return sorted({version.digest for version in found})
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True
+        return find_image_subjects(connection, read_metadata(pathlib.Path(what)), what, direction)
+    return find_subjects(connection, what, direction)
 
 
 def format_graph(graph: "Graph") -> Iterator[str]:
@@ -135,17 +94,25 @@ def _lines(graph: "Graph", below: dict[int, list[tuple[str, int]]], shown: set[i
 
 def _texts(node: "Node") -> list[str]:
     """Return the title of a node, and further lines."""
-    from noria.registry.trace import DatasetNode, EndpointNode, ModelNode
+    from noria.registry.trace import DatasetNode, DeploymentNode, EndpointNode, ModelNode
 
     match node:
         case EndpointNode():
             return [f"endpoint {node.name}"]
+        case DeploymentNode():
+            return [_deployment_text(node)]
         case ModelNode():
             return [f"model {', '.join(node.names)}  {node.digest}"]
         case DatasetNode():
             return _dataset_texts(node)
         case _:
             return _run_texts(node)
+
+
+def _deployment_text(node: "DeploymentNode") -> str:
+    why = f": {node.created.why}" if node.created.why else ""
+    state = node.state.replace("_", " ")
+    return f"deployment {node.number}  {state}, {format_time(node.created.at)} by {node.created.by}{why}"
 
 
 def _dataset_texts(node: "DatasetNode") -> list[str]:

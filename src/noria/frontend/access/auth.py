@@ -162,7 +162,7 @@ class AuthenticatedEndpoint:
             api_client.require_scope(self._needed_scope)
         if self._needed_scope == "registry" and api_client.name is None and not _is_local(http):
             raise Unauthorized(
-                "this server has no API keys, so only clients on its own machine may change the registry; its "
+                "this server has no API keys, so only clients on its own machine may use the registry; its "
                 "operator can set frontend.api_keys_file."
             )
         if (version := http.headers.get(VERSION_HEADER)) is not None:

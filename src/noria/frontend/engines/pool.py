@@ -183,6 +183,10 @@ class EnginePool:
         """The state of each engine, in the order of their addresses."""
         return [engine.status() for engine in self._engines]
 
+    def held_models(self) -> list[tuple[EngineStatus, tuple[ModelSpec, ...]]]:
+        """The state of each engine, and the models that it held when it last reported."""
+        return [(engine.status(), engine.known_models) for engine in self._engines]
+
     @property
     def num_engines(self) -> int:
         """The number of engines, ready or not."""

@@ -10,7 +10,8 @@ HEALTH_PATHS = frozenset(
 )
 """The routes of probes."""
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", "/openapi.json", "/docs", "/live", "/text", "/drift", "/"}
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", "/openapi.json", "/docs", "/live", "/text", "/"}
+OPEN_PATHS |= {"/models", "/deployments", "/lineage", "/drift"}
 """Paths whose GET needs no API key: none creates, lists or returns images or results."""
 
 ASSETS_PATH = "/pages"
@@ -28,6 +29,9 @@ LINEAGE_PATH = "/api/v1/lineage"
 DEPLOYMENTS_PATH = "/v1/deployments"
 
 STATISTICS_PATH = "/v1/statistics"
+
+REGISTRY_PATH = "/v1/registry"
+"""What the registry's pages show."""
 
 _SCOPES: dict[str, KeyScope | None] = {
     "/t2i": "generate",
@@ -48,6 +52,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     LINEAGE_PATH: "registry",
     DEPLOYMENTS_PATH: "registry",
     STATISTICS_PATH: "registry",
+    f"{REGISTRY_PATH}/": "registry",
 }  # by the beginning of the path
 
 

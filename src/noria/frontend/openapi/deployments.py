@@ -2,12 +2,21 @@
 
 from typing import Any
 
+from noria.errors import InvalidField, RegistryConflict, RegistryUnavailable
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.openapi.operations import json_content, operation
-from noria.frontend.routes.deployments import DeploymentChangeBody, DeploymentList, DeployRequestBody
+from noria.frontend.openapi.registry import page_parameters, text_parameter
+from noria.frontend.routes.deployments import (
+    DEFAULT_HISTORY,
+    MAX_HISTORY,
+    DeploymentChangeBody,
+    DeploymentList,
+    DeployRequestBody,
+)
+from noria.registry.deployments.history import DeploymentHistory
 from noria.registry.deployments.states import Deployment
 
-STRUCTS = (DeployRequestBody, DeploymentChangeBody, DeploymentList, Deployment)
+STRUCTS = (DeployRequestBody, DeploymentChangeBody, DeploymentList, DeploymentHistory, Deployment)
 
 DESCRIPTIONS = {
     "endpoint": "the name that requests give as `model`",
@@ -59,9 +68,21 @@ def paths() -> dict[str, Any]:
         "For each endpoint the deployment that serves and the one that is not finished, with their events, and what "
         "the judge of a canary says.",
         content=json_content(DeploymentList),
+        errors=[RegistryUnavailable],
+    )
+    history = operation(
+        "List what happened to an endpoint",
+        "Its deployments, the latest first, each with its events, and of canaries what the judge had seen and said at "
+        "each. `next` is the `before` of the next page.",
+        content=json_content(DeploymentHistory),
+        errors=[InvalidField, RegistryConflict, RegistryUnavailable],
     )
     return {
         DEPLOYMENTS_PATH: {"get": listing, "post": deploy},
+        f"{DEPLOYMENTS_PATH}/history": {
+            "get": history
+            | {"parameters": [text_parameter("endpoint"), *page_parameters(DEFAULT_HISTORY, MAX_HISTORY)]}
+        },
         f"{DEPLOYMENTS_PATH}/promote": {"post": promote},
         f"{DEPLOYMENTS_PATH}/rollback": {"post": rollback},
     }

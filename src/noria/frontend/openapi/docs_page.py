@@ -25,9 +25,9 @@ _GROUPS = {
     "Models": ("/v1/models",),
     "Jobs": ("/v1/jobs",),
     "The running batch": ("/v1/live",),
-    "Deployments": ("/v1/deployments",),
+    "Deployments": ("/v1/deployments", "/v1/registry/versions", "/v1/registry/served"),
     "Statistics": ("/v1/statistics",),
-    "Lineage": ("/api/v1/lineage",),
+    "Lineage": ("/v1/registry/trace", "/api/v1/lineage"),
     "A1111's API": ("/sdapi/",),
     "The server itself": ("/",),
 }
@@ -314,6 +314,9 @@ def _page(version: str, content: str) -> str:
     <a href="/" data-kind="diffusion">Images</a>
     <a href="/text" data-kind="encoder">Text</a>
     <a href="/live">Live</a>
+    <a href="/models">Models</a>
+    <a href="/deployments">Deployments</a>
+    <a href="/lineage">Lineage</a>
     <a href="/drift">Drift</a>
     <a href="/docs" aria-current="page">API</a>
     <a href="/docs#metrics">Metrics</a>

@@ -34,6 +34,7 @@ from noria.frontend.openapi import (
     jobs,
     lineage,
     open_inference,
+    registry,
     statistics,
     tei,
 )
@@ -92,6 +93,7 @@ _STRUCTS = (
     LineageEventBody,
     ErrorBody,
     *deployments.STRUCTS,
+    *registry.STRUCTS,
     *statistics.STRUCTS,
     *tei.STRUCTS,
     *open_inference.STRUCTS,
@@ -240,6 +242,7 @@ def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
         },
         **lineage.paths(),
         **deployments.paths(),
+        **registry.paths(),
         **statistics.paths(),
         **tei.paths(),
         **open_inference.paths(),
@@ -258,6 +261,11 @@ def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
         "/text": get_only(
             "Open the playground of texts", "A page that embeds, classifies and ranks texts.", "text/html"
         ),
+        "/models": get_only("Open the models", "A page with the versions of models in the registry.", "text/html"),
+        "/deployments": get_only(
+            "Open the deployments", "A page with the traffic of endpoints, canaries and their judge.", "text/html"
+        ),
+        "/lineage": get_only("Open the lineage", "A page with what made what, as a graph.", "text/html"),
         "/": get_only(
             "Open the playground", "A page that generates images; without an image model, as `/text`.", "text/html"
         )

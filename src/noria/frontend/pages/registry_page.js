@@ -135,7 +135,7 @@ function setStatus(text, tone) {
 
 /** Replace the children of `element` if `value`, from which they were made, has changed; the focus stays on what has the same data-key. */
 export function renderIfChanged(element, value, makeChildren) {
-  const serialized = JSON.stringify(value);
+  const serialized = JSON.stringify(value ?? null);
   if (element.dataset.rendered === hash(serialized)) return;
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   const scrolled = [...element.querySelectorAll(".scroll")].map(({ scrollLeft }) => scrollLeft);

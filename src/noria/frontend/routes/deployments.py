@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from sqlalchemy import Engine
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,10 +17,14 @@ from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.routes.lineage import sender_of
+from noria.frontend.routes.registry import page_of, text_parameter
 from noria.frontend.services.registry import RegistryConnection
+from noria.registry.deployments.history import DeploymentHistory, read_history
 from noria.registry.deployments.states import Deployment, EndpointStatus, status_of
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.versions import Change
+
+DEFAULT_HISTORY, MAX_HISTORY = 20, 100  # deployments
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -64,6 +69,7 @@ class DeploymentRoutes:
         """The routes to serve."""
         return [
             Route(DEPLOYMENTS_PATH, self.deployments, methods=["GET", "POST"]),
+            Route(f"{DEPLOYMENTS_PATH}/history", self.history),
             Route(f"{DEPLOYMENTS_PATH}/promote", self.promote, methods=["POST"]),
             Route(f"{DEPLOYMENTS_PATH}/rollback", self.roll_back, methods=["POST"]),
         ]
@@ -74,6 +80,17 @@ class DeploymentRoutes:
             return await self._deploy(http)
         found = await self._registry.run(lambda engine: _status(DeploymentStore(engine)))
         return json_response(DeploymentList(found))
+
+    async def history(self, http: Request) -> Response:
+        """Return the deployments of an endpoint, page by page, with all that happened to them."""
+        endpoint = text_parameter(http, "endpoint")
+        page = page_of(http, DEFAULT_HISTORY, MAX_HISTORY)
+
+        def read(engine: Engine) -> DeploymentHistory:
+            with engine.connect() as connection:
+                return read_history(connection, endpoint, *page)
+
+        return json_response(await self._registry.run(read))
 
     async def _deploy(self, http: Request) -> Response:
         """Deploy a version; 200 if the same is being deployed already, else 202."""
@@ -116,7 +133,7 @@ class DeploymentRoutes:
 
 
 def _status(store: DeploymentStore) -> list[EndpointStatus]:
-    return status_of(store.all(), store.followed())
+    return status_of(store.current(), store.followed())
 
 
 def _plan_of(body: DeployRequestBody) -> RampPlan | None:

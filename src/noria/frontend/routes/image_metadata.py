@@ -6,7 +6,8 @@ validated as in a request. A setting that fails is returned with the reason.
 
 import asyncio
 import io
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -46,6 +47,9 @@ _SETTINGS = (
 )
 
 
+T = TypeVar("T")
+
+
 class RejectedSetting(Struct, frozen=True):
     """A setting of the file that this server does not support, and why."""
 
@@ -65,27 +69,40 @@ class RecoveredSettings(Struct, frozen=True):
     other: dict[str, str]  # settings of another program that Noria does not have
 
 
-class ImageMetadataRoute:
-    """The route `POST /v1/images/metadata`."""
+class UploadedImages:
+    """Reads the metadata of image files that are bodies of requests; all routes share the limits."""
 
-    def __init__(self, generation_service: GenerationService) -> None:
-        self._generation_service = generation_service
+    def __init__(self) -> None:
         self._upload_limiter = ConcurrencyLimiter(
-            f"uploads to {PATH}", MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, _RETRY_AFTER_S
+            "uploads of image files", MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, _RETRY_AFTER_S
         )
         self._read_semaphore = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
-    async def metadata(self, http: Request) -> Response:
-        """Return the settings in the body, an image file. Raises RateLimited before it reads the body."""
-        self._generation_service.resolve_model()  # raises while no model is known: its bounds are needed
+    async def read(self, http: Request, use: Callable[[GenerationMetadata], T]) -> T:
+        """Return what `use` returns, in a thread, of the metadata in the body.
+
+        Raises:
+            RateLimited: before it reads the body.
+            UnreadableImage: the body is no image with metadata.
+
+        """
         with self._upload_limiter.hold(client_id_of(http)):
             file = await read_bytes(http, MAX_BYTES)
             async with self._read_semaphore:
-                response = await asyncio.to_thread(self._encode_response, file)
-        return Response(response, media_type="application/json")
+                return await asyncio.to_thread(lambda: use(_read_metadata(file)))
 
-    def _encode_response(self, file: bytes) -> bytes:
-        return msgspec.json.encode(self._recover(_read_metadata(file)))
+
+class ImageMetadataRoute:
+    """The route `POST /v1/images/metadata`."""
+
+    def __init__(self, generation_service: GenerationService, uploads: UploadedImages) -> None:
+        self._generation_service, self._uploads = generation_service, uploads
+
+    async def metadata(self, http: Request) -> Response:
+        """Return the settings in the body, an image file."""
+        self._generation_service.resolve_model()  # raises while no model is known: its bounds are needed
+        response = await self._uploads.read(http, lambda metadata: msgspec.json.encode(self._recover(metadata)))
+        return Response(response, media_type="application/json")
 
     def _recover(self, metadata: GenerationMetadata) -> RecoveredSettings:
         rejected = []

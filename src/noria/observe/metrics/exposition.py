@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from noria.observe.metrics.declarations import DECLARATIONS, REGISTRY
 from noria.observe.metrics.exemplars import Exemplars
@@ -42,6 +43,14 @@ def exposition(accept: str = "", *, with_exemplars: bool = True) -> tuple[bytes,
     if openmetrics:
         return multiprocess_text.encode() + generate_openmetrics(collector), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
     return multiprocess_text.encode() + generate_latest(collector), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def counter_values(counter: Counter) -> list[tuple[dict[str, str], float]]:
+    """Return the labels and the value of each series of a counter, summed over all processes. Reads files."""
+    name = f"{counter._name}_total"
+    lines = [line for line in exposition()[0].decode().splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    families = text_string_to_metric_families("\n".join([*lines, ""]))
+    return [(sample.labels, sample.value) for family in families for sample in family.samples]
 
 
 @functools.cache

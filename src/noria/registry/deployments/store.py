@@ -174,6 +174,14 @@ class DeploymentStore:
                 raise unknown_endpoint(connection, endpoint)
             return found
 
+    def current(self) -> list[Deployment]:
+        """Of each endpoint what serves, what is not finished, and the latest of all; the oldest first."""
+        head = deployment_heads.c
+        latest = sa.select(sa.func.max(head.deployment_id)).group_by(head.endpoint_id)
+        is_current = sa.or_(head.state.in_((*rules.ROUTED, "pending")), head.deployment_id.in_(latest))
+        with self._engine.connect() as connection:
+            return read_deployments(connection, is_current)
+
     def followed(self) -> dict[str, str]:
         """What endpoints follow, by name."""
         with self._engine.connect() as connection:

@@ -1,0 +1,116 @@
+"""`/v1/registry`: the versions of models, what the server serves of them, and what made what, for the pages."""
+
+import re
+
+from msgspec import Struct
+from sqlalchemy import Engine
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from noria.errors import InvalidField, short_repr
+from noria.frontend.http.json_response import json_response
+from noria.frontend.http.paths import REGISTRY_PATH
+from noria.frontend.routes.image_metadata import UploadedImages
+from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.services.served_versions import ServedVersionsService
+from noria.images.metadata import GenerationMetadata
+from noria.registry.lineage_graph import LineageGraph, read_lineage
+from noria.registry.trace_subjects import MAX_CHARS, find_image_subjects, find_subjects
+from noria.registry.version_list import VersionList, read_version_list
+
+DEFAULT_VERSIONS, MAX_VERSIONS = 100, 500
+DEFAULT_NODES, MAX_NODES = 200, 500
+"""Of a lineage, in each direction. Each takes some queries."""
+_MAX_ROW = 2**53  # of numbers that JavaScript has
+
+
+class RegistryRoutes:
+    """The routes that read the registry."""
+
+    def __init__(self, registry: RegistryConnection, served: ServedVersionsService, uploads: UploadedImages) -> None:
+        self._registry, self._served, self._uploads = registry, served, uploads
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes to serve."""
+        return [
+            Route(f"{REGISTRY_PATH}/versions", self.versions),
+            Route(f"{REGISTRY_PATH}/served", self.served),
+            Route(f"{REGISTRY_PATH}/trace", self.trace, methods=["GET", "POST"]),
+        ]
+
+    async def versions(self, http: Request) -> Response:
+        """Return the versions of all models, page by page."""
+        page = page_of(http, DEFAULT_VERSIONS, MAX_VERSIONS)
+
+        def read(engine: Engine) -> VersionList:
+            with engine.connect() as connection:
+                return read_version_list(connection, *page)
+
+        return json_response(await self._registry.run(read))
+
+    async def served(self, _: Request) -> Response:
+        """Return what engines hold, and how many requests each version answered; also while the registry is away."""
+        return json_response(await self._registry.offload(self._served.read, self._served.engines()))
+
+    async def trace(self, http: Request) -> Response:
+        """Return what made something, and what was made from it; of a POST its body, an image file."""
+        max_nodes = _number(http, "limit", MAX_NODES) or DEFAULT_NODES
+        if http.method == "POST":
+            metadata = await self._uploads.read(http, lambda found: found)
+            return json_response(await self._registry.run(lambda engine: _trace_image(engine, metadata, max_nodes)))
+        of = text_parameter(http, "of")
+
+        def read(engine: Engine) -> LineageGraph:
+            with engine.connect() as connection:
+                return read_lineage(connection, find_subjects(connection, of), max_nodes)
+
+        return json_response(await self._registry.run(read))
+
+
+class ImageLineage(Struct, frozen=True):
+    """What an image file says of its model, and the lineage of what made it."""
+
+    model: str | None  # the endpoint that was asked
+    version: str | None  # MODEL@NUMBER, as its server's registry named it; None: it was not deployed
+    deployment: int | None
+    digest: str | None
+    fingerprint: str | None
+    graph: LineageGraph
+
+
+def _trace_image(engine: Engine, metadata: GenerationMetadata, max_nodes: int) -> ImageLineage:
+    with engine.connect() as connection:
+        subjects = find_image_subjects(connection, metadata, "the file")
+        return ImageLineage(
+            metadata.model,
+            metadata.registered_version,
+            metadata.deployment,
+            metadata.model_digest,
+            metadata.model_version,
+            read_lineage(connection, subjects, max_nodes),
+        )
+
+
+def page_of(http: Request, default: int, maximum: int) -> tuple[int | None, int]:
+    """Return the parameters `before` and `limit` of a list. Raises InvalidField."""
+    return _number(http, "before", _MAX_ROW), _number(http, "limit", maximum) or default
+
+
+def text_parameter(http: Request, name: str) -> str:
+    """Return a parameter that has to be there. Raises InvalidField."""
+    text = http.query_params.get(name, "")
+    if not 1 <= len(text) <= MAX_CHARS or "\0" in text:
+        raise InvalidField(f"{name} is {short_repr(text)}; allowed are 1 to {MAX_CHARS} characters.", field=name)
+    return text
+
+
+def _number(http: Request, name: str, maximum: int) -> int | None:
+    """Return a parameter that may be there, 1 to `maximum`. Raises InvalidField."""
+    text = http.query_params.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,16}", text) or not 1 <= int(text) <= maximum:
+        raise InvalidField(f"{name} is {short_repr(text)}; allowed are 1 to {maximum}.", field=name)
+    return int(text)

@@ -1,0 +1,82 @@
+"""What the server itself knows of versions: which engine holds which, and how many requests each has answered."""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from noria.config import Config
+from noria.frontend.engines.pool import EnginePool
+from noria.observe.metrics.declarations import DEPLOYMENT_REQUESTS, REQUESTS
+from noria.observe.metrics.exposition import counter_values
+from noria.protocol.model_spec import ModelSpec
+
+
+class HeldModel(Struct, frozen=True):
+    """A model that an engine holds."""
+
+    name: str  # the endpoint that it serves
+    kind: str
+    fingerprint: str
+    folder: str
+    version: str | None  # MODEL@NUMBER of the registry; None: it is of the configuration
+    deployment: int | None
+
+
+class EngineModels(Struct, frozen=True):
+    """An engine and what it holds, as it last reported."""
+
+    engine: int
+    state: str  # "unknown", "loading" or "ready"
+    device: str | None
+    models: list[HeldModel]
+
+
+class AnsweredRequests(Struct, frozen=True):
+    """Requests since the server's start."""
+
+    endpoint: str
+    version: str | None  # MODEL@NUMBER; None: all of the endpoint, whatever answered them, and its jobs
+    by_outcome: dict[str, int]  # "ok", or the code of an error
+
+
+class ServedVersions(Struct, frozen=True):
+    """What a server serves."""
+
+    carries_out_deployments: bool
+    engines: list[EngineModels]
+    requests: list[AnsweredRequests]
+
+
+class ServedVersionsService:
+    """Reads what engines hold, and the counters of all front ends."""
+
+    def __init__(self, engine_pool: EnginePool, config: Config) -> None:
+        self._engine_pool, self._config = engine_pool, config
+
+    def engines(self) -> list[EngineModels]:
+        """What each engine holds; to be called in the event loop."""
+        return [
+            EngineModels(number, status.state, status.device, [self._held(spec) for spec in models])
+            for number, (status, models) in enumerate(self._engine_pool.held_models())
+        ]
+
+    def _held(self, spec: ModelSpec) -> HeldModel:
+        target = self._engine_pool.versions.target_of(spec)
+        version, deployment = (None, None) if target is None else (target.version, target.deployment)
+        return HeldModel(spec.name, spec.kind, spec.fingerprint, spec.folder, version, deployment)
+
+    def read(self, engines: list[EngineModels]) -> ServedVersions:
+        """Return all, with counters from their files. Blocks."""
+        return ServedVersions(self._config.registry.deployments, engines, list(_answered()))
+
+
+def _answered() -> Iterator[AnsweredRequests]:
+    """Yield what is counted, of endpoints as a whole, then of their deployed versions; without what is 0."""
+    counts: dict[tuple[str, str | None], dict[str, int]] = {}
+    for counter in (REQUESTS, DEPLOYMENT_REQUESTS):
+        for labels, value in counter_values(counter):
+            if value:
+                outcomes = counts.setdefault((labels["model"], labels.get("version")), {})
+                outcomes[labels["outcome"]] = int(value)
+    for (endpoint, version), outcomes in counts.items():
+        yield AnsweredRequests(endpoint, version, outcomes)

@@ -1,0 +1,118 @@
+"""Finds what is to be traced: by a text, as `noria trace` and the page /lineage take it, or by an image's metadata."""
+
+import uuid
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from noria.errors import RegistryError, short_repr
+from noria.images.metadata import GenerationMetadata
+from noria.registry.run_events import parse_dataset
+from noria.registry.schema import dataset_versions, deployments, endpoints, versions
+from noria.registry.trace import (
+    Direction,
+    NodeId,
+    find_dataset,
+    find_deployment,
+    find_digest,
+    find_endpoint,
+    find_run,
+)
+from noria.registry.versions import find_version
+
+MAX_CHARS = 2000
+"""Of a text that names a subject: a URI and its version."""
+
+
+def find_subjects(connection: Connection, what: str, direction: Direction = "up") -> list[NodeId]:
+    """Return what a text names.
+
+    It is an endpoint, MODEL[@NUMBER|@ALIAS], `sha256:` and digits of a digest, URI@VERSION of data, the id of a run, or
+    `KIND:KEY`, the id of a node. An endpoint comes before a model of the same name, but not on the way down.
+
+    Raises:
+        RegistryError: the registry does not have it.
+
+    """
+    kind, _, key = what.partition(":")
+    if kind == "sha256":
+        return find_digest(connection, what)
+    if "://" in what:
+        return [find_dataset(connection, *parse_dataset(what)[0])]
+    if key:
+        return [_find_node(connection, kind, key)]
+    if _is_uuid(what):
+        return [find_run(connection, what)]
+    if direction == "up" and (endpoint := find_endpoint(connection, what)) is not None:
+        return [endpoint]
+    return [NodeId("model", find_version(connection, what).digest)]
+
+
+def find_image_subjects(
+    connection: Connection, metadata: GenerationMetadata, image: str, direction: Direction = "up"
+) -> list[NodeId]:
+    """Return what made an image: its deployment, if this registry has it, else the versions of its model.
+
+    On the way down it is always the versions. `image` is its name in errors.
+
+    Raises:
+        RegistryError: another program wrote it, or its model is not known here.
+
+    """
+    if metadata.noria is None or metadata.model_version is None:
+        raise RegistryError(f"{image}: another program than Noria wrote it, so its model is not known here.")
+    digest = metadata.model_digest
+    if direction == "up" and metadata.deployment is not None and abs(metadata.deployment) < 2**63:
+        query = sa.select(deployments.c.id).join(versions).where(versions.c.manifest_digest == digest)
+        if connection.scalar(query.where(deployments.c.id == metadata.deployment)) is not None:
+            return [NodeId("deployment", metadata.deployment)]
+    # Of another registry's deployment, the content is what counts.
+    found = sa.select(versions.c.manifest_digest).distinct().order_by(versions.c.manifest_digest)
+    by_digest = found.where(versions.c.manifest_digest == digest)
+    digests = list(connection.scalars(by_digest)) or list(
+        connection.scalars(found.where(versions.c.fingerprint == metadata.model_version))
+    )
+    if not digests:
+        raise RegistryError(
+            f"{image}: its model {metadata.model} with the fingerprint {metadata.model_version} is not in the "
+            "registry. Add the folder that made it: noria models add NAME FOLDER (for the model in the package: noria "
+            "models add noria-shapes bundled)."
+        )
+    return [NodeId("model", each) for each in digests]
+
+
+def _find_node(connection: Connection, kind: str, key: str) -> NodeId:
+    """Return the node with an id. Raises RegistryError: there is none."""
+    match kind:
+        case "endpoint":
+            if connection.scalar(sa.select(endpoints.c.id).where(endpoints.c.name == key)) is not None:
+                return NodeId("endpoint", key)
+        case "deployment":
+            if (number := _number(key)) is not None:
+                return find_deployment(connection, number)
+        case "model":
+            return find_digest(connection, key)[0]
+        case "dataset":
+            number = _number(key)
+            if connection.scalar(sa.select(dataset_versions.c.id).where(dataset_versions.c.id == number)) is not None:
+                return NodeId("dataset", int(key))
+        case "run":
+            if _is_uuid(key):
+                return find_run(connection, key)
+    raise RegistryError(
+        f"the registry has nothing with the id {short_repr(f'{kind}:{key}')}; allowed are endpoint:NAME, "
+        "deployment:NUMBER, model:sha256:DIGEST, dataset:NUMBER and run:ID."
+    )
+
+
+def _number(text: str) -> int | None:
+    """Return the number of a row; None: it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
