@@ -72,7 +72,7 @@ def noria(tmp_path_factory):
 
 NOT_LOADED = (
     "noria_text_batch", "noria_user_", "noria_endpoint_", "noria_frontend_stops", "noria_deployment_", "noria_canary_",
-    "noria_stat_text_", "noria_stat_embedding_",
+    "noria_stat_text_", "noria_stat_embedding_", "noria_shadow_",
 )  # fmt: skip
 """Metrics of texts, user code, front ends that retire and deployments: the server of these tests has none."""
 

@@ -124,12 +124,16 @@ def test_a_failing_text_fails_no_other_request():
     harness.submit("busy", 4)
     harness.submit("bad", 4)
     harness.submit("good", 4)
+    harness.submit("other", 4)  # for its sake a batch is worth the delay
     harness.executor.finish()
+    assert [row.attempt_id for row in harness.plans[-1].rows] == ["bad", "good"]
     harness.executor.finish(failed={ItemId("bad", 0): "not finite"})
+    harness.executor.finish()
     assert harness.ends() == {
         "busy": FinishReason.FINISHED,
         "bad": FinishReason.FAILED,
         "good": FinishReason.FINISHED,
+        "other": FinishReason.FINISHED,
     }
 
 

@@ -259,6 +259,35 @@ _DEPLOYMENTS_ROW = Row(
             "It is rolled back at 20, unless its deployment says otherwise.",
             Query(f"max by (model, version) (noria_canary_evidence{{{_INSTANCE_FILTER}}})", "{{model}} {{version}}"),
         ),
+        timeseries(
+            "Copies for the shadow",
+            "`dropped`: not computed, because requests were waiting.",
+            Query(
+                f"sum by (version, outcome) (rate(noria_shadow_requests_total{{{_INSTANCE_FILTER}}}[1m]))",
+                "{{version}} {{outcome}}",
+            ),
+            unit="reqps",
+            stacked=True,
+        ),
+        timeseries(
+            "Computing time of copied requests",
+            "Mean, by the shadow and by the control.",
+            Query(
+                f"sum by (version, arm) (rate(noria_shadow_seconds_sum{{{_INSTANCE_FILTER}}}[5m])) / "
+                f"(sum by (version, arm) (rate(noria_shadow_seconds_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
+                "{{version}} {{arm}}",
+            ),
+            unit="s",
+        ),
+        timeseries(
+            "Distance of the shadow",
+            "95 % of its outputs were nearer to the control's.",
+            Query(
+                "histogram_quantile(0.95, sum by (le, version) "
+                f"(rate(noria_shadow_distance_bucket{{{_INSTANCE_FILTER}}}[5m])))",
+                "{{version}}",
+            ),
+        ),
     ),
 )
 

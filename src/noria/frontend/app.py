@@ -136,10 +136,9 @@ def build_app(
         lambda: clients.num_processes,
     )
     registry = RegistryConnection(functools.partial(open_registry, config))
-    uploads = UploadedImages()
     openai = OpenAIRoutes(generation_service, body_reader)
     live = LiveRoutes(engine_pool, config.frontend)
-    server_routes = ServerRoutes(config, engine_pool, clients, rejection_log)
+    uploads, server_routes = UploadedImages(), ServerRoutes(config, engine_pool, clients, rejection_log)
     routes = [
         Route("/t2i", ImageRoutes(generation_service, body_reader).t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),

@@ -149,7 +149,7 @@ def test_the_costs_of_another_architecture_are_measured_and_not_kept(runtime, sp
 
 def test_a_model_that_does_not_fit_the_memory_is_rejected_with_the_numbers(spec, newer, config):
     runtime = load_runtime([spec], config, "cpu", free_bytes=lambda _device: 1000)
-    with pytest.raises(ModelError, match=r"[\d,]+ bytes .* 1,000 .*unmount"):
+    with pytest.raises(ModelError, match=r"[\d,]+ bytes .* 1,000 .*--swap"):
         runtime.load_beside(open_model(str(newer)))
     generate(runtime, spec)
 
