@@ -34,6 +34,7 @@ from noria.registrar import process
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
+from noria.registrar.statistics import StatisticsKeeper
 from noria.registry.deployments.routes_file import routes_file
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
@@ -95,7 +96,9 @@ class Served:
             "server",
         )
         deployer = Deployer(self.models, [link], access, routes_file(self.config), Routes())
-        tasks = [asyncio.create_task(link.run()), asyncio.create_task(process._take_reports(deployer, self.reports))]
+        keeper = StatisticsKeeper(60.0, pathlib.Path(folder, "statistics.json"), access)
+        works = (link.run(), process.take_reports(deployer, keeper, self.reports))
+        tasks = [asyncio.create_task(work) for work in works]
         while not self._stopping.is_set():
             await deployer.poll()
             await asyncio.sleep(0.05)

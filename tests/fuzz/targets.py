@@ -172,6 +172,8 @@ PATHS = (
     "/models",
     "/deployments",
     "/lineage",
+    "/drift",
+    "/v1/statistics",
     "/v1/registry/versions?limit=2&before=9",
     "/v1/registry/served",
     "/healthz",

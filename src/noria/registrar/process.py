@@ -78,7 +78,7 @@ async def run(task: RegistrarTask) -> None:
     keeper = StatisticsKeeper(task.config.statistics.window_s, statistics_file(task.config), registry)
     keeper.restore()
     background = [asyncio.create_task(engine.run()) for engine in engines]
-    background.append(asyncio.create_task(_take_reports(deployer, keeper, task.reports_address)))
+    background.append(asyncio.create_task(take_reports(deployer, keeper, task.reports_address)))
     background.append(asyncio.create_task(keeper.run()))
     background.append(asyncio.create_task(_poll(deployer, stopping)))
     try:
@@ -106,7 +106,7 @@ async def _poll(deployer: Deployer, stopping: asyncio.Event) -> None:
                 await stopping.wait()
 
 
-async def _take_reports(deployer: Deployer, keeper: StatisticsKeeper, address: str) -> None:
+async def take_reports(deployer: Deployer, keeper: StatisticsKeeper, address: str) -> None:
     """Pass the front ends' reports to the deployer and to the keeper of statistics, until cancelled."""
     context = zmq.Context()
     socket = context.socket(zmq.PULL)

@@ -60,7 +60,7 @@ def test_a_server_for_all_networks_may_be_without_warnings(findings_for, keys_fi
     )
     assert {verdict for verdict, _ in found.values()} == {"ok"}
     assert "with TLS" in found["listener"][1]
-    assert "without one: /, /docs, /drift, /health, /healthz" in found["keys"][1]
+    assert "without one: /, /deployments, /docs, /drift, /health, /healthz" in found["keys"][1]
 
 
 CASES = [

@@ -41,7 +41,7 @@ def test_every_route_but_the_open_ones_needs_a_key(client_of):
             answer = anonymous.request(method, path)
             assert (answer.status_code == 401) is (not is_open(method, route.path)), (method, path, answer.status_code)
     health = {"/healthz", "/health", "/readyz", "/v2/health/live", "/v2/health/ready"}
-    pages = {"/docs", "/live", "/text", "/", "/models", "/deployments", "/lineage"}
+    pages = {"/docs", "/live", "/text", "/", "/models", "/deployments", "/lineage", "/drift"}
     assert health | pages | {"/metrics", "/openapi.json"} == paths.OPEN_PATHS
 
 

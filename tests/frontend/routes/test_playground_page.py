@@ -23,7 +23,8 @@ def test_page_loads_files_of_this_server_only(client):
 
 def test_page_links_to_the_other_pages(client):
     links = set(re.findall(r'<a [^>]*href="(/[^"]*)"', client.get("/").text))
-    assert links == {"/", "/live", "/drift", "/docs", "/docs#metrics", "/openapi.json", "/readyz", "/metrics"}
+    pages = {"/", "/live", "/models", "/deployments", "/lineage", "/drift", "/docs", "/docs#metrics"}
+    assert links == pages | {"/openapi.json", "/readyz", "/metrics"}
     for path in links:
         assert client.get(path).status_code == 200
 

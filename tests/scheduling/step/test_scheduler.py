@@ -258,7 +258,7 @@ def test_a_queue_with_too_many_seconds_of_work_rejects():
     assert scheduler.submit(make_request("next", calls=5), 0) == []  # no request waits yet
     (rejected,) = scheduler.submit(make_request("late", calls=5), 0)
     assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.REJECTED, pytest.approx(49.0))
-    assert "it holds 54.0 s of work, the limit is 10 s" in rejected.message
+    assert "it holds 54.00 s of work, the limit is 10 s" in rejected.message
 
 
 def test_a_deadline_that_cannot_be_met_is_rejected_with_the_predicted_finish():
