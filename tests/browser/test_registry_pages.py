@@ -13,6 +13,8 @@ from PIL import Image
 
 import sample_registry
 from frontends import folder, serving  # noqa: F401 - a fixture
+from noria.canary.judge import JudgeSettings
+from noria.canary.shadow import ShadowPlan
 from noria.config import Config, FrontendConfig, RegistryConfig
 from noria.frontend.access.api_keys import generate_key
 from noria.images.metadata import GenerationMetadata
@@ -163,6 +165,26 @@ def test_a_canary_is_promoted_with_a_reason(own, open_page, check_accessibility)
         HOSTILE
     )
     assert DeploymentStore(engine).get("t2i").serving.last_change.why == HOSTILE
+
+
+def test_a_shadow_gets_copies_and_no_traffic(own, open_page, check_accessibility):
+    url, engine = own()
+    store, now = DeploymentStore(engine), time.time()
+    store.roll_back("t2i", Change(now, "ann"))
+    shadow, _ = store.deploy("t2i", "shapes@5", None, JudgeSettings(), Change(now + 1, "ann"), shadow=ShadowPlan(10.0))
+    store.try_lease(shadow.id, "registrar", now + 2, 1e6)
+    store.mounted(shadow.id, "registrar", Change(now + 2, "registrar"))
+    page = open_page(f"{url}/deployments#t2i")
+    expect(page.locator("#endpoint-chips")).to_contain_text("shapes@5 is a shadow")
+    expect(page.get_by_role("img", name=re.compile("^Share of each"))).to_have_accessible_name(
+        re.compile("at the end: shapes@3 100 %")
+    )
+    expect(page.get_by_role("region", name="Changes, the latest first")).to_contain_text("which gets copies")
+    check_accessibility(page)
+    page.get_by_role("button", name="Promote").click()
+    expect(page.get_by_role("dialog")).to_contain_text("It is a shadow")
+    page.goto(f"{url}/lineage?of=t2i")
+    expect(page.locator("#details")).to_contain_text("shadow")
 
 
 def test_what_others_do_appears_without_a_reload(own, open_page):
@@ -390,6 +412,7 @@ def test_traffic_follows_from_the_events(url, open_page):
         2, "b", (5, "pending", 0), (6, "canary", 0.25), (7, "step", 0.25), (8, "step", 0.5), (9, "serving", 1)
     )
     third = deployment(3, "c", (10, "pending", 0), (11, "canary", 0.25), (12, "rolled_back", 0))
+    shadow = deployment(4, "d", (13, "pending", 0), (14, "shadow", 0.1), (15, "step", 0.1), (16, "ended", 0))
     expected = [
         [1, "configuration 1"],
         [2, "a 1"],
@@ -399,7 +422,7 @@ def test_traffic_follows_from_the_events(url, open_page):
         [11, "b 0.75", "c 0.25"],
         [12, "b 1"],
     ]
-    assert page.evaluate(TRAFFIC, [[third, second, first], True]) == expected
+    assert page.evaluate(TRAFFIC, [[shadow, third, second, first], True]) == expected
     assert page.evaluate(TRAFFIC, [[third], False])[0] == [10, "not loaded 1"]
     gone = deployment(1, "a", (2, "serving", 1), (3, "rolled_back", 0))
     assert page.evaluate(TRAFFIC, [[gone], False]) == [[2, "a 1"], [3, "configuration 1"]]

@@ -40,7 +40,18 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{8,64})")
 
 Direction = Literal["up", "down"]
 Role = Literal[
-    "serving", "canary", "version", "made by", "input", "step", "read by", "output", "part of", "deployed as", "serves"
+    "serving",
+    "canary",
+    "shadow",
+    "version",
+    "made by",
+    "input",
+    "step",
+    "read by",
+    "output",
+    "part of",
+    "deployed as",
+    "serves",
 ]
 Kind = Literal["endpoint", "deployment", "model", "dataset", "run"]
 

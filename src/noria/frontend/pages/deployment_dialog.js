@@ -63,12 +63,17 @@ function ask({ title, about, fields = [], verb, isDanger = false, act, onDone })
   (fields[0]?.querySelector("input") ?? why).focus();
 }
 
-/** Ask whether the canary of an endpoint is to serve all its requests. */
+/** Ask whether the canary of an endpoint is to serve all its requests, or a shadow, which has no `traffic`, is to begin its plan. */
 export function askToPromote(endpoint, { version, traffic, verdict }, onDone) {
   const judged = verdict && verdict.outcome !== "pass" ? [`The judge says ${verdict.outcome}: ${verdict.reason}.`] : [];
   ask({
     title: `Promote ${version} on ${endpoint}?`,
-    about: [`It gets ${traffic} of the requests now, and all of them then. No control is left to compare it with.`, ...judged],
+    about: [
+      traffic === null
+        ? "It is a shadow. Then it answers requests: by its plan, if it has one, else all of them."
+        : `It gets ${traffic} of the requests now, and all of them then. No control is left to compare it with.`,
+      ...judged,
+    ],
     verb: "Promote",
     act: (why) => post("/v1/deployments/promote", { endpoint, why }),
     onDone,

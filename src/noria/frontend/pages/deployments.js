@@ -57,11 +57,11 @@ async function updateHistory({ endpoint, serving, unfinished, latest }) {
 }
 
 function showEndpoints() {
-  renderIfChanged(byId("endpoints"), [endpoints.map(({ endpoint, serving, unfinished }) => [endpoint, serving?.version, unfinished?.version, unfinished?.traffic]), selected()?.endpoint], () => {
+  renderIfChanged(byId("endpoints"), [endpoints.map(({ endpoint, serving, unfinished }) => [endpoint, serving?.version, unfinished?.version, unfinished?.state, unfinished?.traffic]), selected()?.endpoint], () => {
     if (!endpoints.length) return [make("p", { class: "note", text: "Nothing is deployed. Each model of the configuration answers the requests that name it. Deploy a version of the registry: noria deploy ENDPOINT MODEL." })];
     return endpoints.map(({ endpoint, serving, unfinished }) => {
       const link = make("a", { href: `#${encodeURIComponent(endpoint)}`, data: { key: endpoint } }, make("strong", { text: endpoint }), make("span", { class: "small", text: nameOf(serving) }));
-      if (unfinished) link.append(make("span", { class: "small", text: `+ ${nameOf(unfinished)} ${unfinished.state === "canary" ? formatShare(unfinished.traffic) : "pending"}` }));
+      if (unfinished) link.append(make("span", { class: "small", text: `+ ${nameOf(unfinished)} ${unfinished.state === "canary" ? formatShare(unfinished.traffic) : unfinished.state}` }));
       if (endpoint === selected().endpoint) link.setAttribute("aria-current", "true");
       return link;
     });
@@ -75,11 +75,11 @@ function show(endpoint) {
   setText(byId("endpoint-name"), endpoint.endpoint);
   renderIfChanged(byId("endpoint-chips"), [nameOf(serving), nameOf(unfinished), unfinished?.state, unfinished?.traffic, follows], () => {
     const chips = [stateChip("serving", `${nameOf(serving)} serves`)];
-    if (unfinished) chips.push(stateChip(unfinished.state, unfinished.state === "canary" ? `${nameOf(unfinished)} is a canary with ${formatShare(unfinished.traffic)}` : `${nameOf(unfinished)} is pending`));
+    if (unfinished) chips.push(stateChip(unfinished.state, unfinished.state === "canary" ? `${nameOf(unfinished)} is a canary with ${formatShare(unfinished.traffic)}` : `${nameOf(unfinished)} is ${unfinished.state === "shadow" ? "a shadow" : "pending"}`));
     if (follows) chips.push(make("span", { class: "chip", text: `follows ${follows}` }));
     return [...chips, make("a", { class: "small", href: lineageUrl(`endpoint:${endpoint.endpoint}`), text: "lineage" })];
   });
-  byId("promote").hidden = unfinished?.state !== "canary";
+  byId("promote").hidden = !["canary", "shadow"].includes(unfinished?.state);
   byId("rollback").hidden = !unfinished && !serving;
   showTraffic();
   showJudge(endpoint);
@@ -195,6 +195,8 @@ function evidenceTable(points) {
 
 const WORDS = {
   pending: () => "asked for",
+  shadow: () => "shadow, which gets copies of requests",
+  ended: () => "ended as a shadow",
   canary: ({ traffic }) => `canary with ${formatShare(traffic)}`,
   step: ({ traffic, status, isSame }) => (isSame ? `${formatState(status ?? "step")}, still ${formatShare(traffic)}` : `${formatShare(traffic)} of the requests`),
   serving: () => "serves all requests",
@@ -239,7 +241,7 @@ byId("judged-deployment").addEventListener("change", ({ currentTarget }) => {
 byId("deploy").addEventListener("click", () => askToDeploy(selected()?.endpoint, ({ endpoint }) => ((location.hash = encodeURIComponent(endpoint)), page.update())));
 byId("promote").addEventListener("click", () => {
   const { endpoint, unfinished, verdict } = selected();
-  askToPromote(endpoint, { version: nameOf(unfinished), traffic: formatShare(unfinished.traffic), verdict }, onDone(`${nameOf(unfinished)} is promoted.`));
+  askToPromote(endpoint, { version: nameOf(unfinished), traffic: unfinished.state === "canary" ? formatShare(unfinished.traffic) : null, verdict }, onDone(`${nameOf(unfinished)} is promoted.`));
 });
 byId("rollback").addEventListener("click", () => {
   const { endpoint, unfinished, serving } = selected();

@@ -30,8 +30,8 @@ export class LineageGraph {
     this.#edges = edges.filter(({ product, source }) => byId.has(product) && byId.has(source));
     this.#layout = layOut([...byId.keys()], this.#edges, SIZE);
     const { width, height, places, courses } = this.#layout;
-    this.#lines = courses.map(({ edge, points }) => ({ edge, element: svg("path", { class: `line ${["canary", "step"].includes(edge.role) ? edge.role : ""}`, d: curve(points), "marker-end": "url(#arrow)" }) }));
-    const labels = courses.filter(({ edge }) => edge.role === "canary").map(({ edge, points }) => roleLabel(edge.role, points));
+    this.#lines = courses.map(({ edge, points }) => ({ edge, element: svg("path", { class: `line ${["canary", "shadow", "step"].includes(edge.role) ? edge.role : ""}`, d: curve(points), "marker-end": "url(#arrow)" }) }));
+    const labels = courses.filter(({ edge }) => ["canary", "shadow"].includes(edge.role)).map(({ edge, points }) => roleLabel(edge.role, points));
     const [outerWidth, outerHeight] = [width + 2 * MARGIN_PX, height + 2 * MARGIN_PX];
     const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { class: "head", d: "M0 0L8 4L0 8z" }));
     const lines = svg("svg", { viewBox: `${-MARGIN_PX} ${-MARGIN_PX} ${outerWidth} ${outerHeight}`, width: outerWidth, height: outerHeight, "aria-hidden": "true" }, svg("defs", {}, arrow), ...this.#lines.map(({ element }) => element), ...labels);

@@ -42,7 +42,7 @@ export const formatCount = (number) => number.toLocaleString("en");
 /** The name of a state in words: "rolled back". */
 export const formatState = (state) => state.replace("_", " ");
 
-const TONES = { serving: "good", canary: "warn", pending: "warn", failed: "bad", rolled_back: "bad", complete: "good", fail: "bad", pass: "good" };
+const TONES = { serving: "good", canary: "warn", shadow: "warn", pending: "warn", failed: "bad", rolled_back: "bad", complete: "good", fail: "bad", pass: "good" };
 
 /** A chip with a state. */
 export const stateChip = (state, text = formatState(state)) => make("span", { class: `chip ${TONES[state] ?? ""}`, text });

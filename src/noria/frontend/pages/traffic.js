@@ -17,9 +17,13 @@ export function trafficChanges(deployments, isComplete) {
   const events = deployments.flatMap((deployment) => deployment.events.map((event) => ({ deployment, event })));
   events.sort((a, b) => a.event.change.at - b.event.change.at || a.deployment.id - b.deployment.id || a.event.number - b.event.number);
   let [serving, control, canary] = [null, isComplete ? CONFIGURATION : UNKNOWN, null];
+  const shadows = new Set(); // they get copies only
   const changes = [];
   for (const { deployment, event } of events) {
     const { id, version } = deployment;
+    if (event.type === "shadow") shadows.add(id);
+    else if (event.type !== "step") shadows.delete(id);
+    if (shadows.has(id)) continue;
     if (event.type === "serving") [serving, control, canary] = [id, version, canary?.id === id ? null : canary];
     else if (event.type === "canary" || event.type === "step") canary = { id, version, share: event.traffic };
     else if (canary?.id === id) canary = null;
