@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from noria.errors import InvalidField, RegistryUnavailable
+from noria.errors import InvalidField, RegistryConflict, RegistryUnavailable
 from noria.frontend.http.paths import STATISTICS_PATH
 from noria.frontend.openapi.operations import json_content, operation, parameter
 from noria.frontend.routes.statistics import SERIES_PATH
@@ -30,7 +30,7 @@ def paths() -> dict[str, Any]:
         "The distributions of a variable",
         "Now, in the reference, and over time, by cell.",
         content=json_content(SeriesDetail),
-        errors=[InvalidField, RegistryUnavailable],
+        errors=[InvalidField, RegistryConflict, RegistryUnavailable],
     )
     series["parameters"] = [
         parameter(name, "query") | {"required": True, "description": text} for name, text in _PARAMETERS.items()

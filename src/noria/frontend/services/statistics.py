@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from noria.config import VariableKind
-from noria.errors import ConfigError, InvalidField, RegistryUnavailable, short_repr
+from noria.errors import ConfigError, RegistryConflict, RegistryUnavailable, short_repr
 from noria.registry.statistics.file import read_statistics
 from noria.statistics.distributions import OTHER, Counts, Histogram, add_counts
 from noria.statistics.drift import Drift
@@ -89,7 +89,7 @@ class StatisticsService:
         """Return the distributions of a series.
 
         Raises:
-            InvalidField: there is none.
+            RegistryConflict: there is none.
             RegistryUnavailable: the file cannot be read.
 
         """
@@ -108,7 +108,7 @@ class StatisticsService:
             alike = [series for series in found if series.key[number] == key[number]]
             if not alike:
                 known = ", ".join(sorted({series.key[number] for series in found})[:20]) or "none: nothing was counted"
-                raise InvalidField(f"{field} is {short_repr(key[number])}; there are {known}.", field=field)
+                raise RegistryConflict(f"{field} is {short_repr(key[number])}; there are {known}.", field=field)
             found = alike
         assert snapshot is not None, "there is a series"
         (series,) = found
