@@ -64,7 +64,7 @@ def heads_without_end(port: int, stopped: threading.Event) -> None:
     for start, repeated in itertools.cycle(ENDLESS_HEADS.values()):
         if stopped.is_set():
             return
-        with contextlib.suppress(OSError, AssertionError), _connect(port) as client:
+        with contextlib.suppress(OSError, AssertionError), connect(port) as client:
             send_endlessly(client, start, repeated, 2**22)
 
 
@@ -73,7 +73,7 @@ def idle_connections(port: int, stopped: threading.Event) -> None:
     with contextlib.ExitStack() as opened:
         for number in range(200):
             with contextlib.suppress(OSError):
-                client = opened.enter_context(_connect(port))
+                client = opened.enter_context(connect(port))
                 client.sendall(START if number % 2 else b"")
         stopped.wait()
 
@@ -84,7 +84,7 @@ def unfinished_bodies(port: int, stopped: threading.Event) -> None:
     with contextlib.ExitStack() as opened:
         for _ in range(40):
             with contextlib.suppress(OSError):
-                opened.enter_context(_connect(port)).sendall(head + b" " * 500_000)
+                opened.enter_context(connect(port)).sendall(head + b" " * 500_000)
         stopped.wait()
 
 
@@ -93,7 +93,7 @@ def unread_responses(port: int, stopped: threading.Event) -> None:
     with contextlib.ExitStack() as opened:
         for _ in range(4):
             with contextlib.suppress(OSError):
-                opened.enter_context(_connect(port)).sendall(
+                opened.enter_context(connect(port)).sendall(
                     b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64
                 )
         stopped.wait()
@@ -126,7 +126,7 @@ def abandoned_samplers(port: int, stopped: threading.Event) -> None:
         scheduler = chooser.choice(("ddim", "euler", "heun", "pndm", "unipc", "dpm++2m", "dpm++2m-karras", "lms"))
         body = json.dumps({"prompt": "p", "scheduler": scheduler, "inference_steps": chooser.randint(50, 100)}).encode()
         head = b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        with contextlib.suppress(OSError), _connect(port) as client:
+        with contextlib.suppress(OSError), connect(port) as client:
             client.sendall(head % len(body) + body)
             stopped.wait(0.02)  # so that it reaches the engine
 
@@ -137,7 +137,7 @@ def event_streams(port: int, stopped: threading.Event) -> None:
         with contextlib.ExitStack() as opened:
             for _ in range(40):
                 with contextlib.suppress(OSError):
-                    opened.enter_context(_connect(port)).sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    opened.enter_context(connect(port)).sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             stopped.wait(2.0)
 
 
@@ -160,7 +160,8 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
 
 
 @contextlib.contextmanager
-def _connect(port: int) -> Iterator[socket.socket]:
+def connect(port: int) -> Iterator[socket.socket]:
+    """Yield a connection to a loopback port."""
     with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as client:
         yield client
 

@@ -28,7 +28,7 @@ from noria.errors import SetupError
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import RegistrarLink
-from noria.frontend.http.connection import TimeoutHttpProtocol
+from noria.frontend.http.connection import BesideGrpcHttpProtocol, TimeoutHttpProtocol
 from noria.frontend.http.tls import Certificate, TlsServer
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.jobs.service import open_job_service, random_worker_id
@@ -148,7 +148,7 @@ def http_server(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http=TimeoutHttpProtocol,
+            http=_protocol_class(config),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -159,6 +159,10 @@ def http_server(
             timeout_graceful_shutdown=math.ceil(config.drain_s + _REJECT_GRACE_S + _CLOSE_GRACE_S),
         ),
     )
+
+
+def _protocol_class(config: FrontendConfig) -> type[TimeoutHttpProtocol]:
+    return BesideGrpcHttpProtocol if config.grpc_port else TimeoutHttpProtocol
 
 
 class _DrainingServer(uvicorn.Server):
@@ -209,11 +213,12 @@ class _DrainingServer(uvicorn.Server):
         await super().startup([each for each in sockets or () if each.family == socket.AF_UNIX])
         self._background.append(asyncio.create_task(certificate.follow()))
         for listener in with_tls:
-            server = TlsServer(listener, self._make_protocol, certificate)
+            is_reserved = _protocol_class(self._settings).has_reserved_descriptor
+            server = TlsServer(listener, self._make_protocol, certificate, is_reserved)
             self.servers.append(server)  # type: ignore[arg-type]
 
     def _make_protocol(self) -> TimeoutHttpProtocol:
-        return TimeoutHttpProtocol(self.config, self.server_state, self.lifespan.state)
+        return _protocol_class(self._settings)(self.config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
         """Set the Date of responses each second, until told to exit; uvicorn's own loop looks ten times a second."""

@@ -51,6 +51,7 @@ def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[F
         yield Finding("fail", "listener", f"{frontend.host} is no address of this machine: {error}")
         return
     yield _check_listener(frontend, reach)
+    yield from _check_grpc(frontend)
     yield from _check_certificate(frontend)
     yield from _check_keys(frontend, reach)
     yield _check_metrics(frontend, reach)
@@ -98,6 +99,24 @@ def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
         f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 "
         "or a Unix socket (frontend.uds) behind a proxy with TLS",
     )
+
+
+def _check_grpc(frontend: FrontendConfig) -> Iterator[Finding]:
+    """The port of gRPC, which is on `host` also beside a Unix socket."""
+    if not frontend.grpc_port:
+        return
+    try:
+        reach = _reach(frontend.host)
+    except OSError as error:
+        yield Finding("fail", "gRPC", f"{frontend.host} is no address of this machine: {error}")
+        return
+    tls = "with TLS" if frontend.ssl_certfile else "without TLS"
+    open_methods = "; without a key: ServerLive, ServerReady" if frontend.api_keys_file else ", without a key"
+    text = f"{frontend.host}, port {frontend.grpc_port}: reached from {reach}, {tls}{open_methods}"
+    if reach == "this machine" or (frontend.ssl_certfile and frontend.api_keys_file):
+        yield Finding("ok", "gRPC", text)
+    else:
+        yield Finding("warn", "gRPC", f"{text}; set frontend.ssl_certfile and frontend.api_keys_file, or grpc_port = 0")
 
 
 def _check_certificate(frontend: FrontendConfig) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ MAX_PIPELINED_REQUESTS = 64
 RESERVED_DESCRIPTORS = 16
 """The process's last file descriptors are for files and databases: a connection that gets one of them is closed."""
 HEAD_TIMEOUT_S = 30.0  # as for a body
+_GRPC_SHARE = 4
 STALL_TIMEOUT_S = 30.0
 _TLS_CLOSE_S = 1.0  # within which a client should answer the end of an idle connection; without TLS the kernel does
 # What a client must read per STALL_TIMEOUT_S. At 1 kB/s an image takes minutes; receivers acknowledge in steps of some
@@ -58,6 +59,11 @@ _HEAD_TOO_LARGE_RESPONSE = _error_response(
 _LOG_INTERVAL_S = 60.0
 
 log = logging.getLogger("noria.frontend")
+
+
+def max_grpc_connections(max_files: int) -> int:
+    """Return how many connections the gRPC port of a process may have that may have `max_files` open: a quarter."""
+    return max_files // _GRPC_SHARE
 
 
 class _RejectedError(Exception):
@@ -120,6 +126,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
     _running_cycle: RequestResponseCycle | None = None  # of pipelined requests, `cycle` is the last
     _closes_after_response = False
     _next_log_at: ClassVar[float] = 0.0
+    _is_beside_grpc: ClassVar[bool] = False
 
     @classmethod
     def has_reserved_descriptor(cls, fileno: int, now: float) -> bool:
@@ -127,17 +134,20 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
         Logs a warning, at most once a minute.
         """
-        num_allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if fileno < num_allowed - RESERVED_DESCRIPTORS:
+        max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        num_allowed = max_files - RESERVED_DESCRIPTORS
+        if cls._is_beside_grpc:
+            num_allowed -= max_grpc_connections(max_files)
+        if fileno < num_allowed:
             return False
         if now >= cls._next_log_at:
             cls._next_log_at = now + _LOG_INTERVAL_S
             log.warning(
                 "connections are closed unanswered: %d of the %d files that this process may have open are in use; "
                 "raise the limit (ulimit -Hn, LimitNOFILE)",
-                num_allowed - RESERVED_DESCRIPTORS,
                 num_allowed,
-                extra=fields(event="connections_rejected", max_files=num_allowed),
+                max_files,
+                extra=fields(event="connections_rejected", max_files=max_files),
             )
         return True
 
@@ -353,3 +363,9 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+class BesideGrpcHttpProtocol(TimeoutHttpProtocol):
+    """One connection of a process whose gRPC port needs descriptors, too: it leaves them free."""
+
+    _is_beside_grpc = True

@@ -110,11 +110,16 @@ class TlsServer:
     """Accepts one listening socket's connections and makes their handshakes; to uvicorn it is an asyncio.Server."""
 
     def __init__(
-        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], certificate: Certificate
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        certificate: Certificate,
+        is_reserved: Callable[[int, float], bool],
     ) -> None:
-        """Must be called in the event loop."""
+        """Must be called in the event loop. A connection whose descriptor `is_reserved` now is closed."""
         listener.setblocking(False)
         self._listener, self._make_protocol, self._certificate = listener, make_protocol, certificate
+        self._is_reserved = is_reserved
         self._loop = asyncio.get_running_loop()
         self._accepting = self._loop.create_task(self._accept())
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -152,7 +157,7 @@ class TlsServer:
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             client.setblocking(False)
-            if connection.TimeoutHttpProtocol.has_reserved_descriptor(client.fileno(), self._loop.time()):
+            if self._is_reserved(client.fileno(), self._loop.time()):
                 client.close()
                 continue
             handshake = self._loop.create_task(self._make_handshake(client))

@@ -31,6 +31,7 @@ from noria.frontend.http.errors import internal_error
 from noria.frontend.http.middleware import record_http_request, request_id_of
 from noria.frontend.http.paths import OPEN_INFERENCE_ROOT, needed_scope
 from noria.frontend.http.tls import tls_context
+from noria.frontend.open_inference.grpc_limits import CallPlaces, read_message, server_options
 from noria.frontend.open_inference.grpc_messages import PACKAGE, SERVICE, message
 from noria.frontend.open_inference.inference import InferenceRequest
 from noria.frontend.open_inference.model_metadata import SERVER_METADATA, VERSION
@@ -39,9 +40,8 @@ from noria.frontend.open_inference.tensors import InputTensor, OutputTensor
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.traces.tracer import RequestScope, fail
 
-_MAX_CALLS = 256  # at once, to bound memory: a message has up to `frontend.max_body_bytes`
 _CANCEL_GRACE_S = 1.0  # after `frontend.drain_s`, when calls in flight are answered UNAVAILABLE
-_OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
+_OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})  # their messages are empty, and are not read
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -90,6 +90,7 @@ class GrpcServer:
     ) -> None:
         self._service, self._clients, self._rejection_log = service, clients, rejection_log
         self._config, self._tracer = config, tracer
+        self._places = CallPlaces()
         self._stopping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -107,14 +108,14 @@ class GrpcServer:
             "RepositoryModelLoad": lambda _: self._service.reject_model_control(),
             "RepositoryModelUnload": lambda _: self._service.reject_model_control(),
         }
+        # Their handlers run when the metadata has arrived, those of `unary_unary` when the message has; on the wire
+        # both are the same.
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(functools.partial(self._serve, _Method(name, respond)))
+            name: grpc.stream_unary_rpc_method_handler(functools.partial(self._serve, _Method(name, respond)))
             for name, respond in methods.items()
         }
-        self._server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", self._config.max_body_bytes), ("grpc.so_reuseport", 1)],
-            maximum_concurrent_rpcs=_MAX_CALLS,
-        )
+        options = server_options(self._config.max_body_bytes, self._config.request_timeout_s)
+        self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         address = f"{host}:{self._config.grpc_port}"
@@ -146,8 +147,8 @@ class GrpcServer:
         assert self._stopping is not None
         await self._stopping
 
-    async def _serve(self, method: _Method, raw: bytes, context: Any) -> bytes:
-        """Serve a call: the bytes of its request, and of its response. Aborts it with the status of its error."""
+    async def _serve(self, method: _Method, _: object, context: Any) -> bytes:
+        """Serve a call; return the bytes of its response. Aborts it with the status of its error."""
         started = time.perf_counter()
         call = self._open_call(method, context)
         scope, state = call.scope, call.scope["state"]
@@ -157,7 +158,7 @@ class GrpcServer:
         versions = RequestVersions(request_id_of(()))
         with RequestScope(state["request_id"], span), RequestLogRecord() as log_record, versions:
             try:
-                content, status = await self._respond(method, call, raw), 200
+                content, status = await self._respond(method, call), 200
             except NoriaError as raised:
                 error = raised
                 self._rejection_log.record(Request(scope), error)
@@ -196,13 +197,16 @@ class GrpcServer:
         }
         return _Call(None, scope, metadata, context)
 
-    async def _respond(self, method: _Method, call: _Call, raw: bytes) -> bytes:
-        """Check the key of a call, and return the bytes of its response. Raises NoriaError."""
+    async def _respond(self, method: _Method, call: _Call) -> bytes:
+        """Check the key of a call, read its message, and return the bytes of its response. Raises NoriaError."""
+        raw = b""
         if method.name not in _OPEN_METHODS:
             api_client = call.scope["state"]["api_client"] = self._clients.find(call.metadata)
             scope = needed_scope(OPEN_INFERENCE_ROOT)
             assert scope is not None
             api_client.require_scope(scope)
+            self._places.take(Request(call.scope), call.context)
+            raw = await read_message(call.context)
         try:
             request = message(f"{method.name}Request").FromString(raw)
         except DecodeError as error:
