@@ -69,7 +69,12 @@ CASES = [
     ("listener", "fail", {"frontend__uds": "noria.sock"}, "allowed is an absolute path"),
     ("gRPC", "ok", {"frontend__grpc_port": "8001"}, "reached from this machine, without TLS, without a key"),
     ("gRPC", "warn", {"frontend__grpc_port": "8001", "frontend__host": "0.0.0.0"}, "all networks of this machine"),
-    ("gRPC", "warn", {"frontend__grpc_port": "8001", "frontend__host": "0.0.0.0", "frontend__uds": "/run/n.sock"}, "all networks"),
+    (
+        "gRPC",
+        "warn",
+        {"frontend__grpc_port": "8001", "frontend__host": "0.0.0.0", "frontend__uds": "/run/n.sock"},
+        "all networks",
+    ),
     ("TLS", "fail", {"frontend__ssl_certfile": "/nowhere.pem"}, "No such file"),
     ("keys", "fail", {"frontend__api_keys_file": "/nowhere.toml"}, "cannot be read"),
     ("metrics", "warn", {"frontend__metrics_address": "0.0.0.0:9464"}, "the monitoring's network"),
