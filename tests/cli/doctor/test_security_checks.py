@@ -7,6 +7,7 @@ import pytest
 from certificates import make_certificate
 from noria.cli.doctor.security_checks import check_security
 from noria.cli.main import main
+from noria.config import Config, EndpointConfig
 from noria.frontend.access.api_keys import generate_key
 from noria.settings import load
 
@@ -94,6 +95,8 @@ CASES = [
     ("secret", "ok", {}, "does not exist yet"),
     ("results", "ok", {"jobs__results": "s3://bucket/folder"}, "s3://bucket"),
     ("limits", "warn", {"frontend__max_body_bytes": "1000000000"}, "frontend.max_body_bytes is 1e+09"),
+    ("registry", "ok", {}, "for every user of this machine"),
+    ("registry", "warn", {"registry__database": "postgresql://noria@db.example/noria"}, "to registry.database"),
     ("log", "warn", {"log_prompts": "full"}, "has all prompts"),
 ]
 
@@ -146,6 +149,21 @@ def test_keys_that_others_may_add_and_keys_without_quotas_are_said(findings_for,
     assert found["quotas"][0] == "warn" and "none for alice, bob" in found["quotas"][1]
 
 
+def test_keys_that_may_deploy_are_named(findings_for, keys_file):
+    keys_file.write_text(keys_file.read_text().replace("\nsha256", '\nscopes = ["registry"]\nsha256', 1))
+    assert findings_for(frontend__api_keys_file=str(keys_file))["registry"][1].endswith("which are alice")
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [(0o600, "ok"), (0o666, "fail")])
+def test_code_of_endpoints_is_looked_at_and_not_run(tmp_path, mode, verdict):
+    file = tmp_path / "code.py"
+    file.write_text("raise AssertionError")
+    file.chmod(mode)
+    config = Config(data_dir=str(tmp_path / "data"), endpoints=(EndpointConfig("mine", f"{file}:Mine"),))
+    (found,) = (each for each in check_security(config, {}) if each.topic == "code")
+    assert found.verdict == verdict and str(file) in found.text
+
+
 def test_a_key_of_the_certificate_that_everybody_may_read_is_said(findings_for, certificate):
     os.chmod(certificate["frontend__ssl_keyfile"], 0o644)
     assert findings_for(**certificate)["TLS"][0] == "warn"
@@ -158,7 +176,7 @@ def test_the_exit_status_is_1_while_a_warning_stands(tmp_path, capsys, monkeypat
     assert "Nothing is open without need." in capsys.readouterr().out
     assert main([*arguments, "--allowed-hosts", "*"]) == 1
     output = capsys.readouterr().out
-    assert "warn  hosts" in output and "1 of 12 need a decision." in output
+    assert "warn  hosts" in output and "1 of 13 need a decision." in output
 
 
 def test_root_is_said(findings_for, monkeypatch):

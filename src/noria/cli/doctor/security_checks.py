@@ -24,6 +24,7 @@ from noria.frontend.http.paths import OPEN_PATHS
 from noria.frontend.http.tls import check_certificate, open_key_warning
 from noria.jobs.webhooks.signing import secret_file
 from noria.settings import list_settings
+from noria.storage.private_files import read_own_file
 from noria.supervisor.listener import check_uds
 
 Reach = Literal["this machine", "private networks", "all networks of this machine", "the internet"]
@@ -59,6 +60,8 @@ def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[F
     yield _check_proxies(frontend)
     yield _check_live(frontend, reach)
     yield from _check_stored(config, environment)
+    yield from _check_registry(config, environment)
+    yield from _check_endpoints(config)
     yield _check_webhooks(config)
     yield _check_webhook_secret(config, environment)
     yield _check_limits(config)
@@ -237,16 +240,21 @@ def _check_stored(config: Config, environment: Mapping[str, str]) -> Iterator[Fi
         yield _check_folder("data", data_folder(config, environment))
     except ConfigError as error:
         yield Finding("fail", "data", error.message)
-    database = urlsplit(config.jobs.database)
-    if database.scheme.startswith("sqlite"):
-        yield _check_folder("jobs", pathlib.Path(config.jobs.database.partition(":///")[2]))
-    elif database.scheme:
-        yield _check_postgresql(database.hostname, database.query, environment)
+    yield from _check_database("jobs", config.jobs.database, environment)
     results = urlsplit(config.jobs.results)
     if config.jobs.results != "auto" and results.scheme in ("", "file"):
         yield _check_folder("results", pathlib.Path(results.path))
     elif results.scheme:
         yield Finding("ok", "results", f"in {results.scheme}://{results.hostname}: its own rights count")
+
+
+def _check_database(topic: str, setting: str, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """A database that is not in the data folder."""
+    url = urlsplit(setting)
+    if url.scheme.startswith("sqlite"):
+        yield _check_folder(topic, pathlib.Path(setting.partition(":///")[2]))
+    elif url.scheme:
+        yield _check_postgresql(topic, url.hostname, url.query, environment)
 
 
 def _check_folder(topic: str, path: pathlib.Path) -> Finding:
@@ -262,19 +270,53 @@ def _check_folder(topic: str, path: pathlib.Path) -> Finding:
     return Finding("ok", topic, f"{path}: mode {mode:o}, for its owner only")
 
 
-def _check_postgresql(host: str | None, query: str, environment: Mapping[str, str]) -> Finding:
+def _check_postgresql(topic: str, host: str | None, query: str, environment: Mapping[str, str]) -> Finding:
     host = parse_qs(query).get("host", [host or environment.get("PGHOST", "")])[0]
     mode = parse_qs(query).get("sslmode", [environment.get("PGSSLMODE", "")])[0]
     if not host or host.startswith("/") or host in ("localhost", "127.0.0.1", "::1"):
-        return Finding("ok", "jobs", "PostgreSQL on this machine: its own rights count")
+        return Finding("ok", topic, "PostgreSQL on this machine: its own rights count")
     if mode in _ENCRYPTED:
-        return Finding("ok", "jobs", f"PostgreSQL on {host}, sslmode {mode}: its own rights count")
+        return Finding("ok", topic, f"PostgreSQL on {host}, sslmode {mode}: its own rights count")
     return Finding(
         "warn",
-        "jobs",
-        f"PostgreSQL on {host}, perhaps without TLS: others on the way read prompts; add ?sslmode=verify-full to "
-        "jobs.database, or set PGSSLMODE",
+        topic,
+        f"PostgreSQL on {host}, perhaps without TLS: others on the way read and change what is stored; add "
+        f"?sslmode=verify-full to {topic}.database, or set PGSSLMODE",
     )
+
+
+def _check_registry(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Who may deploy models, and read and send lineage."""
+    what = "/v1/deployments and lineage, and X-Noria-Version"
+    try:
+        keys = read_keys(config.frontend.api_keys_file)
+    except ConfigError:  # the finding of the keys
+        return
+    if keys:
+        names = [key.name for key in keys if "registry" in key.scopes]
+        yield Finding("ok", "registry", f"{what}: keys with the scope registry, which are {', '.join(names) or 'none'}")
+    else:
+        yield Finding(
+            "ok",
+            "registry",
+            f"{what}: without keys for every user of this machine, so for all clients of a proxy here that sends no "
+            "X-Forwarded-For",
+        )
+    yield from _check_database("registry", config.registry.database, environment)
+
+
+def _check_endpoints(config: Config) -> Iterator[Finding]:
+    """The operator's own code."""
+    for endpoint in config.endpoints:
+        try:
+            read_own_file(endpoint.file)
+        except OSError as error:
+            yield Finding("fail", "code", f"{endpoint.name}: {endpoint.file} cannot be used: {error.strerror or error}")
+        else:
+            text = (
+                f"{endpoint.name}: {endpoint.file} runs in the front ends with the server's rights; nothing isolates it"
+            )
+            yield Finding("ok", "code", text)
 
 
 def _check_webhooks(config: Config) -> Finding:
