@@ -56,7 +56,7 @@ class BatchEngine(BaseEngine):
             self._publish_load(now)
 
     def _is_reported(self) -> bool:
-        """Whether clients and metrics know that the engine is idle; while it works, they are told at intervals."""
+        """Whether the engine is idle and clients and metrics have it; a busy engine reports at intervals."""
         load = self._last_load[1]
         return load is not None and load.num_running + load.num_waiting == 0 and self._is_idle()
 
