@@ -162,7 +162,7 @@ def test_exploration_corrects_a_knee_that_is_too_low():
     costs.refresh_knees()
     assert costs.rows_limit(batch_key) == 4
     tried = set()
-    for _ in range(40_000):  # half an hour of a model that takes 50 ms a step
+    for _ in range(5000):  # four minutes of a model that takes 50 ms a step
         rows = costs.exploration_limit(batch_key)
         tried.add(rows)
         costs.observe_step(batch_key, rows, CostCurve(dict(true_s)).at(rows))

@@ -28,6 +28,9 @@ _MAX_OUTLIER_RATIO = 4.0
 _KNEE_THROUGHPUT = 0.95  # throughput at the knee, as a fraction of the best
 # After this many iterations one tries twice the knee's rows: without that, a knee that is too low is never corrected.
 _EXPLORATION_INTERVAL = 100
+# Rows beyond the knee are measured that rarely. Each such measurement counts more, because a start on a busy machine
+# may have measured them wrong, and its costs are cached.
+_EXPLORATION_WINDOW = 5
 _KNEE_REFRESH_INTERVAL = 1000  # iterations of one batch key
 _AREA_EXPONENT = 1.1  # cost of a step by image area: attention grows faster than convolution
 
@@ -67,15 +70,15 @@ class CostCurve:
     def _slope(self, low: int, high: int) -> float:
         return max((self.points[high] - self.points[low]) / (high - low), 0.0)
 
-    def observe(self, count: int, seconds: float) -> None:
-        """Update the curve with a measurement."""
+    def observe(self, count: int, seconds: float, window: int = _AVERAGING_WINDOW) -> None:
+        """Update the curve with a measurement, which weighs at least 1 / `window`."""
         if known := self.at(count):
             seconds = min(max(seconds, known / _MAX_OUTLIER_RATIO), known * _MAX_OUTLIER_RATIO)
         if count not in self.points:
             insort(self._counts, count)
         num_measurements = self._num_measurements[count] = self._num_measurements.get(count, 0) + 1
         before = self.points.setdefault(count, seconds)
-        self.points[count] = before + (seconds - before) / min(num_measurements, _AVERAGING_WINDOW)
+        self.points[count] = before + (seconds - before) / min(num_measurements, window)
 
     def knee(self, max_count: int) -> int:
         """Smallest count whose throughput is within 5 % of the best; `max_count` if that was not measured."""
@@ -146,7 +149,8 @@ class CostModel:
         if rows in curve.points:  # a new point says nothing of the slowdown
             ratio = min(max(seconds / curve.points[rows], 1 / _MAX_OUTLIER_RATIO), _MAX_OUTLIER_RATIO)
             self.slowdown += _SLOWDOWN_WEIGHT * (ratio - self.slowdown)
-        curve.observe(rows, seconds / self.slowdown)
+        is_exploration = rows > self.rows_limit(batch_key)
+        curve.observe(rows, seconds / self.slowdown, _EXPLORATION_WINDOW if is_exploration else _AVERAGING_WINDOW)
 
     def observe_decode(self, batch_key: BatchKey, images: int, seconds: float) -> None:
         """Record the duration of one decode."""
