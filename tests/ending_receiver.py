@@ -1,25 +1,11 @@
 """An engine's receiver for tests."""
 
-import contextlib
-
 from noria.engine.receiver import RequestReceiver
-
-
-class EndOfThread(Exception):
-    """Raised where it is unpacked."""
-
-    def __iter__(self):
-        raise self
 
 
 class EndingReceiver(RequestReceiver):
     """Ends with its test; an engine's receiver lasts as long as its process."""
 
-    def run(self):
-        with contextlib.suppress(EndOfThread):
-            super().run()
-
     def stop(self):
+        """End the compiler; the channel's `close` ends the thread that calls `receive`."""
         self._compiler.shutdown()
-        self._channel.inbox.put(EndOfThread())
-        self.join()

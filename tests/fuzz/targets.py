@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import pathlib
-import queue
 import shutil
 import tempfile
 import urllib.parse
@@ -466,9 +465,8 @@ def open_messages():
 
     def receive(data):
         if data[:1] == b"E":
-            engine.inbox, engine._socket = queue.SimpleQueue(), _Socket(data[1:])
-            engine._receive()
-            received = [] if engine.inbox.empty() else [engine.inbox.get()[1]]
+            received, engine._socket = [], _Socket(data[1:])
+            engine._receive(lambda _client, message, _data: received.append(message))
         else:
             client._events, client._socket, client._is_read = asyncio.Queue(), _ClientSocket(data[1:]), True
             client._read_messages()

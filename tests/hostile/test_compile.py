@@ -58,20 +58,13 @@ class Channel:
     """The channel of an engine, whose clients are the test."""
 
     def __init__(self):
-        self.inbox, self.sent = queue.SimpleQueue(), queue.SimpleQueue()
+        self.sent = queue.SimpleQueue()
 
     def send(self, client, message, data=None):
         self.sent.put(message)
 
     def receive(self):
         return self.sent.get(timeout=TIMEOUT_S)
-
-
-class EndOfThread(Exception):
-    """Raised where it is unpacked."""
-
-    def __iter__(self):
-        raise self
 
 
 class Engine(RequestReceiver):
@@ -89,27 +82,21 @@ class Engine(RequestReceiver):
         self.executor = CompilingExecutor()
         self.set_ready(Runtime(self.executor, StepScheduler(4)))
 
-    def run(self):
-        with pytest.raises(EndOfThread):
-            super().run()
-
     def stop(self):
         self.executor.go_on.set()
         self._compiler.shutdown()
-        self.channel.inbox.put(EndOfThread())
-        self.join()
         self.crash_journal.close()
 
     def submit(self, *requests):
         for each in requests:
-            self.channel.inbox.put((CONNECTION, Submit(each), None))
+            self.receive(CONNECTION, Submit(each))
 
     def cancel(self, attempt_id):
-        self.channel.inbox.put((CONNECTION, Cancel(attempt_id), None))
+        self.receive(CONNECTION, Cancel(attempt_id))
 
     def answers_a_ping(self):
         """Whether the ping is answered after all messages so far; returns them too."""
-        self.channel.inbox.put((CONNECTION, Ping(), None))
+        self.receive(CONNECTION, Ping())
         return list(
             itertools.takewhile(lambda message: not isinstance(message, Pong), iter(self.channel.receive, None))
         )
@@ -125,7 +112,6 @@ class Engine(RequestReceiver):
 def engine(tmp_path, bundled_folder, monkeypatch):
     monkeypatch.setattr(compiler, "_cache", compiler._Cache(10 * compiler._ENTRY_BYTES))
     engine = Engine(bundled_folder, tmp_path / "in-flight")
-    engine.start()
     yield engine
     engine.stop()
 

@@ -6,7 +6,8 @@ import pytest
 import zmq
 
 from noria.protocol.messages import EngineLoad, Failed, Hello, LoadAck
-from noria.protocol.transport import Connected, Disconnected, EngineChannel, EngineConnection
+from noria.protocol.transport import Connected, Disconnected, EngineConnection
+from noria.testing.fake_engine import open_channel
 from waiting import TIMEOUT_S
 
 LOAD = EngineLoad(1.0, 2, 3, 4)
@@ -26,14 +27,14 @@ def run(scenario):
 
 
 def test_single_messages_and_groups_arrive_in_order_with_their_data(address):
-    channel = EngineChannel(address)
+    channel, inbox = open_channel(address)
 
     async def scenario():
         connection = EngineConnection(address)
         events = connection.events()
         assert await anext(events) == Connected()
         await connection.send(Hello("a"), b"beside it")
-        client, message, data = await asyncio.to_thread(channel.inbox.get)
+        client, message, data = await asyncio.to_thread(inbox.get)
         assert (message, bytes(data)) == (Hello("a"), b"beside it")
         failures = [Failed(str(number), "cancelled", "") for number in range(5)]
         channel.send(client, failures[0])
@@ -49,11 +50,11 @@ def test_single_messages_and_groups_arrive_in_order_with_their_data(address):
 
 
 def test_no_message_is_missed_while_both_sides_send(address):
-    channel, count = EngineChannel(address), 2000
+    (channel, inbox), count = open_channel(address), 2000
 
     def answer():
         for _ in range(count):
-            client, _, _ = channel.inbox.get()
+            client, _, _ = inbox.get()
             channel.send(client, LOAD)
 
     async def scenario():
@@ -78,14 +79,14 @@ def test_a_lost_engine_is_noticed_and_found_again(address):
         connection = EngineConnection(address)
         with pytest.raises(zmq.Again):
             await connection.send(Hello("a"))
-        events, channel = connection.events(), EngineChannel(address)
+        events, (channel, _) = connection.events(), open_channel(address)
         assert await anext(events) == Connected()
         channel.close()
         assert await anext(events) == Disconnected()
-        channel = EngineChannel(address)
+        channel, inbox = open_channel(address)
         assert await anext(events) == Connected()
         await connection.send(Hello("a"))
-        await asyncio.to_thread(channel.inbox.get)
+        await asyncio.to_thread(inbox.get)
         connection.close()
         channel.close()
 

@@ -32,7 +32,7 @@ from noria.testing.server import NO_PROXY_OPENER
 from waiting import TIMEOUT_S, wait_until
 
 FAKE_ENGINE = """
-import os, pathlib, signal, sys, time
+import os, pathlib, queue, signal, sys, time
 import msgspec
 from noria.protocol.transport import EngineChannel
 from noria.protocol.messages import EngineState, Hello, Ping, Pong
@@ -51,14 +51,15 @@ if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
 has_metrics_folder = pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
 record("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(has_metrics_folder))
-channel = EngineChannel(task["address"])
+channel, inbox = EngineChannel(task["address"]), queue.SimpleQueue()
+channel.start(lambda *received: inbox.put(received))
 def stop(*_):
     record("stopped")
     channel.close()
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
 while True:
-    client, message, _data = channel.inbox.get()
+    client, message, _data = inbox.get()
     hangs = os.environ.get("ENGINE_HANGS", "") if previous_exit == "none" else ""
     match message:
         case Ping():

@@ -80,6 +80,6 @@ class BatchEngine(BaseEngine):
         executed = self._loop.finish(batch)
         self._ended = None
         if ended:
-            self._sender.outbox.put(ended)
+            self._sender.send_ends(ended)
         self._metrics.on_batch(executed, self._num_sessions)
         self._live_view.on_batch(executed, time.monotonic(), time.time())

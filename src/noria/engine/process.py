@@ -1,8 +1,8 @@
 """The engine process: `python -m noria.engine.process JSON`, started by the supervisor; JSON is an `EngineTask`.
 
-Its threads communicate by queues. The *transport* reads and writes frames, the *receiver* answers clients, the
-*compiler* compiles new samplers, the *loop* (the main thread) drives the device, the *sender* waits for pixels and
-sends them, and the *mounter* loads more models. The channel is open while the models are loading.
+Its threads communicate by queues. The *transport* reads and writes frames and answers clients, the *compiler* compiles
+new samplers, the *loop* (the main thread) drives the device, the *sender* waits for pixels and sends them, and the
+*mounter* loads more models. The channel is open while the models are loading.
 """
 
 import faulthandler

@@ -1,4 +1,4 @@
-"""The thread that reads an engine's messages: it answers clients, prepares requests and passes them to the loop."""
+"""Takes an engine's messages on the channel's thread: answers clients, prepares requests, passes them to the loop."""
 
 import contextlib
 import logging
@@ -36,6 +36,7 @@ from noria.protocol.messages import (
     Pong,
     Submit,
     Timings,
+    ToEngine,
     Unmount,
     ViewRequest,
 )
@@ -91,7 +92,7 @@ class _PreparingRequest(NamedTuple):
     model: ModelKey
 
 
-class RequestReceiver(threading.Thread):
+class RequestReceiver:
     """Answers clients and fills `commands`, the queue of the loop; requests that cannot be prepared are rejected here.
 
     A new sampler takes up to 1.5 s to compile. A separate thread compiles one at a time, so that neither pings nor
@@ -109,7 +110,6 @@ class RequestReceiver(threading.Thread):
         previous_exit: ExitCause = "none",
         tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
-        super().__init__(name="receiver", daemon=True)
         self._spans = StageSpans(tracer)
         self.watchdog, self.crash_journal = watchdog, crash_journal
         self.commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -168,25 +168,27 @@ class RequestReceiver(threading.Thread):
             for client in self._clients.values():
                 self._send_load(client)
 
-    def run(self) -> None:
-        """Process the channel's inbox until the process ends."""
-        while True:
-            client, message, data = self._channel.inbox.get()
-            match message:
-                case Hello(name):
-                    self._register_client(client, name)
-                case LoadAck():
-                    self._ack_load(client)
-                case Submit(request):
-                    self._submit(client, request, data)
-                case Cancel(attempt_id):
-                    self._cancel(client, attempt_id)
-                case ViewRequest():
-                    self.commands.put(SubscribeCommand(client, message))
-                case Mount() | Unmount():
-                    self.changes.put((client, message))
-                case Ping():
-                    self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
+    def start(self) -> None:
+        """Receive from now on."""
+        self._channel.start(self.receive)
+
+    def receive(self, client: ClientId, message: ToEngine, data: memoryview | None = None) -> None:
+        """Answer a message, or pass it on. Takes no longer than a request with a known sampler takes to prepare."""
+        match message:
+            case Hello(name):
+                self._register_client(client, name)
+            case LoadAck():
+                self._ack_load(client)
+            case Submit(request):
+                self._submit(client, request, data)
+            case Cancel(attempt_id):
+                self._cancel(client, attempt_id)
+            case ViewRequest():
+                self.commands.put(SubscribeCommand(client, message))
+            case Mount() | Unmount():
+                self.changes.put((client, message))
+            case Ping():
+                self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
 
     def _register_client(self, client: ClientId, name: str) -> None:
         """Register a connection under the client's name; requests of its previous connection are cancelled."""

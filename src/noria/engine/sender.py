@@ -30,17 +30,13 @@ OutboxItem = tuple[ClientId, EngineEvent[Any] | PendingView | MountResult]
 
 
 class ResponseSender(threading.Thread):
-    """Sends the items of `outbox` in order.
-
-    Each is an event, a view or the result of a change with the client that gets it, or a list of requests that ended at
-    the same time.
-    """
+    """Sends the items of `outbox` in order: events, views and results of changes, each with the client that gets it."""
 
     def __init__(self, channel: EngineChannel, receiver: RequestReceiver, spans: StageSpans) -> None:
         super().__init__(name="sender", daemon=True)
         self._spans = spans
         self._commands, self._busy_timer = receiver.commands, receiver.watchdog.sender
-        self.outbox: queue.SimpleQueue[OutboxItem | list[EndedItem] | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[OutboxItem | None] = queue.SimpleQueue()
         self._channel = channel
         # By attempt: when its last result was complete, in monotonic seconds.
         self._result_ready_s: dict[str, float] = {}
@@ -51,9 +47,6 @@ class ResponseSender(threading.Thread):
         """Send until the outbox yields None."""
         while (item := self.outbox.get()) is not None:
             with self._busy_timer:
-                if isinstance(item, list):
-                    self._send_ends(item)
-                    continue
                 client, event = item
                 match event:
                     case ProgressChanged():
@@ -82,8 +75,8 @@ class ResponseSender(threading.Thread):
         self._result_ready_s[attempt_id] = time.monotonic()
         self._channel.send(client, message, data)
 
-    def _send_ends(self, items: list[EndedItem]) -> None:
-        """Send the ends of several requests, those of one client together."""
+    def send_ends(self, items: list[EndedItem]) -> None:
+        """Send the ends of requests without images, those of one client together; for the loop's thread."""
         messages: dict[ClientId, list[tuple[FromEngine, bytes | memoryview | None]]] = {}
         for client, ended in items:
             messages.setdefault(client, []).append(self._end_message(ended))

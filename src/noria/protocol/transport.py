@@ -1,9 +1,9 @@
 """The message transport between processes: a ZeroMQ ROUTER socket at the engine, a DEALER socket at each client.
 
 In both directions a message is a MessagePack frame (`messages.py`) and an optional second frame of raw bytes; an engine
-can send several together. The engine's end is a thread that owns its socket, so that a long iteration never delays a
-reply; a client's end runs in an asyncio loop. A lost engine is detected by its closed connection, not by a timeout.
-This module does not depend on what the messages mean.
+can send several together. The engine's end is a thread that owns its socket and receives, so that a long iteration
+never delays a reply; a client's end runs in an asyncio loop. A lost engine is detected by its closed connection, not by
+a timeout. This module does not depend on what the messages mean.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 import zmq
@@ -28,12 +28,15 @@ ClientId = bytes
 """The ROUTER socket's identity of one connection."""
 
 
+OnMessage = Callable[[ClientId, ToEngine, memoryview | None], None]
+"""Called with each message and its second frame."""
+
+
 class EngineChannel:
-    """The engine's end. `inbox` has (client, message, data) in order of arrival; any thread may call `send`."""
+    """The engine's end. Messages are received from `start` on; any thread may call `send`."""
 
     def __init__(self, address: str) -> None:
         """Bind `address` ("ipc:///path" or "tcp://host:port"); raises zmq.ZMQError if that fails."""
-        self.inbox: queue.SimpleQueue[tuple[ClientId, ToEngine, memoryview | None]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[list[bytes | memoryview]] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -43,7 +46,11 @@ class EngineChannel:
         self._socket.bind(address)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def start(self, on_message: OnMessage) -> None:
+        """Send and receive in a thread, which calls `on_message` in order of arrival; it must not block."""
+        self._thread = threading.Thread(target=self._run, args=(on_message,), name="transport", daemon=True)
         self._thread.start()
 
     def send(self, client: ClientId, message: FromEngine, data: bytes | memoryview | None = None) -> None:
@@ -63,11 +70,14 @@ class EngineChannel:
         """Send the queued messages, then close the socket."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
-        self._thread.join()
+        if self._thread is None:
+            self._socket.close()
+        else:
+            self._thread.join()
         self._context.term()
         os.close(self._wake)
 
-    def _run(self) -> None:
+    def _run(self, on_message: OnMessage) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
@@ -81,19 +91,20 @@ class EngineChannel:
                     self._socket.close()
                     return
             if self._socket in ready:
-                self._receive()
+                self._receive(on_message)
 
     def _send_queued(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._socket.send_multipart(self._outbox.get_nowait(), copy=False)
 
-    def _receive(self) -> None:
+    def _receive(self, on_message: OnMessage) -> None:
         client, *frames = self._socket.recv_multipart()
-        # A message of another version cannot be answered, so it is dropped.
-        with contextlib.suppress(msgspec.DecodeError, IndexError):
+        try:
             message = deserialize_to_engine(frames[0])
-            self.inbox.put((client, message, memoryview(frames[1]) if len(frames) > 1 else None))
+        except (msgspec.DecodeError, IndexError):  # of another version: it cannot be answered
+            return
+        on_message(client, message, memoryview(frames[1]) if len(frames) > 1 else None)
 
 
 class Connected(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Whether an engine hangs: decided from its replies to pings, and from missing replies. Pure.
 
-An engine's receiver thread reports how long its other threads have been busy (`messages.Pong`), so a device call that
+An engine's transport thread reports how long its other threads have been busy (`messages.Pong`), so a device call that
 never returns is found while the process still replies. Missing replies mean that no thread of the process runs. Loading
 and warm-up are not hangs, but have a limit of their own.
 """

@@ -40,12 +40,13 @@ from noria.protocol.messages import (
     ShapeCosts,
     Submit,
     Timings,
+    ToEngine,
     Unmount,
     ViewRequest,
 )
 from noria.protocol.request import AnyRequest, EngineRequest
 from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextTimings
-from noria.protocol.transport import EngineChannel
+from noria.protocol.transport import ClientId, EngineChannel
 from noria.testing.fake_encoder import fake_vector
 
 FakeEngineState = Literal["ready", "loading", "dead"]
@@ -81,6 +82,16 @@ FAKE_LOAD = EngineLoad(
 _POLL_INTERVAL_S = 0.01
 _CRASH_DELAY_S = 0.1  # so that requests submitted at the same time are in flight when it crashes
 _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
+
+
+Inbox = queue.SimpleQueue[tuple[ClientId, ToEngine, memoryview | None]]
+
+
+def open_channel(address: str) -> tuple[EngineChannel, Inbox]:
+    """Return an engine's channel at `address`, and the queue of the messages that it receives."""
+    channel, inbox = EngineChannel(address), Inbox()
+    channel.start(lambda *received: inbox.put(received))
+    return channel, inbox
 
 
 class FakeEngine:
@@ -159,7 +170,7 @@ class FakeEngine:
         self.stop()
 
     def _run(self) -> None:
-        state, channel = self._first_state, EngineChannel(self.address)
+        state, channel, inbox = self._first_state, *open_channel(self.address)
         clients: set[bytes] = set()
         run = _Run(self.models)
         mounts: list[tuple[bytes, Mount | Unmount]] = []  # to answer
@@ -172,13 +183,13 @@ class FakeEngine:
                 if state == "dead":
                     channel.close()
                     state = self._wait_for_restart()
-                    channel, clients = EngineChannel(self.address), set()
+                    (channel, inbox), clients = open_channel(self.address), set()
                     run, self.in_flight = _Run(self.models, self.exit_cause, tuple(self.in_flight)), []
                     mounts, self._delayed = [], []
                 for client in clients:
                     channel.send(client, run.state_message(state))
             with contextlib.suppress(queue.Empty):
-                client, message, data = channel.inbox.get(timeout=_POLL_INTERVAL_S)
+                client, message, data = inbox.get(timeout=_POLL_INTERVAL_S)
                 if isinstance(message, Hello):
                     self.hello_names.append(message.name)
                     clients.add(client)

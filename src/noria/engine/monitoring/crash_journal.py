@@ -34,7 +34,7 @@ class CrashJournal:
         self._preparing: set[str] = set()
         self._written: frozenset[str] | None = None
         self._is_full = self._is_paused = False
-        self._lock = threading.Lock()  # used by the loop, the receiver, the compiler and the mounter
+        self._lock = threading.Lock()  # used by the loop, the transport, the compiler and the mounter
 
     def record_iteration(self, attempt_ids: Iterable[str]) -> None:
         """Record that an iteration with these attempts is about to begin."""

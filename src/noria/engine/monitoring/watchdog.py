@@ -1,6 +1,6 @@
 """Detects hangs: measures how long the engine's threads have been busy with their current piece of work.
 
-Each thread marks its own work and the receiver reads it, to answer the supervisor's `Ping`. There is no lock that a
+Each thread marks its own work and the transport reads it, to answer the supervisor's `Ping`. There is no lock that a
 hung thread could hold, because reading and writing one attribute is atomic.
 """
 
