@@ -57,7 +57,8 @@ async def answer(self, scope, receive, send):
 call, middleware.__call__ = middleware.__call__, answer
 """,
     "EncodingService.encode": """
-from noria.frontend.services.encoding import EncodingResult, EncodingService, EncodingTimings
+from noria.frontend.services.texts.encoding import EncodingService
+from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
 from noria.models.encoder.tokens import TokenizedText
 from noria.testing.fake_encoder import FAKE_ENCODER
 numbers, text = memoryview(bytes(32)).cast("f"), TokenizedText(5, b"")
@@ -67,7 +68,7 @@ EncodingService.encode = encode
 """,
     "  the tokenizer's thread": """
 import asyncio
-from noria.frontend.services.tokenization import TokenizationThread
+from noria.frontend.services.texts.tokenization import TokenizationThread
 def tokenize(self, spec, inputs, side="right"):
     outcome = asyncio.get_running_loop().create_future()
     outcome.set_result(self._tokenizer(spec).encode(inputs, side))
@@ -88,7 +89,7 @@ RequestLogRecord.write = lambda self, **values: None
     "metrics": """
 import contextlib
 from noria.frontend.http import middleware
-from noria.frontend.services import encoding
+from noria.frontend.services.texts import encoding
 from noria.observe.metrics import declarations, outcomes
 class NoMetric:
     inc = observe = staticmethod(lambda amount=0: None)
@@ -99,7 +100,7 @@ declarations.REQUESTS_IN_FLIGHT.track_inprogress = contextlib.nullcontext
     "spans": """
 from opentelemetry.trace import INVALID_SPAN
 from noria.frontend.http import request_spans
-from noria.frontend.services import encoding
+from noria.frontend.services.texts import encoding
 request_spans.begin = lambda *_: INVALID_SPAN
 encoding.with_trace_context = lambda request: request
 """,

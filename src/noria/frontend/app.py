@@ -4,21 +4,19 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import msgspec
 from opentelemetry.trace import Tracer
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.config import Config, FrontendConfig
-from noria.errors import EngineUnavailable, NoriaError, Unauthorized
+from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory
 from noria.frontend.access.key_reload import follow_keys
@@ -28,13 +26,10 @@ from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.errors import error_response, internal_error_response, routing_error_response
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
-from noria.frontend.http.json_response import json_response
 from noria.frontend.http.middleware import ObservabilityMiddleware
 from noria.frontend.http.paths import is_open, needed_scope
 from noria.frontend.open_inference.routes import OpenInferenceRoutes
 from noria.frontend.open_inference.service import OpenInferenceService
-from noria.frontend.openapi.docs_page import DocsPage, docs_page
-from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
 from noria.frontend.routes.deployments import DeploymentRoutes
 from noria.frontend.routes.image_metadata import ImageMetadataRoute, UploadedImages
@@ -45,24 +40,23 @@ from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.registry import RegistryRoutes
-from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes, without_other_kinds
+from noria.frontend.routes.server import ServerRoutes
+from noria.frontend.routes.static_pages import page_routes
 from noria.frontend.routes.statistics import StatisticsRoutes
 from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
-from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.lineage import LineageService
 from noria.frontend.services.registry import RegistryConnection
 from noria.frontend.services.served_versions import ServedVersionsService
 from noria.frontend.services.statistics import StatisticsService
+from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.models.encoder.tokens import Tokenizer
-from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.tracer import GLOBAL_TRACER
-from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec
 from noria.registry.schema import open_registry
 from noria.registry.statistics.file import statistics_file
@@ -332,73 +326,3 @@ def _route_by_path(routes: list[Route], router: ASGIApp, metrics_port: int | Non
 def _port_has_path(metrics_port: int, scope: Scope) -> bool:
     """Return whether the port that a request came to has its path."""
     return bool((scope["path"] == "/metrics") == (scope["server"][1] == metrics_port))
-
-
-class ServerRoutes:
-    """The routes about the server itself."""
-
-    def __init__(
-        self, config: Config, engine_pool: EnginePool, clients: ClientDirectory, rejection_log: RejectionLog
-    ) -> None:
-        self._engine_pool, self._clients, self._rejection_log = engine_pool, clients, rejection_log
-        # Needs no key and takes some milliseconds, so the last result is cached, by default models.
-        self._api_docs = functools.lru_cache(maxsize=1)(functools.partial(_ApiDocs.build, config.frontend))
-
-    async def healthz(self, _: Request) -> Response:
-        """Return 200 as long as this process answers at all."""
-        return json_response({"status": "alive"})
-
-    async def readyz(self, _: Request) -> Response:
-        """Return 200 if an engine is ready, else 503; the body has the state of each engine."""
-        body = {"ready": self._engine_pool.ready, "engines": self._engine_pool.engines}
-        return json_response(body, 200 if self._engine_pool.ready else 503)
-
-    async def metrics(self, http: Request) -> Response:
-        """Return the metrics, summed over all processes, in Prometheus' text format or OpenMetrics.
-
-        Exemplars name requests, so only keys with the scope `metrics` get them, if the server has keys.
-        """
-        try:
-            with_exemplars = self._clients.find(http.headers).has_scope("metrics")
-        except Unauthorized as error:
-            self._rejection_log.record(http, error)
-            with_exemplars = False
-        # In a thread, because it reads many files.
-        accept = http.headers.get("accept", "")
-        text, content_type = await asyncio.to_thread(exposition, accept, with_exemplars=with_exemplars)
-        return Response(text, headers={"Content-Type": content_type})
-
-    async def openapi(self, _: Request) -> Response:
-        """Return the OpenAPI 3.1 document of this server."""
-        return Response(self._built_docs.document, media_type="application/json")
-
-    async def docs(self, http: Request) -> Response:
-        """Return the OpenAPI document as a page."""
-        page = self._built_docs.page
-        text = without_other_kinds(page.with_origin(str(http.base_url).rstrip("/")), self._engine_pool.kinds)
-        return HTMLResponse(text, headers=PAGE_HEADERS)
-
-    @property
-    def _built_docs(self) -> "_ApiDocs":
-        try:
-            spec = self._engine_pool.default_model(DiffusionModelSpec)
-        except EngineUnavailable:
-            spec = None
-        encoders = self._engine_pool.models_of(EncoderModelSpec).values()
-        return self._api_docs(spec, next((each for each in encoders if each.task == "embedding"), None))
-
-
-@dataclass(frozen=True)
-class _ApiDocs:
-    """The documentation of the routes, as JSON and as a page."""
-
-    document: bytes
-    page: DocsPage
-
-    @classmethod
-    def build(
-        cls, config: FrontendConfig, spec: DiffusionModelSpec | None, embedding_spec: EncoderModelSpec | None
-    ) -> Self:
-        """The specs are of the default models; None: there is none, or no engine was ready yet."""
-        document = openapi(spec, config, embedding_spec)
-        return cls(msgspec.json.encode(document), docs_page(document))

@@ -14,7 +14,7 @@ from noria.errors import InvalidField, RequestError
 from noria.frontend.open_inference.inference import InferenceRequest, as_settings, outputs_of
 from noria.frontend.open_inference.rest_body import parse, serialize
 from noria.frontend.open_inference.tensors import InputTensor, OutputTensor, integers_of, texts_of
-from noria.frontend.services.encoding import EncodingResult, EncodingTimings
+from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
 from noria.models.encoder.tokens import TokenizedText
 from noria.testing.fake_encoder import FAKE_ENCODER
 

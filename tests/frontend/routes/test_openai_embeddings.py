@@ -82,7 +82,7 @@ def test_a_text_token_ids_and_lists_of_them(texts):
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_a_large_response_is_encoded_beside_the_event_loop(texts, monkeypatch, encoding_format):
     inline = post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content
-    monkeypatch.setattr("noria.frontend.services.encoding._MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr("noria.frontend.services.texts.encoding_result._MAX_INLINE_NUMBERS", 0)
     assert post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content == inline
 
 

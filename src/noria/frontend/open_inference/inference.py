@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, did_you_mean, short_repr
 from noria.frontend.open_inference.tensors import InputTensor, OutputTensor, integers_of, texts_of
-from noria.frontend.services.encoding import EncodingResult
-from noria.frontend.services.text_request import TextRequestSettings
+from noria.frontend.services.texts.encoding_result import EncodingResult
+from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.models.encoder.tokens import TextInput
 from noria.protocol.request import Priority
 from noria.protocol.text import EncoderModelSpec

@@ -28,7 +28,7 @@ from noria.frontend.routes.tei.bodies import (
     TokenizeRequestBody,
 )
 from noria.frontend.routes.tei.routes import Info, Token
-from noria.frontend.services.scores import Entity, Prediction, Rank
+from noria.frontend.services.texts.scores import Entity, Prediction, Rank
 
 _BODIES: dict[type[Struct], dict[str, Any]] = {  # with an example
     EmbedRequestBody: {"inputs": ["a red circle", "a blue square"]},

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
-from noria.frontend.services.encoding import EncodingResult
+from noria.frontend.services.texts.encoding_result import EncodingResult
 
 
 async def encoding_response(result: EncodingResult, encode: Callable[[], bytes], weight: int = 1) -> Response:

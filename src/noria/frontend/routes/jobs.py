@@ -23,10 +23,10 @@ from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, validate_generation
-from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
 from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.text_jobs.executor import TextJobExecutor
 from noria.jobs.records import (
     TERMINAL_STATUSES,

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from noria.errors import EngineUnavailable, QueueFull, RequestError
-from noria.frontend.services.encoding import EncodingService
-from noria.frontend.services.scores import scores
 from noria.frontend.services.submission import record_outcome
-from noria.frontend.services.text_request import TextRequestSettings, make_payload, num_truncated
+from noria.frontend.services.texts.encoding import EncodingService
+from noria.frontend.services.texts.scores import scores
+from noria.frontend.services.texts.text_request import TextRequestSettings, make_payload, num_truncated
 from noria.jobs.records import JobRecord
 from noria.jobs.stored_request import StoredTextRequest, TextJobRequest, deserialize
 from noria.jobs.text_parts import TextChunk, TextJobFiles, TextPart

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from noria.frontend.services.scores import Prediction, predictions
+from noria.frontend.services.texts.scores import Prediction, predictions
 from noria.jobs.stored_request import TextJobRequest
 
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html

@@ -23,9 +23,9 @@ from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.http.body import decode, stream_bytes
 from noria.frontend.routes.jobs import JobRoutes, base_url, idempotency_key, job_id_of, owner_of, webhook_events
-from noria.frontend.services.encoding import EncodingService
-from noria.frontend.services.scores import activation_of
-from noria.frontend.services.text_request import TextRequestSettings
+from noria.frontend.services.texts.encoding import EncodingService
+from noria.frontend.services.texts.scores import activation_of
+from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.frontend.text_jobs.lines import LineFormat, LineLimits, TextLines
 from noria.frontend.text_jobs.results import JSONL, NPY, ResultFormat, json_lines, npy_header
 from noria.jobs.records import JobRecord, NewJob, new_job_id

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import EmptyInput, InvalidField
-from noria.frontend.services.scores import Aggregation
-from noria.frontend.services.text_request import TextRequestSettings
+from noria.frontend.services.texts.scores import Aggregation
+from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.models.encoder.tokens import TextInput, TruncationSide
 from noria.protocol.request import Priority
 

@@ -34,10 +34,11 @@ from noria.frontend.routes.tei.bodies import (
     similarity_settings,
     split_predict_inputs,
 )
-from noria.frontend.services.encoding import EncodingResult, EncodingService
 from noria.frontend.services.request_validation import apply_headers
-from noria.frontend.services.scores import Entity, activation_of, cosine, entities, predictions, ranks
-from noria.frontend.services.text_request import TextRequestSettings
+from noria.frontend.services.texts.encoding import EncodingService
+from noria.frontend.services.texts.encoding_result import EncodingResult
+from noria.frontend.services.texts.scores import Entity, activation_of, cosine, entities, predictions, ranks
+from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.models.encoder.tokens import TextInput, Tokenizer
 from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask
 

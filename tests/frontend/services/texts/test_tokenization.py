@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from noria.errors import InternalError, InvalidField
-from noria.frontend.services.tokenization import TokenizationThread
+from noria.frontend.services.texts.tokenization import TokenizationThread
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer
 
 
