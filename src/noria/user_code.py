@@ -41,6 +41,7 @@ class Result:
     #                              are classified
     spec: EncoderModelSpec  # the model; `labels` names the columns of logits
     num_tokens: int  # of all texts, special tokens included
+    num_truncated: int = 0  # texts that were too long for the model and were cut
 
 
 class State:

@@ -124,10 +124,19 @@ def test_parameters_metadata_and_request_id(served, channel):
     request = message("ModelInferRequest")(model_name="noria", parameters=parameters)
     request.inputs.add(name="TEXT", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
     _, done = call(channel, "ModelInfer", raw=request.SerializeToString(), metadata=metadata)
-    assert ("x-request-id", "abc") in [tuple(each) for each in done.trailing_metadata()]
+    trailing = dict(done.trailing_metadata())
+    assert (trailing["x-request-id"], trailing["x-noria-model"]) == ("abc", FAKE_ENCODER.name)
+    assert "x-noria-truncated" not in trailing
     (submitted,) = served[2].submitted
     assert (submitted.request_id, submitted.priority, submitted.payload.normalize) == ("abc", "low", False)
     assert 4.0 < submitted.deadline_s < 5.0
+
+
+def test_a_text_that_was_cut_is_said_in_the_trailing_metadata(channel):
+    request = message("ModelInferRequest")(model_name="noria")
+    request.inputs.add(name="TEXT", datatype="BYTES", shape=[2]).contents.bytes_contents.extend([b"a " * 100, b"a"])
+    _, done = call(channel, "ModelInfer", raw=request.SerializeToString())
+    assert dict(done.trailing_metadata())["x-noria-truncated"] == "1"
 
 
 def test_bad_requests_have_status_and_reason(channel):

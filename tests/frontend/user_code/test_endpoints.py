@@ -37,7 +37,8 @@ CODE = """
         def postprocess(self, result, state):
             return {
                 "rows": result.rows, "first": result.rows[0, 0], "shape": np.int64(len(result.rows)), "nan": np.nan,
-                "tokens": result.num_tokens, "model": result.spec.name, "id": state.request_id, "thread": state.thread,
+                "tokens": result.num_tokens, "cut": result.num_truncated, "model": result.spec.name,
+                "id": state.request_id, "thread": state.thread,
                 "settings": dict(self.ctx.settings),
             }
 
@@ -193,9 +194,11 @@ def test_the_bodys_texts_are_encoded_and_the_response_is_what_postprocess_return
     np.testing.assert_allclose(got.pop("rows"), [vector("a", "cat")[:3], vector("dogs")[:3]], rtol=1e-6)
     assert got.pop("first") == pytest.approx(vector("a", "cat")[0])
     assert got.pop("thread").startswith("user-code-")
-    assert got == {"shape": 2, "nan": None, "tokens": 7, "model": "fake-encoder", "id": "abc", "settings": {"a": [1]}}
+    settings = {"model": "fake-encoder", "id": "abc", "settings": {"a": [1]}}
+    assert got == {"shape": 2, "nan": None, "tokens": 7, "cut": 0} | settings
     (request,) = web.engine.submitted
     assert (request.request_id, request.payload.dimensions) == ("abc", 3)
+    assert post(web, "sync", texts=["a " * 100, "dogs"]).json()["cut"] == 1
 
 
 def test_async_code_may_return_pairs_and_rows_are_the_response_without_postprocess(web):

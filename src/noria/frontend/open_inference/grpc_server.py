@@ -236,6 +236,8 @@ class GrpcServer:
             call.metadata,
             call.context.time_remaining,
         )
+        headers = tuple((name.lower(), value) for name, value in result.headers.items())
+        call.context.set_trailing_metadata((("x-request-id", state["request_id"]), *headers))
         return await result.respond(functools.partial(as_response, request, result.spec.name, outputs))
 
 

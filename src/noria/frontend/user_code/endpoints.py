@@ -37,9 +37,9 @@ from noria.frontend.access.key_reload import file_version
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.version_choice import current_versions
 from noria.frontend.routes.images import images_response
-from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.text_request import TextRequestSettings
+from noria.frontend.services.texts.encoding import EncodingService
+from noria.frontend.services.texts.text_request import TextRequestSettings, num_truncated
 from noria.frontend.statistics.recorder import NO_VERSION, StatisticsRecorder
 from noria.frontend.user_code.loading import LoadedCode, Method, load_code
 from noria.frontend.user_code.statistics import RecordedValues
@@ -261,7 +261,7 @@ class UserEndpoints:
         )
         result = await service.encode(settings, (), call.api_client, call.request_id)
         rows = np.array(result.numbers).reshape(result.num_rows, result.num_columns)  # a copy, which code may change
-        return Result(rows, result.spec, result.num_tokens)
+        return Result(rows, result.spec, result.num_tokens, num_truncated(result.texts))
 
     async def _call(self, name: str, body: Mapping[str, Any], call: CallContext) -> Any:
         """Call an endpoint or a model for the code of `call`. Has no log line of its own."""
