@@ -20,7 +20,10 @@ from noria.models.weights import REDOWNLOAD_HINT, read_object
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 
-_CLASS_KEYS = {"model_index.json": ("_class_name",), "config.json": ("architectures", "model_type")}
+INDEX_FILES: Mapping[str, tuple[str, ...]] = {
+    "model_index.json": ("_class_name",),
+    "config.json": ("architectures", "model_type"),
+}
 """Where a folder names its class: in the first of these files that it has, under these keys."""
 
 
@@ -38,7 +41,7 @@ class Family:
 
     name: str
     description: str  # for messages
-    index_file: str  # a key of `_CLASS_KEYS`: the file that names one of the classes below
+    index_file: str  # a key of `INDEX_FILES`: the file that names one of the classes below
     class_names: tuple[str, ...]
     parts: Mapping[str, Part]
     extra: str  # of noria-serve, which installs the packages below
@@ -129,14 +132,14 @@ def identify_family(folder: pathlib.Path) -> Family:
         ModelError: the folder names no class, or only classes that no family has.
 
     """
-    file = next((folder / name for name in _CLASS_KEYS if (folder / name).exists()), None)
+    file = next((folder / name for name in INDEX_FILES if (folder / name).exists()), None)
     if file is None:
         raise ModelError(
             f"{folder / 'model_index.json'}: missing, and so is config.json: the folder is not a model in diffusers or "
             f"transformers format. {REDOWNLOAD_HINT}"
         )
     tree = read_object(file)
-    found = {key: tree.get(key) for key in _CLASS_KEYS[file.name]}
+    found = {key: tree.get(key) for key in INDEX_FILES[file.name]}
     architectures = found.get("architectures")
     names = [*found.values(), *(architectures if isinstance(architectures, list) else ())]
     for family in FAMILIES.values():

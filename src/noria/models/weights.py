@@ -22,7 +22,9 @@ from noria.errors import ModelError, short_repr
 
 REDOWNLOAD_HINT = "Copy or download the model again."
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""The suffixes of files that are never opened."""
+
 _MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
 # What newer and older versions of the library say of a file that is truncated or too long.
 _WRONG_SIZE_REASONS = ("incomplete metadata, file not fully covered", "MetadataIncompleteBuffer")
@@ -55,7 +57,7 @@ def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathli
         return [single]
     if index.exists():
         return [part / shard for shard in sorted(set(_shards(index).values()))]
-    pickles = sorted(file.name for file in part.glob("*") if file.suffix in _PICKLES)
+    pickles = sorted(file.name for file in part.glob("*") if file.suffix in PICKLES)
     if pickles:
         raise ModelError(
             f"{part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "

@@ -24,7 +24,8 @@ class ModelFolder:
     kind: str
     fingerprint: str
     manifest: Manifest
-    events: list[Event]  # of its lineage file
+    events: list[Event]  # of its lineage file, and of the run that its source knows
+    revision: str | None = None  # of a source that has revisions
 
 
 def read_model(source: str) -> ModelFolder:
@@ -36,7 +37,10 @@ def read_model(source: str) -> ModelFolder:
 
     """
     if source not in _PACKAGED and not pathlib.Path(source).expanduser().is_dir():
-        raise ModelError(f"no such folder: {source}. Give a model folder, bundled or minilm.")
+        raise ModelError(
+            f"no such folder: {source}. Give a model folder, bundled, minilm, hf://OWNER/NAME, "
+            "mlflow:models:/NAME@ALIAS, or the URL of a folder, such as s3://BUCKET/FOLDER."
+        )
     spec = open_model(source)
     folder = pathlib.Path(spec.folder)
     url = f"{_PACKAGED_SCHEME}:{source}" if source in _PACKAGED else folder.as_uri()

@@ -254,6 +254,7 @@ def _insert_version(connection: Connection, model_id: int, folder: ModelFolder, 
         "kind": folder.kind,
         "fingerprint": folder.fingerprint,
         "source": folder.source,
+        "revision": folder.revision,
     }
     new: int = connection.execute(versions.insert().values(values).returning(versions.c.id)).scalar_one()
     _write_version_event(connection, new, "added", change)

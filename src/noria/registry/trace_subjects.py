@@ -75,7 +75,7 @@ def find_image_subjects(
     if not digests:
         raise RegistryError(
             f"{image}: its model {metadata.model} with the fingerprint {metadata.model_version} is not in the "
-            "registry. Add the folder that made it: noria models add NAME FOLDER (for the model in the package: noria "
+            "registry. Add the folder that made it: noria models add NAME SOURCE (for the model in the package: noria "
             "models add noria-shapes bundled)."
         )
     return [NodeId("model", each) for each in digests]

@@ -34,6 +34,7 @@ class Version(Struct, frozen=True):
     added: Change  # the last time
     removed: Change | None  # None: it is there
     tags: tuple[str, ...] = ()  # KEY=VALUE
+    revision: str | None = None  # of its source: a commit of the hub, NAME/NUMBER of MLflow
 
     @property
     def name(self) -> str:
@@ -46,7 +47,7 @@ def model_id_of(connection: Connection, name: str) -> int:
     found: int | None = connection.scalar(sa.select(models.c.id).where(models.c.name == name))
     if found is None:
         known = sorted(connection.scalars(sa.select(models.c.name)))
-        listed = f"Known are {', '.join(known[:20])}." if known else "There is none yet: noria models add NAME FOLDER."
+        listed = f"Known are {', '.join(known[:20])}." if known else "There is none yet: noria models add NAME SOURCE."
         raise RegistryError(f"there is no model {short_repr(name)}.{did_you_mean(name, known)} {listed}")
     return found
 
@@ -74,7 +75,7 @@ def find_version(connection: Connection, spec: str) -> Version:
     present = [version for version in found if version.removed is None]
     if not wanted:
         if not present:
-            raise RegistryError(f"all versions of {model} are removed. Add one: noria models add {model} FOLDER.")
+            raise RegistryError(f"all versions of {model} are removed. Add one: noria models add {model} SOURCE.")
         return present[-1]
     if "=" in wanted:
         return _find_tagged(model, wanted, present)
@@ -156,6 +157,7 @@ def read_versions(connection: Connection, condition: sa.ColumnElement[bool]) -> 
             added=changes[row.id]["added"],
             removed=changes[row.id]["removed"] if last_types[row.id] == "removed" else None,
             tags=tags.get(row.id, ()),
+            revision=row.revision,
         )
         for row in rows
     ]

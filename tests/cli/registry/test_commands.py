@@ -25,7 +25,7 @@ def noria(tmp_path, capsys):
 
 
 def test_a_version_is_added_named_shown_and_removed(noria, bundled_folder):
-    assert noria("models", "list") == "no versions; add one: noria models add NAME FOLDER\n"
+    assert noria("models", "list") == "no versions; add one: noria models add NAME SOURCE\n"
     added = noria("models", "add", "shapes", "bundled", "--alias", "prod", "--why", "to try")
     assert added.startswith("added shapes@1\n")
     version = json.loads(noria("models", "add", "shapes", str(bundled_folder), "--json"))
@@ -48,9 +48,13 @@ def test_a_version_is_added_named_shown_and_removed(noria, bundled_folder):
     ("arguments", "status", "words"),
     [
         (("add", "a b", "bundled"), 2, "the model name 'a b' is not allowed"),
-        (("add", "shapes", "nowhere"), 3, "no such folder: nowhere. Give a model folder, bundled or minilm."),
+        (
+            ("add", "shapes", "nowhere"),
+            3,
+            "no such folder: nowhere. Give a model folder, bundled, minilm, hf://OWNER/NAME",
+        ),
         (("add", "shapes", "bundled", "--dataset", "file:///scenes"), 2, "has no version; allowed is URI@VERSION"),
-        (("show", "shapes"), 2, "there is no model 'shapes'. There is none yet: noria models add NAME FOLDER."),
+        (("show", "shapes"), 2, "there is no model 'shapes'. There is none yet: noria models add NAME SOURCE."),
         (("alias", "shapes@1", "prod"), 2, "there is no model 'shapes'"),
         (("tag", "shapes@1", "prod"), 2, "the tag 'prod' is not allowed; allowed is KEY=VALUE"),
     ],

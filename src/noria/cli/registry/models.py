@@ -2,10 +2,12 @@
 
 import argparse
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from noria.cli.parser import Parser, add_command
+from noria.cli.parser import Parser, add_command, config_from
 from noria.cli.registry.common import (
     add_json_flag,
     add_registry_settings,
@@ -30,9 +32,14 @@ def add_to(commands: Any) -> list[Parser]:
     """Add the commands; returns their parsers."""
     models = commands.add_parser("models", help="add, list, name and remove versions of models")
     subcommands = models.add_subparsers(metavar="COMMAND", required=True)
-    add = add_command(subcommands, "add", run_add, "NAME FOLDER", "add a version of a model")
+    add = add_command(subcommands, "add", run_add, "NAME SOURCE", "add a version of a model")
     add.add_argument("name", metavar="NAME", help="of the model; it is created if it is new")
-    add.add_argument("folder", metavar="FOLDER", help="a model folder, bundled or minilm")
+    add.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a model folder, bundled, minilm, hf://OWNER/NAME[@REVISION], mlflow:models:/NAME@ALIAS, "
+        "mlflow:models:/NAME/NUMBER, or the URL of a folder, such as s3://BUCKET/FOLDER",
+    )
     add.add_argument("--alias", metavar="ALIAS", help="let ALIAS name this version")
     add.add_argument(
         "--run", dest="run_id", metavar="RUN_ID", help="the run that made it, if its events do not name its digest"
@@ -73,16 +80,24 @@ def run_add(arguments: argparse.Namespace) -> int:
     """Add a folder as a version of a model.
 
     All of its files are read, and the SHA-256 of all is the version: the same content again is the same version. The
-    files stay where they are; keep them there unchanged. The lineage in noria-lineage.jsonl, if the folder has one, is
-    recorded, too.
+    files of a local folder stay where they are; those of other sources are copied to the folder models in data_dir,
+    without pickles. Keep them there unchanged. If the command is killed, the same command completes the copy. The
+    lineage in noria-lineage.jsonl, if the folder has one, and the run of MLflow are recorded, too.
     """
-    from noria.registry.model_folder import read_model
+    from noria.config import data_folder
     from noria.registry.model_store import check_model_name
     from noria.registry.run_events import parse_dataset
+    from noria.registry.sources.read import read_source
 
     check_model_name(arguments.name)
     inputs = dict(map(parse_dataset, arguments.dataset))
-    folder = read_model(arguments.folder)
+    folder = read_source(
+        arguments.source,
+        arguments.name,
+        data_folder(config_from(arguments), os.environ),
+        os.environ,
+        lambda sentence: print(escape_for_terminal(sentence), file=sys.stderr),
+    )
     with _store(arguments) as store:
         version, was_there = store.add(
             arguments.name, folder, change_of(arguments), alias=arguments.alias, run_id=arguments.run_id, inputs=inputs
@@ -103,7 +118,7 @@ def run_list(arguments: argparse.Namespace) -> int:
             print(as_json(version))
         return 0
     if not versions:
-        print("no versions; add one: noria models add NAME FOLDER" if not tags else "no versions with these tags")
+        print("no versions; add one: noria models add NAME SOURCE" if not tags else "no versions with these tags")
         return 0
     rows = [
         (
@@ -213,6 +228,7 @@ def _describe(version: "Version") -> str:
         "kind": version.kind,
         "fingerprint": version.fingerprint,
         "source": version.source,
+        "revision": version.revision or "",
         "files in": ", ".join(version.urls),
         "added": f"{format_time(version.added.at)} by {version.added.by}",
         "why": version.added.why,

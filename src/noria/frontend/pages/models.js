@@ -74,7 +74,7 @@ function showModels() {
   const known = new Set();
   const versions = pages.flatMap(({ data }) => data).filter(({ name }) => !known.has(name) && known.add(name));
   renderIfChanged(byId("models"), [versions, served, minute()], () => {
-    if (!versions.length) return [make("p", { class: "note", text: "The registry has no models yet. Add one: noria models add NAME FOLDER." })];
+    if (!versions.length) return [make("p", { class: "note", text: "The registry has no models yet. Add one: noria models add NAME SOURCE." })];
     const byModel = Map.groupBy(versions, ({ version }) => version.model);
     return [...byModel].map(([model, its]) => modelCard(model, its));
   });

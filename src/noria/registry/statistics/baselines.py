@@ -41,7 +41,7 @@ class BaselineStore:
         if not present:
             raise RegistryError(
                 f"the registry has no version with the fingerprint {name}, which is the configuration's model. Add it "
-                "first, so that its reference has a place: noria models add NAME FOLDER."
+                "first, so that its reference has a place: noria models add NAME SOURCE."
             )
         return present[-1]
 

@@ -1,0 +1,95 @@
+"""A run of MLflow as a run of the registry, in OpenLineage's events. Pure.
+
+An input that MLflow calls a dataset is named by where its source is, or, if MLflow does not know, by MLflow's own name.
+Its version is `mlflow-` and MLflow's digest, which is 8 digits of an MD5 over at most 10,000 rows: no SHA-256.
+"""
+
+import re
+import uuid
+
+import msgspec
+from msgspec import Struct
+
+from noria.registry.openlineage import DatasetRef, Event, EventType, parse_event
+from noria.registry.run_events import RunId, dataset_ref, run_event
+
+_EVENT_TYPES: dict[str, EventType] = {"FINISHED": "COMPLETE", "FAILED": "FAIL", "KILLED": "ABORT"}
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
+
+
+class _Pair(Struct, frozen=True):
+    key: str
+    value: str = ""
+
+
+class _Metric(Struct, frozen=True):
+    key: str
+    value: float | str = ""  # NaN and infinities are texts
+
+
+class _Data(Struct, frozen=True):
+    params: tuple[_Pair, ...] = ()
+    metrics: tuple[_Metric, ...] = ()  # the last value of each
+
+
+class _Info(Struct, frozen=True):
+    run_id: str
+    experiment_id: str
+    status: str
+    start_time: int  # in ms
+    end_time: int = 0
+    artifact_uri: str = ""
+
+
+class _Dataset(Struct, frozen=True):
+    name: str
+    digest: str
+    source: str = ""  # JSON, of a form that depends on its type
+
+
+class _DatasetInput(Struct, frozen=True):
+    dataset: _Dataset
+
+
+class _Inputs(Struct, frozen=True):
+    dataset_inputs: tuple[_DatasetInput, ...] = ()
+
+
+class MlflowRun(Struct, frozen=True):
+    """What `runs/get` answers, and the name of its experiment."""
+
+    info: _Info
+    experiment: str = ""
+    data: _Data = _Data()
+    inputs: _Inputs = _Inputs()
+
+
+def events_of(run: MlflowRun, server: str, output: DatasetRef, output_url: str) -> list[Event]:
+    """Return the events of a run on the server with this URL that made the model `output`."""
+    run_id = RunId(str(uuid.UUID(run.info.run_id)), server, run.experiment)
+    inputs = dict(_dataset(each.dataset, server) for each in run.inputs.dataset_inputs)
+    end = run_event(
+        _EVENT_TYPES.get(run.info.status, "RUNNING"),
+        (run.info.end_time or run.info.start_time) / 1000,
+        run_id,
+        inputs=inputs,
+        outputs={output: output_url},
+        params={param.key: param.value for param in run.data.params},
+        metrics={metric.key: metric.value for metric in run.data.metrics if not isinstance(metric.value, str)},
+    )
+    start = run_event("START", run.info.start_time / 1000, run_id)
+    return [parse_event(msgspec.json.encode(event)) for event in (start, end)]
+
+
+def _dataset(dataset: _Dataset, server: str) -> tuple[DatasetRef, str | None]:
+    """Return a dataset, and where it is."""
+    version = f"mlflow-{dataset.digest}"
+    try:
+        source = msgspec.json.decode(dataset.source, type=dict[str, object])
+    except msgspec.DecodeError:
+        source = {}
+    for key in ("uri", "url", "path"):
+        url = source.get(key)
+        if isinstance(url, str) and _URL.fullmatch(url) and "@" not in url:
+            return dataset_ref(url, version)
+    return DatasetRef(server, dataset.name, version), None

@@ -1,0 +1,49 @@
+"""Reads the SOURCE of a model for the registry, and copies what is not on this machine. Blocks."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from noria.registry.model_folder import ModelFolder, read_model
+from noria.registry.run_events import model_ref
+from noria.registry.sources.copies import copy_model
+from noria.registry.sources.filesystem import open_filesystem, open_hub
+from noria.registry.sources.mlflow import MlflowServer
+from noria.registry.sources.mlflow_run import events_of
+from noria.registry.sources.remote_folder import RemoteFolder, model_in
+from noria.registry.sources.source import FilesystemSource, HubSource, LocalSource, MlflowSource, parse_source
+
+
+def read_source(
+    text: str, model: str, data_folder: pathlib.Path, environment: Mapping[str, str], report: Callable[[str], None]
+) -> ModelFolder:
+    """Return the folder that a source of `model` names, or a copy of it in `data_folder`; `report` says what is copied.
+
+    Raises:
+        MissingExtra: a package that serving the model needs is not installed.
+        ModelError: there is no such source, it cannot be read, or it is no model that is supported.
+        RegistryError: the source holds a secret.
+
+    """
+
+    def copied(remote: RemoteFolder) -> ModelFolder:
+        folder = read_model(str(copy_model(model_in(remote), data_folder / "models", report)))
+        return replace(folder, source=text, revision=remote.revision)
+
+    source = parse_source(text, environment)
+    match source:
+        case LocalSource():
+            return read_model(source.name)
+        case HubSource():
+            return copied(open_hub(source))
+        case FilesystemSource():
+            return copied(open_filesystem(source.url))
+        case MlflowSource():
+            with contextlib.closing(MlflowServer(source.server, environment)) as server:
+                remote, run = server.open(source)
+                folder = copied(remote)
+            if run is None:
+                return folder
+            made = events_of(run, source.server, model_ref(model, folder.manifest.digest), folder.url)
+            return replace(folder, events=[*folder.events, *made])

@@ -1,0 +1,78 @@
+"""What every source of files is: a listing, and a way to read one file of it."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from noria.errors import ModelError, short_repr
+from noria.models.needed_files import find_model_root, select_needed_files
+from noria.registry.manifest import LINEAGE_FILE
+
+MAX_FILES = 10_000
+CHUNK_BYTES = 1_048_576
+_MAX_TEXT_BYTES = 2**26  # of files other than weights; `models/weights.py` reads no larger ones
+_BAD_PATH = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")  # "", "." and ".." as a name; control characters
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file in a listing."""
+
+    path: str
+    size_bytes: int
+    sha256: str | None = None  # in hexadecimal digits, if the source states it
+    state: str = ""  # what else the source states, such as an ETag: another content has another
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """The files of a source."""
+
+    url: str  # without secrets
+    revision: str | None  # what the source calls this state of the content: a commit, a number
+    files: tuple[RemoteFile, ...]
+    read: Callable[[str], Iterator[bytes]]  # the content of a path, in chunks; raises what the source raises
+
+    @property
+    def digest(self) -> str:
+        """The hexadecimal SHA-256 of the listing: a source that has changed has another."""
+        listed = [(self.url, self.revision), *((file.path, file.size_bytes, file.state) for file in self.files)]
+        return hashlib.sha256(repr(listed).encode()).hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def model_in(folder: RemoteFolder) -> RemoteFolder:
+    """Return the model in a folder: only the files that serving it needs, by their paths in the model's own folder.
+
+    Raises:
+        ModelError: there is no model or only pickles of it, there are too many files, or a path or a size is not
+            allowed.
+
+    """
+    if len(folder.files) > MAX_FILES:
+        raise ModelError(
+            f"{folder.url} has {len(folder.files)} files, at most {MAX_FILES} are allowed. Name the model's folder."
+        )
+    for file in folder.files:
+        if _BAD_PATH.search(file.path) or len(file.path) > 1000:
+            raise ModelError(
+                f"{folder.url} has a file named {short_repr(file.path)}; allowed are paths of at most 1000 characters "
+                "without .., backslashes and control characters."
+            )
+    root = find_model_root([file.path for file in folder.files], folder.url)
+    inside = {file.path[len(root) :]: file for file in folder.files if file.path.startswith(root)}
+    needed = select_needed_files(inside, folder.url)
+    if LINEAGE_FILE in inside:
+        needed.append(LINEAGE_FILE)
+    for path in needed:
+        if not path.endswith(".safetensors") and inside[path].size_bytes > _MAX_TEXT_BYTES:
+            raise ModelError(
+                f"{folder.url}: {path} has {inside[path].size_bytes} bytes; at most {_MAX_TEXT_BYTES} are allowed."
+            )
+    files = tuple(replace(inside[path], path=path) for path in needed)
+    return replace(folder, files=files, read=lambda path: folder.read(root + path))

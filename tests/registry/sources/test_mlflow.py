@@ -1,0 +1,196 @@
+"""MLflow's API: what Noria asks, whom it sends credentials, and what it makes of a run."""
+
+import contextlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+import pytest
+
+from noria.errors import ModelError
+from noria.registry.openlineage import DatasetRef, fold, refs
+from noria.registry.sources.mlflow import MlflowServer
+from noria.registry.sources.mlflow_run import MlflowRun, events_of
+from noria.registry.sources.source import MlflowSource
+from registry.sources.hub_server import send
+
+RUN = "01a2028d962577a9a141efbbcc3a6ef9"
+ARTIFACTS = {"config.json": b"{}", "model.safetensors": b"weights"}
+RUN_BODY = {
+    "info": {
+        "run_id": RUN,
+        "experiment_id": "7",
+        "status": "FINISHED",
+        "start_time": 1000,
+        "end_time": 61000,
+        "artifact_uri": f"mlflow-artifacts:/7/{RUN}/artifacts",
+    },
+    "data": {
+        "params": [{"key": "rate", "value": "0.001"}],
+        "metrics": [{"key": "loss", "value": 0.047, "step": 3}, {"key": "gap", "value": "NaN"}],
+    },
+    "inputs": {
+        "dataset_inputs": [
+            {"dataset": {"name": "scenes", "digest": "9c5e2f1a", "source": '{"uri": "s3://bucket/scenes"}'}},
+            {"dataset": {"name": "words", "digest": "00000001", "source": '{"tags": {}}'}},
+            {"dataset": {"name": "local", "digest": "00000002", "source": '{"uri": "data/local.csv"}'}},
+        ]
+    },
+}
+
+
+class FakeMlflow:
+    """Answers as MLflow's server does, and notes the credentials that it gets."""
+
+    def __init__(self):
+        self.uri, self.answers, self.credentials = f"runs:/{RUN}/words", {}, set()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                fake.credentials.add(self.headers.get("Authorization"))
+                parts = urlsplit(self.path)
+                fake.answer(self, unquote(parts.path), {key: found[0] for key, found in parse_qs(parts.query).items()})
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def answer(self, request, path, query):
+        api, artifacts = "/api/2.0/mlflow/", "/api/2.0/mlflow-artifacts/artifacts"
+        version = {"name": "words", "version": "3", "run_id": RUN}
+        known = {
+            f"{api}registered-models/alias": {"model_version": version} if query.get("alias") == "prod" else None,
+            f"{api}model-versions/get": {"model_version": version},
+            f"{api}model-versions/get-download-uri": {"artifact_uri": self.uri},
+            f"{api}runs/get": {"run": RUN_BODY},
+            f"{api}experiments/get": {"experiment": {"experiment_id": "7", "name": "train words"}},
+            artifacts: {"files": [{"path": name, "file_size": len(text)} for name, text in ARTIFACTS.items()]},
+        } | self.answers
+        if path in known and known[path] is not None:
+            answer = known[path]
+            return send(request, *answer) if isinstance(answer, tuple) else send(request, json.dumps(answer).encode())
+        if path.startswith(f"{artifacts}/7/{RUN}/artifacts/words/"):
+            return send(request, ARTIFACTS[path.rpartition("/")[2]])
+        return send(request, b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "Alias not found."}', 400)
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def mlflow():
+    opened = FakeMlflow()
+    yield opened
+    opened.close()
+
+
+def open_model(mlflow, number="3", alias=None, environment=None):
+    with contextlib.closing(MlflowServer(mlflow.url, environment or {})) as server:
+        folder, run = server.open(MlflowSource(mlflow.url, "words", number, alias))
+        return folder, run, {file.path: b"".join(folder.read(file.path)) for file in folder.files}
+
+
+@pytest.mark.parametrize(("number", "alias"), [("3", None), (None, "prod")])
+@pytest.mark.parametrize("uri", [f"runs:/{RUN}/words", f"mlflow-artifacts:/7/{RUN}/artifacts/words"])
+def test_a_version_is_listed_and_read_with_its_run(mlflow, uri, number, alias):
+    mlflow.uri = uri
+    folder, run, files = open_model(mlflow, number, alias)
+    assert (folder.revision, run.experiment, files) == ("words/3", "train words", ARTIFACTS)
+
+
+def test_what_the_server_rejects_is_one_sentence(mlflow):
+    with pytest.raises(ModelError, match=rf"{mlflow.url} answers 400: Alias not found\. Check the name"):
+        open_model(mlflow, None, "test")
+
+
+def test_a_server_that_is_away_is_one_sentence():
+    with (
+        contextlib.closing(MlflowServer("http://127.0.0.1:1", {})) as server,
+        pytest.raises(ModelError, match=r"the MLflow server http://127.0.0.1:1 does not answer: .*refused"),
+    ):
+        server.open(MlflowSource("http://127.0.0.1:1", "words", "3", None))
+
+
+@pytest.mark.parametrize(
+    ("environment", "sent"),
+    [
+        ({"MLFLOW_TRACKING_TOKEN": "hunter2"}, "Bearer hunter2"),
+        ({"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "b"}, "Basic YW5uOmI="),
+        ({}, None),
+    ],
+)
+def test_credentials_are_sent_to_the_server(mlflow, environment, sent):
+    open_model(mlflow, environment=environment)
+    assert mlflow.credentials == {sent}
+
+
+def test_no_redirect_is_followed(mlflow):
+    other = FakeMlflow()
+    try:
+        path = "/api/2.0/mlflow/model-versions/get"
+        mlflow.answers[path] = (b"", 302, {"Location": f"{other.url}{path}"})
+        with pytest.raises(ModelError, match="answers 302: no reason"):
+            open_model(mlflow, environment={"MLFLOW_TRACKING_TOKEN": "hunter2"})
+        assert other.credentials == set()
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    "uri", ["/var/mlflow/7", "file:///etc", "local:///etc", "mlflow-artifacts://other.example:80/7"]
+)
+def test_artifacts_on_another_machine_are_rejected(mlflow, uri):
+    mlflow.uri = uri
+    with pytest.raises(ModelError, match=r"Start the server with --serve-artifacts"):
+        open_model(mlflow)
+
+
+def test_artifacts_in_a_store_are_read_from_the_store(mlflow, memory):
+    mlflow.uri = "memory://models/shapes"
+    folder, _, files = open_model(mlflow)
+    assert "unet/config.json" in files and folder.revision == "words/3"
+
+
+@pytest.mark.parametrize("answer", [{"model_version": {"name": 7}}, {}, (b"<html>", 200)])
+def test_a_server_that_is_no_mlflow_is_one_sentence(mlflow, answer):
+    mlflow.answers["/api/2.0/mlflow/model-versions/get"] = answer
+    with pytest.raises(ModelError, match="does not answer as MLflow does"):
+        open_model(mlflow)
+
+
+def test_a_run_becomes_a_run_of_the_registry():
+    run = msgspec.structs.replace(msgspec.convert(RUN_BODY, MlflowRun), experiment="train words")
+    model = DatasetRef("noria", "models/words", f"sha256:{'c' * 64}")
+    events = events_of(run, "http://mlflow", model, "file:///models/words")
+    assert [event.digest for event in events] == [
+        event.digest for event in events_of(run, "http://mlflow", model, "file:///models/words")
+    ]
+    state = fold(events)
+    assert {event.run_id for event in events} == {"01a2028d-9625-77a9-a141-efbbcc3a6ef9"}
+    assert state.job.value == ["http://mlflow", "train words"]
+    assert (state.status, state.started.at, state.ended.at) == ("complete", 1.0, 61.0)
+    assert {name: stated.value for name, stated in state.params.items()} == {"rate": "0.001"}
+    assert {name: stated.value for name, stated in state.metrics.items()} == {"loss": 0.047}
+    assert refs(state.inputs) == {
+        DatasetRef("s3://bucket", "scenes", "mlflow-9c5e2f1a"): "s3://bucket/scenes",
+        DatasetRef("http://mlflow", "words", "mlflow-00000001"): None,
+        DatasetRef("http://mlflow", "local", "mlflow-00000002"): None,
+    }
+    assert refs(state.outputs) == {model: "file:///models/words"}
+
+
+def test_a_run_that_goes_on_is_running():
+    run = msgspec.convert(RUN_BODY | {"info": RUN_BODY["info"] | {"status": "RUNNING", "end_time": 0}}, MlflowRun)
+    state = fold(
+        events_of(msgspec.structs.replace(run, experiment="e"), "http://mlflow", DatasetRef("n", "m", ""), "u")
+    )
+    assert state.status == "running"
