@@ -84,7 +84,7 @@ soak: MINUTES ?= 60
 soak: setup  ## an hour of mixed traffic, attacks and kills: what grows; MINUTES=15
 	$(VENV)/bin/noria bench soak --minutes $(MINUTES) $(ARGS)
 
-chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
+chaos: setup  ## ten minutes of kill -9 under load, then a quiet client during attacks; CHAOS_REPORT=file.json for a report
 	$(VENV)/bin/pytest -m chaos $(ARGS)
 
 fuzz: MINUTES ?= 6

@@ -1,7 +1,9 @@
 """A quiet second client: how much longer it waits while another client attacks."""
 
 import contextlib
+import functools
 import http.client
+import json
 import ssl
 import statistics
 import threading
@@ -38,18 +40,20 @@ def growth_of_p99(
     requests_per_window: int = _REQUESTS_PER_WINDOW,
     *,
     has_tls: bool = False,
+    body: object = None,
 ) -> float:
-    """Return the p99 of a client's requests while `attack` runs, over that without it.
+    """Return the p99 of a client's requests while `attack` runs, over that without it. They post `body`, or are GET.
 
     Windows with and without it alternate, and the median window of each kind counts.
     """
     p99_quiet, p99_attacked, quiet = [], [], []
+    measure = functools.partial(_request_durations_s, port, path, requests_per_window, has_tls=has_tls, body=body)
     for _ in range(_WINDOWS):
-        durations_s = _request_durations_s(port, path, requests_per_window, has_tls=has_tls)
+        durations_s = measure()
         quiet += durations_s
         p99_quiet.append(_p99(durations_s))
         with _running(attack):
-            p99_attacked.append(_p99(_request_durations_s(port, path, requests_per_window, has_tls=has_tls)))
+            p99_attacked.append(_p99(measure()))
     floor_s = _FLOOR_MEDIANS * statistics.median(quiet)
     return statistics.median(p99_attacked) / max(statistics.median(p99_quiet), floor_s)
 
@@ -58,7 +62,8 @@ def _p99(durations_s: list[float]) -> float:
     return statistics.quantiles(durations_s, n=100, method="inclusive")[98]
 
 
-def _request_durations_s(port: int, path: str, num_requests: int, *, has_tls: bool) -> list[float]:
+def _request_durations_s(port: int, path: str, num_requests: int, *, has_tls: bool, body: object) -> list[float]:
+    method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     if has_tls:
         unverified = ssl._create_unverified_context()
@@ -67,7 +72,7 @@ def _request_durations_s(port: int, path: str, num_requests: int, *, has_tls: bo
     with contextlib.closing(connection):
         for _ in range(num_requests):
             started = time.perf_counter()
-            connection.request("GET", path)
+            connection.request(method, path, content, {"Content-Type": "application/json"})
             response = connection.getresponse()
             response.read()
             durations_s.append(time.perf_counter() - started)

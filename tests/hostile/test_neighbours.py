@@ -9,23 +9,32 @@ import functools
 import pytest
 
 from hostile_neighbours import ALLOWED_GROWTH, growth_of_p99
-from noria.testing.server import running_server
-from noria_bench.soak.attacks import ATTACKS
+from noria.testing.server import reserve_port, running_server
+from noria_bench.soak.attacks import ATTACKS, tarpit_webhooks
+from noria_bench.soak.grpc_attacks import calls_without_message
 
-REQUESTS_PER_WINDOW = 400  # so that the p99 is not that of the moment in which an attack begins
 ATTEMPTS = 3  # another program may take the machine for a moment
+FLAGS = ("--additional-models", "minilm", "--webhook-allow-private", "--log-level", "error")
+# By path: the requests of a window, so many that the p99 is not that of the moment in which an attack begins.
+QUIET_REQUESTS = {"/healthz": (400, None), "/v1/embeddings": (100, {"input": "a cat", "model": "minilm"})}
 
 
-@pytest.mark.slow  # ten windows of four hundred requests for each attack
-@pytest.mark.timeout(1800)
+@pytest.mark.chaos  # ten windows of hundreds of requests for each attack and path
+@pytest.mark.timeout(3600)
 def test_a_quiet_client_is_served_while_each_attack_runs():
     growths = {}
-    print("| attack | ratio | attempts |\n|---|---:|---:|")
-    with running_server(["bundled", "--log-level", "error"]) as server:
-        for name, attack in ATTACKS.items():
-            attack_here = functools.partial(attack, server.port)
-            growths[name] = measured = []
-            while len(measured) < ATTEMPTS and (not measured or measured[-1] > ALLOWED_GROWTH):
-                measured.append(growth_of_p99(server.port, attack_here, requests_per_window=REQUESTS_PER_WINDOW))
-            print(f"| {name} | {min(measured):.2f} | {len(measured)} |", flush=True)
+    print("| attack | path | ratio | attempts |\n|---|---|---:|---:|")
+    with (
+        reserve_port() as grpc_port,
+        running_server(["bundled", *FLAGS, "--grpc-port", str(grpc_port)]) as server,
+    ):
+        attacks = {name: functools.partial(attack, server.port) for name, attack in ATTACKS.items()}
+        attacks["tarpit webhooks"] = functools.partial(tarpit_webhooks, server.port)
+        attacks["calls without message"] = functools.partial(calls_without_message, grpc_port)
+        for name, attack in attacks.items():
+            for path, (num_requests, body) in QUIET_REQUESTS.items():
+                growths[name, path] = measured = []
+                while len(measured) < ATTEMPTS and (not measured or measured[-1] > ALLOWED_GROWTH):
+                    measured.append(growth_of_p99(server.port, attack, path, num_requests, body=body))
+                print(f"| {name} | {path} | {min(measured):.2f} | {len(measured)} |", flush=True)
     assert {name: measured for name, measured in growths.items() if min(measured) > ALLOWED_GROWTH} == {}

@@ -141,6 +141,35 @@ def event_streams(port: int, stopped: threading.Event) -> None:
             stopped.wait(2.0)
 
 
+def job_streams(port: int, stopped: threading.Event) -> None:
+    """Open streams of a job's events beyond the limit of one client, again and again."""
+    job = _start_job(port, prompt="p", n=16, inference_steps=100, priority="low")
+    head = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    while not stopped.is_set():
+        with contextlib.ExitStack() as opened:
+            for _ in range(80):
+                with contextlib.suppress(OSError):
+                    opened.enter_context(connect(port)).sendall(head)
+            stopped.wait(2.0)
+    _request(port, "DELETE", f"/v1/jobs/{job}")
+
+
+def job_pages(port: int, stopped: threading.Event) -> None:
+    """Read the longest pages of 200 jobs with long prompts, which are cancelled at once."""
+    for _ in range(200):
+        _request(port, "DELETE", f"/v1/jobs/{_start_job(port, prompt='p' * 4000, priority='low')}")
+    while not stopped.is_set():
+        _request(port, "GET", "/v1/jobs?limit=100")
+
+
+def tarpit_webhooks(port: int, stopped: threading.Event) -> None:
+    """Have the ends of jobs delivered to a receiver that never answers; the server must allow private addresses."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as tarpit:
+        url = f"http://127.0.0.1:{tarpit.getsockname()[1]}/"
+        while not stopped.is_set():
+            _request(port, "DELETE", f"/v1/jobs/{_start_job(port, webhook=url, prompt='p', priority='low')}")
+
+
 ATTACKS: Mapping[str, Attack] = MappingProxyType(
     {
         attack.__name__.replace("_", " "): attack
@@ -153,10 +182,12 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
             deep_json,
             abandoned_samplers,
             event_streams,
+            job_streams,
+            job_pages,
         )
     }
 )
-"""All attacks by name."""
+"""By name, those that any server can withstand for hours: deliveries of the others wait for days."""
 
 
 @contextlib.contextmanager
@@ -166,8 +197,21 @@ def connect(port: int) -> Iterator[socket.socket]:
         yield client
 
 
+def _start_job(port: int, webhook: str | None = None, **settings: object) -> str:
+    """Return the id of a new job; that of none if it is rejected."""
+    body = {"input": settings} | ({} if webhook is None else {"webhook": webhook})
+    answer = _request(port, "POST", "/v1/jobs", json.dumps(body).encode(), "application/json")
+    return str(json.loads(answer or "{}").get("id", "none"))
+
+
 def _post(port: int, path: str, body: bytes, content_type: str) -> None:
+    _request(port, "POST", path, body, content_type)
+
+
+def _request(port: int, method: str, path: str, body: bytes = b"", content_type: str = "application/json") -> bytes:
+    """Return the body of the response; empty if there is none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("POST", path, body, {**HEADERS, "content-type": content_type})
-        connection.getresponse().read()
+        connection.request(method, path, body or None, {**HEADERS, "content-type": content_type})
+        return connection.getresponse().read()
+    return b""
