@@ -1,7 +1,7 @@
 """The events of running jobs, read once for all who watch them in one front end.
 
 While jobs are watched, one query every `POLL_INTERVAL_S` reads the states of all of them, and one more the new events
-of each that has any, however many streams there are.
+of each that has any, however many streams there are. A stream that joins others of its job reads nothing.
 """
 
 import asyncio
@@ -49,12 +49,18 @@ class JobEventFeed:
         self._watched: dict[str, _WatchedJob] = {}
         self._poller: asyncio.Task[None] | None = None
 
+    def state(self, job_id: str) -> JobState | None:
+        """Return the state of a job that is watched, as of the last query; None: it is not watched."""
+        watched = self._watched.get(job_id)
+        return None if watched is None else watched.state
+
     async def follow(
         self, job_id: str, state: JobState, after: int, idle_s: float
     ) -> AsyncGenerator[list[JobEvent], None]:
         """Yield a job's events after event number `after`, until it has ended; nothing at each silence of `idle_s`.
 
-        `state` is what the caller has just read. Raises NoriaError: JobNotFound if the job is deleted meanwhile.
+        `state` is what the caller has just read, or `state()`.
+        Raises NoriaError: JobNotFound if the job is deleted meanwhile.
         """
         watched = self._watched.setdefault(job_id, _WatchedJob(state))
         watched.num_streams += 1
@@ -92,7 +98,10 @@ class JobEventFeed:
     async def _events_after(self, watched: _WatchedJob, job_id: str, after: int) -> list[JobEvent]:
         if watched.recent and watched.recent[0].seq <= after + 1:
             return [event for event in watched.recent if event.seq > after]
-        return await self._read_events(job_id, after)
+        events = await self._read_events(job_id, after)
+        if not watched.recent and events and events[-1].seq >= watched.state.last_event:
+            watched.recent += events  # for the streams that join
+        return events
 
     async def _poll(self) -> None:
         try:
@@ -110,7 +119,9 @@ class JobEventFeed:
                     self._fail({job_id: watched}, JobNotFound(f"job {job_id} was deleted."))
                 elif state != watched.state:
                     last_read = max(watched.state.last_event, watched.recent[-1].seq if watched.recent else 0)
-                    watched.recent += await self._read_events(job_id, last_read)
+                    events = await self._read_events(job_id, last_read)
+                    newest = watched.recent[-1].seq if watched.recent else 0  # a stream may have read some meanwhile
+                    watched.recent += [event for event in events if event.seq > newest]
                     watched.state = state
                     watched.publish()
         except NoriaError as error:

@@ -160,10 +160,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class JobState:
-    """What tells whether a job has new events."""
+    """What tells whether a job has new events, and whose it is."""
 
     status: JobStatus
     last_event: int
+    made_by: str
 
 
 @dataclass(frozen=True)

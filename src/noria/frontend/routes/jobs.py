@@ -32,7 +32,7 @@ from noria.jobs.records import (
     TERMINAL_STATUSES,
     WEBHOOK_EVENTS,
     Job,
-    JobRecord,
+    JobState,
     NewJob,
     WebhookEvent,
     as_job,
@@ -205,21 +205,24 @@ class JobRoutes:
     async def events(self, http: Request) -> Response:
         """Stream the events of a job from the one after Last-Event-ID on, until the job has ended."""
         job_id, after = job_id_of(http), _parse_last_event_id(http.headers)
-        record = await self.service.get(job_id, owner_of(http))
-        if record.status in TERMINAL_STATUSES and after >= record.last_event:
-            return Response(status_code=204)  # there will be no more events; on 204 an EventSource does not reconnect
-        client = client_id_of(http)
-        self._stream_limiter.acquire(client)
+        with contextlib.ExitStack() as place:
+            place.enter_context(self._stream_limiter.hold(client_id_of(http)))  # first: it costs no query
+            state = await self.service.state(job_id, owner_of(http))
+            if state.status in TERMINAL_STATUSES and after >= state.last_event:
+                return Response(status_code=204)  # there will be no more; on 204 an EventSource does not reconnect
+            stream_place = place.pop_all()
 
         async def release() -> None:
-            self._stream_limiter.release(client)
+            stream_place.close()
 
-        frames = self._frames(record, after, http.state.request_id)
+        frames = self._frames(job_id, state, after, http.state.request_id)
         return sse.EventStream(frames, release, self._draining)  # clients reconnect with their Last-Event-ID
 
-    async def _frames(self, record: JobRecord, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, job_id: str, state: JobState, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
         try:
-            async with contextlib.aclosing(self.service.follow(record, after, sse.KEEP_ALIVE_INTERVAL_S)) as followed:
+            async with contextlib.aclosing(
+                self.service.follow(job_id, state, after, sse.KEEP_ALIVE_INTERVAL_S)
+            ) as followed:
                 async for events in followed:
                     if not events:
                         yield sse.KEEP_ALIVE_COMMENT

@@ -193,9 +193,9 @@ class JobStore(ClaimStore):
 
     def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
         """The states of those of the jobs that exist."""
-        query = sa.select(jobs.c.id, jobs.c.status, jobs.c.last_event).where(jobs.c.id.in_(job_ids))
+        query = sa.select(jobs.c.id, jobs.c.status, jobs.c.last_event, jobs.c.made_by).where(jobs.c.id.in_(job_ids))
         with self._engine.connect() as connection:
-            return {row.id: JobState(row.status, row.last_event) for row in connection.execute(query)}
+            return {row.id: JobState(row.status, row.last_event, row.made_by) for row in connection.execute(query)}
 
     # ── Housekeeping ──────────────────────────────────────────────────────────────────────────────────────────────────
 
