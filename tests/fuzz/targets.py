@@ -20,13 +20,18 @@ from collections.abc import Callable, Iterable
 import msgspec
 import numpy as np
 import zmq
+from google.protobuf.message import DecodeError
 from PIL import Image
 from safetensors.numpy import save
 
 from fuzz import mutation
 from fuzz.in_process_server import InProcessServer, framed
 from noria.config import FrontendConfig
-from noria.errors import ImageFileError, ModelError
+from noria.errors import ImageFileError, InvalidField, ModelError
+from noria.frontend.open_inference.grpc_messages import message as grpc_message
+from noria.frontend.open_inference.grpc_server import as_request, as_response
+from noria.frontend.open_inference.inference import as_settings
+from noria.frontend.open_inference.tensors import OutputTensor
 from noria.frontend.routes.image_metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
 from noria.images.metadata import GenerationMetadata
@@ -261,6 +266,50 @@ def open_jobs():
         yield read
 
 
+# ── Messages of gRPC ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def grpc_seeds():
+    """ModelInfer's requests: texts and tokens, as contents and in binary form, with all parameters."""
+    texts = {"name": "TEXT", "datatype": "BYTES", "shape": [2, 1]}
+    parameters = {
+        "priority": {"int64_param": 1},
+        "timeout": {"uint64_param": 9_000_000},
+        "normalize": {"bool_param": False},
+    }
+    outputs = [{"name": "embedding"}]
+    yield _infer(inputs=[texts | {"contents": {"bytes_contents": [b"a", b"b"]}}], parameters=parameters)
+    yield _infer(inputs=[texts], outputs=outputs, raw_input_contents=[b"\1\0\0\0a\1\0\0\0b"])
+    tokens = [{"name": name, "datatype": "INT32", "shape": [1, 2]} for name in ("input_ids", "attention_mask")]
+    yield _infer(inputs=[each | {"contents": {"int_contents": [1, 1]}} for each in tokens])
+    wide = [each | {"datatype": "INT64"} for each in tokens]
+    yield _infer(inputs=wide, raw_input_contents=[np.ones(2, "<i8").tobytes()] * 2)
+
+
+def _infer(**settings):
+    request = grpc_message("ModelInferRequest")(model_name=FAKE_ENCODER.name, id="1", **settings)
+    return request.SerializeToString(deterministic=True)
+
+
+@contextlib.contextmanager
+def open_grpc():
+    config, output = FrontendConfig(), OutputTensor("embedding", np.zeros((2, 4), np.float32))
+
+    def read(data):
+        try:
+            request = grpc_message("ModelInferRequest").FromString(data)
+            as_settings(as_request(request), FAKE_ENCODER, config)
+        except DecodeError:
+            return False
+        except InvalidField as error:
+            error.message.encode()
+            return False
+        as_response(request, FAKE_ENCODER.name, [output]).SerializeToString()
+        return True
+
+    yield read
+
+
 # ── Image files ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 METADATA = GenerationMetadata(
@@ -483,7 +532,8 @@ TARGETS = {
     "http": Target(open_http, http_seeds, lambda mutate: None, 0.05),
     "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
     "jobs": Target(open_jobs, job_seeds, lambda mutate: None, 0.02, max_bytes=300),
-    "images": Target(open_images, image_seeds, mutation.png_checksums, 0.4),
+    "grpc": Target(open_grpc, grpc_seeds, lambda mutate: None, 0.1, max_bytes=2000),
+    "images": Target(open_images, image_seeds, mutation.png_checksums, 0.3),
     "model_folders": Target(
         functools.partial(_open_folders, _model_folder, model_folder_seeds),
         model_folder_seeds,
