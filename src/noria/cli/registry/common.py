@@ -28,7 +28,7 @@ def add_registry_settings(parser: Parser) -> None:
     add_settings(parser, [setting for setting in list_settings() if setting.key in _SETTINGS])
 
 
-def add_json_flag(parser: Parser) -> None:
+def add_json_flag(parser: "Parser | argparse._MutuallyExclusiveGroup") -> None:
     """Add --json."""
     parser.add_argument("--json", action="store_true", help="JSON for programs, one object a line")
 

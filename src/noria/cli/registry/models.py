@@ -57,6 +57,8 @@ def add_to(commands: Any) -> list[Parser]:
     list_models.add_argument("--tag", metavar="KEY=VALUE", action="append", default=[], help="only those with this tag")
     show = add_command(subcommands, "show", run_show, "VERSION", "print a version: its files, aliases and history")
     show.add_argument("version", metavar="VERSION", help=_VERSION_HELP)
+    card = add_command(subcommands, "card", run_card, "VERSION", "print the card of a version, as the hub takes it")
+    card.add_argument("version", metavar="VERSION", help=_VERSION_HELP)
     alias = add_command(subcommands, "alias", run_alias, "VERSION ALIAS", "let an alias name a version")
     alias.add_argument("version", metavar="VERSION", help=_VERSION_HELP)
     alias.add_argument("alias", metavar="ALIAS", help="such as prod; not a number")
@@ -70,6 +72,8 @@ def add_to(commands: Any) -> list[Parser]:
     parsers = [add, list_models, show, alias, tag, remove]
     for parser in parsers:
         add_json_flag(parser)
+    parsers.append(card)
+    for parser in parsers:
         add_registry_settings(parser)
     for parser in (add, alias, tag, remove):
         add_why_flag(parser)
@@ -160,6 +164,23 @@ def run_show(arguments: argparse.Namespace) -> int:
         print(
             escape_for_terminal(f"  {format_time(event.change.at)}  {event.alias} {named}  by {event.change.by}{why}")
         )
+    return 0
+
+
+def run_card(arguments: argparse.Namespace) -> int:
+    """Print the card of a version: Markdown below fields in YAML, as the hub and other catalogs of models read it.
+
+    It has what the registry knows: the digest, where the version came from, the runs with their parameters and metrics,
+    the data with its versions, and the endpoints that it serves.
+    """
+    from noria.registry.model_card import model_card
+    from noria.registry.trace import NodeId, trace
+    from noria.registry.versions import find_version
+
+    with registry_of(arguments) as engine, engine.connect() as connection:
+        version = find_version(connection, arguments.version)
+        subject = [NodeId("model", version.digest)]
+        print(model_card(version, trace(connection, subject, "up"), trace(connection, subject, "down")))
     return 0
 
 

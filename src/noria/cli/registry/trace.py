@@ -26,7 +26,11 @@ def add_to(commands: Any) -> list[Parser]:
         "will do), data as URI@VERSION, or a run's id",
     )
     parser.add_argument("--down", action="store_true", help="what was made from it instead")
-    add_json_flag(parser)
+    form = parser.add_mutually_exclusive_group()
+    add_json_flag(form)
+    form.add_argument(
+        "--openlineage", action="store_true", help="print the events for another catalog of lineage, one a line"
+    )
     add_registry_settings(parser)
     return [parser]
 
@@ -36,11 +40,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     With --down, all that was made from it: which models saw this data?
     """
+    from noria.registry.lineage_export import export_events
     from noria.registry.trace import trace
 
     direction: Direction = "down" if arguments.down else "up"
     with registry_of(arguments) as engine, engine.connect() as connection:
         graph = trace(connection, _find(connection, arguments.what, direction), direction)
+        if arguments.openlineage:
+            for event in export_events(connection, graph):
+                print(event)
+            return 0
     if arguments.json:
         print(as_json(graph))
     else:

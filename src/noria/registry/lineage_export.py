@@ -1,0 +1,53 @@
+"""A trace for other catalogs of lineage, such as Marquez: OpenLineage's events. Calls block.
+
+The events of runs are those that the registry received. A deployment has one of Noria's own: a run of the job
+`deploy.ENDPOINT` that read a version of a model and wrote the endpoint. The same trace gives the same ids of runs, so
+events that arrive twice are no new runs.
+"""
+
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from noria.registry.deployments.states import State
+from noria.registry.openlineage import DatasetRef, EventType
+from noria.registry.run_events import MODELS_NAMESPACE, PRODUCER, RunId, model_ref, run_event
+from noria.registry.schema import lineage_events
+from noria.registry.trace import DeploymentNode, Graph, ModelNode, RunNode
+
+_EVENT_TYPES: dict[State, EventType] = {
+    "pending": "START",
+    "shadow": "RUNNING",
+    "canary": "RUNNING",
+    "failed": "FAIL",
+    "rolled_back": "ABORT",
+}
+"""What a deployment's state is of a run; the others are complete."""
+
+
+def export_events(connection: Connection, graph: Graph) -> Iterator[str]:
+    """Yield the events of a trace as JSON, the oldest of runs first, then those of deployments."""
+    run_ids = [node.run_id for node in graph.nodes if isinstance(node, RunNode)]
+    query = sa.select(lineage_events.c.body).where(lineage_events.c.run_id.in_(run_ids))
+    yield from connection.scalars(query.order_by(lineage_events.c.at, lineage_events.c.seq))
+    for edge in graph.edges:
+        pair = graph.nodes[edge.start], graph.nodes[edge.to]
+        match pair if edge.role == "version" else pair[::-1]:
+            case DeploymentNode() as deployment, ModelNode() as model:
+                yield msgspec.json.encode(_deployment_event(deployment, model), order="sorted").decode()
+
+
+def _deployment_event(deployment: DeploymentNode, model: ModelNode) -> dict[str, object]:
+    created = deployment.created
+    run_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}/deployments/{deployment.number}/{created.at}")
+    return run_event(
+        _EVENT_TYPES.get(deployment.state, "COMPLETE"),
+        created.at,
+        RunId(str(run_id), MODELS_NAMESPACE, f"deploy.{deployment.endpoint}"),
+        inputs={model_ref(deployment.version.partition("@")[0], model.digest): None},
+        outputs={DatasetRef(MODELS_NAMESPACE, f"endpoints/{deployment.endpoint}", ""): None},
+        params={"version": deployment.version, "by": created.by, "why": created.why},
+    )

@@ -1,0 +1,65 @@
+"""A trace as OpenLineage's events: another registry that reads them knows the same."""
+
+import json
+
+from noria.canary.judge import JudgeSettings
+from noria.registry.deployments.store import DeploymentStore
+from noria.registry.lineage_export import export_events
+from noria.registry.lineage_store import LineageStore
+from noria.registry.openlineage import parse_event
+from noria.registry.schema import open_registry_database
+from noria.registry.trace import DatasetNode, NodeId, RunNode, find_digest, find_endpoint, find_run, trace
+from noria.registry.versions import Change
+from registry.samples import on_sqlite
+from sample_registry import fill
+
+NOW = 1_790_000_000.0
+
+
+def of_kind(kind, graph):
+    return {
+        (node.run_id if kind is RunNode else (node.name, node.version)) for node in graph.nodes if type(node) is kind
+    }
+
+
+@on_sqlite
+def test_another_registry_knows_the_same_runs_and_data(engine, tmp_path):
+    fill(engine, NOW)
+    with engine.connect() as connection:
+        graph = trace(connection, [find_endpoint(connection, "t2i")], "up")
+        lines = list(export_events(connection, graph))
+        assert list(export_events(connection, graph)) == lines
+    other = open_registry_database("auto", tmp_path / "other")
+    assert LineageStore(other).record([parse_event(line.encode()) for line in lines], "export", NOW) == len(lines)
+    with other.connect() as connection:
+        deployed = [json.loads(line) for line in lines if json.loads(line)["job"]["name"] == "deploy.t2i"]
+        copied = trace(connection, [find_run(connection, each["run"]["runId"]) for each in deployed], "up")
+    assert of_kind(DatasetNode, graph) < of_kind(DatasetNode, copied)  # there a model is data that nobody added
+    assert of_kind(RunNode, copied) == of_kind(RunNode, graph) | {each["run"]["runId"] for each in deployed}
+    other.dispose()
+
+
+@on_sqlite
+def test_deployments_are_runs_from_a_version_to_an_endpoint(engine):
+    fill(engine, NOW)
+    store = DeploymentStore(engine)
+    with engine.connect() as connection:
+        graph = trace(connection, [find_endpoint(connection, "t2i")], "up")
+        events = [json.loads(line) for line in export_events(connection, graph)]
+        digest = connection.exec_driver_sql(
+            "SELECT manifest_digest FROM noria_versions JOIN noria_models ON model_id = noria_models.id "
+            "WHERE name = 'minilm'"
+        ).scalar_one()
+        down = list(export_events(connection, trace(connection, find_digest(connection, digest), "down")))
+    control, canary = [each for each in events if each["job"]["name"] == "deploy.t2i"]
+    assert (control["eventType"], canary["eventType"]) == ("COMPLETE", "RUNNING")
+    assert control["inputs"][0]["name"] == "models/shapes"
+    assert control["outputs"][0]["name"] == "endpoints/t2i"
+    (of_model,) = [json.loads(line) for line in down]
+    assert of_model["inputs"][0]["facets"]["version"]["datasetVersion"] == digest
+    failed, _ = store.deploy("embed", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "again"))
+    store.try_lease(failed.id, "r", NOW, 10.0)
+    store.fail(failed.id, "r", Change(NOW + 1.0, "r", "broken"))
+    with engine.connect() as connection:
+        (event,) = export_events(connection, trace(connection, [NodeId("deployment", failed.id)], "up"))
+    assert json.loads(event)["eventType"] == "FAIL"
