@@ -8,7 +8,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
-from noria.frontend import app
 from noria.frontend.access.api_keys import generate_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
@@ -17,6 +16,7 @@ from noria.frontend.openapi.docs_page import docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.openapi.images import DESCRIPTIONS
 from noria.frontend.openapi.operations import served_errors
+from noria.frontend.routes import server
 from noria.frontend.routes.openai_images import GenerationsRequestBody
 from noria.observe.metrics.declarations import DECLARATIONS
 from noria.protocol.request import ImageRequestBody
@@ -152,7 +152,7 @@ def test_docs_page_has_commands_with_a_key_where_one_is_required(tmp_path, folde
 
 def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypatch):
     built_for = []
-    monkeypatch.setattr(app, "openapi", lambda spec, *rest: built_for.append(spec) or openapi(spec, *rest))
+    monkeypatch.setattr(server, "openapi", lambda spec, *rest: built_for.append(spec) or openapi(spec, *rest))
     engine = new_engine("loading")
     with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
 
