@@ -69,6 +69,7 @@ def test_texts_whose_engine_is_killed_are_encoded_by_its_next_process(server: Ru
         httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as web,
     ):
         name = next(each["id"] for each in web.get("/v1/models").json()["data"] if each["noria"]["kind"] == "encoder")
+        wait_until(lambda: not web.get(f"/v1/models/{name}").json()["load"]["num_waiting"])  # none of the first request
         future = pool.submit(embed, server, texts)
         wait_until(lambda: web.get(f"/v1/models/{name}").json()["load"]["num_waiting"])
         for engine in server.children("engine"):
