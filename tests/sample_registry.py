@@ -16,12 +16,12 @@ from noria.canary.ramp import parse_ramp
 from noria.registry.deployments import states as rules
 from noria.registry.deployments.states import Deployment
 from noria.registry.deployments.store import DeploymentStore
-from noria.registry.lineage_store import LineageStore
+from noria.registry.lineage.openlineage import parse_event
+from noria.registry.lineage.run_events import MODELS_NAMESPACE, RunId, model_ref, run_event
+from noria.registry.lineage.store import LineageStore
 from noria.registry.manifest import Manifest
 from noria.registry.model_folder import ModelFolder
 from noria.registry.model_store import ModelStore
-from noria.registry.openlineage import parse_event
-from noria.registry.run_events import MODELS_NAMESPACE, RunId, model_ref, run_event
 from noria.registry.versions import Change
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'

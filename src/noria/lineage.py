@@ -27,9 +27,9 @@ from typing import Any, Self
 import msgspec
 
 from noria.errors import RegistryError
+from noria.registry.lineage.openlineage import DatasetRef, EventType, parse_event
+from noria.registry.lineage.run_events import RunId, as_lines, dataset_ref, model_ref, parse_dataset, run_event
 from noria.registry.manifest import format_digest, read_manifest
-from noria.registry.openlineage import DatasetRef, EventType, parse_event
-from noria.registry.run_events import RunId, as_lines, dataset_ref, model_ref, parse_dataset, run_event
 
 Data = str | DatasetRef
 """Data as `URI@VERSION`, or as OpenLineage's namespace and name, and a version."""
@@ -177,7 +177,7 @@ def _sender(to: str, api_key: str | None) -> Callable[[dict[str, Any]], None]:
 
 
 def _record(event: dict[str, Any]) -> None:
-    from noria.registry.lineage_store import LineageStore
+    from noria.registry.lineage.store import LineageStore
     from noria.registry.model_store import user_name
     from noria.registry.schema import open_registry
     from noria.settings import load

@@ -20,8 +20,8 @@ from noria.frontend.access.api_keys import generate_key
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from noria.registry.deployments.store import DeploymentStore
-from noria.registry.lineage_store import LineageStore
-from noria.registry.openlineage import parse_event
+from noria.registry.lineage.openlineage import parse_event
+from noria.registry.lineage.store import LineageStore
 from noria.registry.schema import open_registry
 from noria.registry.versions import Change
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine

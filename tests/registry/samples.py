@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from noria.registry.lineage.openlineage import parse_event
 from noria.registry.manifest import Manifest
 from noria.registry.model_folder import ModelFolder
-from noria.registry.openlineage import parse_event
 from noria.registry.versions import Change
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -12,9 +12,9 @@ from noria.errors import RegistryError
 from noria.registry.backup import backup, restore
 from noria.registry.check import check
 from noria.registry.deployments.store import DeploymentStore
-from noria.registry.lineage_store import LineageStore
+from noria.registry.lineage.openlineage import DatasetRef
+from noria.registry.lineage.store import LineageStore
 from noria.registry.model_store import ModelStore
-from noria.registry.openlineage import DatasetRef
 from noria.registry.schema import (
     aliases,
     deployment_events,

@@ -2,8 +2,8 @@
 
 from huggingface_hub import ModelCard
 
+from noria.registry.lineage.trace import NodeId, trace
 from noria.registry.model_card import model_card
-from noria.registry.trace import NodeId, trace
 from noria.registry.versions import find_version
 from registry.samples import on_sqlite
 from sample_registry import HOSTILE, fill, run_id

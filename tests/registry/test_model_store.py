@@ -7,9 +7,9 @@ import pytest
 import sqlalchemy as sa
 
 from noria.errors import RegistryError
-from noria.registry.lineage_store import LineageStore
+from noria.registry.lineage.openlineage import DatasetRef
+from noria.registry.lineage.store import LineageStore
 from noria.registry.model_store import ModelStore
-from noria.registry.openlineage import DatasetRef
 from noria.registry.schema import (
     dataset_versions,
     deployment_heads,

@@ -31,18 +31,18 @@ from noria.frontend.http.paths import is_open, needed_scope
 from noria.frontend.open_inference.routes import OpenInferenceRoutes
 from noria.frontend.open_inference.service import OpenInferenceService
 from noria.frontend.routes.a1111.routes import A1111Routes
-from noria.frontend.routes.deployments import DeploymentRoutes
 from noria.frontend.routes.image_metadata import ImageMetadataRoute, UploadedImages
 from noria.frontend.routes.images import ImageRoutes
 from noria.frontend.routes.jobs import JobRoutes
-from noria.frontend.routes.lineage import LineageRoutes
 from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
-from noria.frontend.routes.registry import RegistryRoutes
+from noria.frontend.routes.registry.deployments import DeploymentRoutes
+from noria.frontend.routes.registry.lineage import LineageRoutes
+from noria.frontend.routes.registry.statistics import StatisticsRoutes
+from noria.frontend.routes.registry.versions import RegistryRoutes
 from noria.frontend.routes.server import ServerRoutes
 from noria.frontend.routes.static_pages import page_routes
-from noria.frontend.routes.statistics import StatisticsRoutes
 from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.generation import GenerationService

@@ -14,11 +14,11 @@ from noria.errors import NoriaError, RequestError
 from noria.protocol.routes import Route, Target
 from noria.registry.deployments.rows import read_routed, read_routes
 from noria.registry.deployments.states import UNFINISHED, routes_of
-from noria.registry.lineage_store import io_rows, run_row
+from noria.registry.lineage.openlineage import DatasetRef, Event, fold, parse_event
+from noria.registry.lineage.store import io_rows, run_row
 from noria.registry.manifest import differences
 from noria.registry.model_folder import folder_of
 from noria.registry.model_store import ModelStore
-from noria.registry.openlineage import DatasetRef, Event, fold, parse_event
 from noria.registry.schema import (
     alias_events,
     aliases,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from huggingface_hub import ModelCardData
 
-from noria.registry.trace import DatasetNode, DeploymentNode, Graph, RunNode
+from noria.registry.lineage.trace import DatasetNode, DeploymentNode, Graph, RunNode
 from noria.registry.versions import Version
 
 _LIBRARIES = {"diffusion": ("diffusers", "text-to-image"), "encoder": ("transformers", None)}

@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 from noria.errors import ModelError, RequestError
 from noria.models.catalog import open_model
 from noria.models.location import locate
+from noria.registry.lineage.openlineage import Event, parse_event
 from noria.registry.manifest import LINEAGE_FILE, Manifest, read_manifest
-from noria.registry.openlineage import Event, parse_event
 
 _PACKAGED = ("bundled", "minilm")  # models in Python packages: their folders move with the environment
 _PACKAGED_SCHEME = "noria"

@@ -18,10 +18,10 @@ from msgspec import Struct
 from sqlalchemy import Connection, Engine
 
 from noria.errors import RegistryError, short_repr
-from noria.registry.lineage_store import record_events
+from noria.registry.lineage.openlineage import DatasetRef, Event, EventType, parse_event
+from noria.registry.lineage.run_events import MODELS_NAMESPACE, RunId, model_ref, run_event
+from noria.registry.lineage.store import record_events
 from noria.registry.model_folder import ModelFolder
-from noria.registry.openlineage import DatasetRef, Event, EventType, parse_event
-from noria.registry.run_events import MODELS_NAMESPACE, RunId, model_ref, run_event
 from noria.registry.schema import (
     RETIRED_STATES,
     alias_events,

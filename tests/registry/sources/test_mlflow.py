@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from noria.errors import ModelError
-from noria.registry.openlineage import DatasetRef, fold, refs
+from noria.registry.lineage.openlineage import DatasetRef, fold, refs
 from noria.registry.sources.mlflow import MlflowServer
 from noria.registry.sources.mlflow_run import MlflowRun, events_of
 from noria.registry.sources.source import MlflowSource

@@ -89,8 +89,8 @@ def run_add(arguments: argparse.Namespace) -> int:
     lineage in noria-lineage.jsonl, if the folder has one, and the run of MLflow are recorded, too.
     """
     from noria.config import data_folder
+    from noria.registry.lineage.run_events import parse_dataset
     from noria.registry.model_store import check_model_name
-    from noria.registry.run_events import parse_dataset
     from noria.registry.sources.read import read_source
 
     check_model_name(arguments.name)
@@ -173,8 +173,8 @@ def run_card(arguments: argparse.Namespace) -> int:
     It has what the registry knows: the digest, where the version came from, the runs with their parameters and metrics,
     the data with its versions, and the endpoints that it serves.
     """
+    from noria.registry.lineage.trace import NodeId, trace
     from noria.registry.model_card import model_card
-    from noria.registry.trace import NodeId, trace
     from noria.registry.versions import find_version
 
     with registry_of(arguments) as engine, engine.connect() as connection:

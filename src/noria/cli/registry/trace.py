@@ -13,7 +13,7 @@ from noria.observe.terminal_text import escape_for_terminal
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from noria.registry.trace import DatasetNode, DeploymentNode, Direction, Graph, Node, NodeId, RunNode
+    from noria.registry.lineage.trace import DatasetNode, DeploymentNode, Direction, Graph, Node, NodeId, RunNode
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     With --down, all that was made from it: which models saw this data?
     """
-    from noria.registry.lineage_export import export_events
-    from noria.registry.trace import trace
+    from noria.registry.lineage.export import export_events
+    from noria.registry.lineage.trace import trace
 
     direction: Direction = "down" if arguments.down else "up"
     with registry_of(arguments) as engine, engine.connect() as connection:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _find(connection: "Connection", what: str, direction: "Direction") -> "list[NodeId]":
     """Return what is to be traced. Raises RegistryError and ImageFileError."""
     from noria.images.metadata_io import read_metadata
-    from noria.registry.trace_subjects import find_image_subjects, find_subjects
+    from noria.registry.lineage.trace_subjects import find_image_subjects, find_subjects
 
     if os.path.isfile(what):  # a name too long for a path is none
         return find_image_subjects(connection, read_metadata(pathlib.Path(what)), what, direction)
@@ -103,7 +103,7 @@ def _lines(graph: "Graph", below: dict[int, list[tuple[str, int]]], shown: set[i
 
 def _texts(node: "Node") -> list[str]:
     """Return the title of a node, and further lines."""
-    from noria.registry.trace import DatasetNode, DeploymentNode, EndpointNode, ModelNode
+    from noria.registry.lineage.trace import DatasetNode, DeploymentNode, EndpointNode, ModelNode
 
     match node:
         case EndpointNode():

@@ -6,7 +6,7 @@ from noria.errors import InvalidField, RegistryConflict, RegistryUnavailable
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.openapi.operations import json_content, operation
 from noria.frontend.openapi.registry import page_parameters, text_parameter
-from noria.frontend.routes.deployments import (
+from noria.frontend.routes.registry.deployments import (
     DEFAULT_HISTORY,
     MAX_HISTORY,
     DeploymentChangeBody,

@@ -50,7 +50,6 @@ from noria.frontend.openapi.operations import (
 )
 from noria.frontend.routes.a1111.bodies import Txt2Img
 from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
-from noria.frontend.routes.deployments import DeploymentChangeBody, DeployRequestBody
 from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
 from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
 from noria.frontend.routes.images import ImagesResponse
@@ -64,12 +63,13 @@ from noria.frontend.routes.openai_images import (
     ModelDetail,
     ModelList,
 )
+from noria.frontend.routes.registry.deployments import DeploymentChangeBody, DeployRequestBody
 from noria.frontend.services.request_validation import limits
 from noria.jobs.records import Job
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
 from noria.protocol.text import EncoderModelSpec
-from noria.registry.openlineage import LineageEventBody
+from noria.registry.lineage.openlineage import LineageEventBody
 
 _STRUCTS = (
     ImageRequestBody,

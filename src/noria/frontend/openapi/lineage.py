@@ -4,7 +4,7 @@ from typing import Any
 
 from noria.frontend.http.paths import LINEAGE_PATH
 from noria.frontend.openapi.operations import operation
-from noria.registry.openlineage import LineageEventBody
+from noria.registry.lineage.openlineage import LineageEventBody
 
 DESCRIPTIONS = {
     "eventTime": "when it happened; without a zone it is UTC",

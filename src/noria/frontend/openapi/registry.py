@@ -13,10 +13,16 @@ from noria.errors import (
 )
 from noria.frontend.http.paths import REGISTRY_PATH
 from noria.frontend.openapi.operations import IMAGE_CONTENT, json_content, operation, parameter
-from noria.frontend.routes.registry import DEFAULT_NODES, DEFAULT_VERSIONS, MAX_NODES, MAX_VERSIONS, ImageLineage
+from noria.frontend.routes.registry.versions import (
+    DEFAULT_NODES,
+    DEFAULT_VERSIONS,
+    MAX_NODES,
+    MAX_VERSIONS,
+    ImageLineage,
+)
 from noria.frontend.services.served_versions import ServedVersions
-from noria.registry.lineage_graph import LineageGraph
-from noria.registry.trace_subjects import MAX_CHARS
+from noria.registry.lineage.graph import LineageGraph
+from noria.registry.lineage.trace_subjects import MAX_CHARS
 from noria.registry.version_list import VersionList
 
 STRUCTS = (VersionList, ServedVersions, LineageGraph, ImageLineage)

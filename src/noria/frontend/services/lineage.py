@@ -6,8 +6,8 @@ import msgspec
 
 from noria.errors import InvalidBody
 from noria.frontend.services.registry import RegistryConnection
-from noria.registry.lineage_store import LineageStore
-from noria.registry.openlineage import Event, parse_event
+from noria.registry.lineage.openlineage import Event, parse_event
+from noria.registry.lineage.store import LineageStore
 
 
 class LineageService:

@@ -10,8 +10,8 @@ import uuid
 import msgspec
 from msgspec import Struct
 
-from noria.registry.openlineage import DatasetRef, Event, EventType, parse_event
-from noria.registry.run_events import RunId, dataset_ref, run_event
+from noria.registry.lineage.openlineage import DatasetRef, Event, EventType, parse_event
+from noria.registry.lineage.run_events import RunId, dataset_ref, run_event
 
 _EVENT_TYPES: dict[str, EventType] = {"FINISHED": "COMPLETE", "FAILED": "FAIL", "KILLED": "ABORT"}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")

@@ -5,8 +5,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from noria.registry.lineage.run_events import model_ref
 from noria.registry.model_folder import ModelFolder, read_model
-from noria.registry.run_events import model_ref
 from noria.registry.sources.copies import copy_model
 from noria.registry.sources.filesystem import open_filesystem, open_hub
 from noria.registry.sources.mlflow import MlflowServer

@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from noria.errors import RegistryError, short_repr
 from noria.registry.deployments.states import ROUTED, State
-from noria.registry.openlineage import RunState, Statement
+from noria.registry.lineage.openlineage import RunState, Statement
 from noria.registry.schema import (
     dataset_versions,
     datasets,

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy import Connection
 
+from noria.registry.lineage.trace import DeploymentNode, Graph, Node, NodeId, Role, RunNode, describe, trace
 from noria.registry.schema import runs
-from noria.registry.trace import DeploymentNode, Graph, Node, NodeId, Role, RunNode, describe, trace
 
 _UP: dict[Role, Role] = {"read by": "input", "output": "made by", "part of": "step", "deployed as": "version"}
 """The role of an edge of the way down, seen from its other end; of "serves" it is the deployment's state."""

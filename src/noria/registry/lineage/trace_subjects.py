@@ -7,9 +7,8 @@ from sqlalchemy import Connection
 
 from noria.errors import RegistryError, short_repr
 from noria.images.metadata import GenerationMetadata
-from noria.registry.run_events import parse_dataset
-from noria.registry.schema import dataset_versions, deployments, endpoints, versions
-from noria.registry.trace import (
+from noria.registry.lineage.run_events import parse_dataset
+from noria.registry.lineage.trace import (
     Direction,
     NodeId,
     find_dataset,
@@ -18,6 +17,7 @@ from noria.registry.trace import (
     find_endpoint,
     find_run,
 )
+from noria.registry.schema import dataset_versions, deployments, endpoints, versions
 from noria.registry.versions import find_version
 
 MAX_CHARS = 2000

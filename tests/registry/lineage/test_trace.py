@@ -6,10 +6,9 @@ from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.errors import RegistryError
 from noria.registry.deployments.store import DeploymentStore
-from noria.registry.lineage_store import LineageStore
-from noria.registry.model_store import ModelStore
-from noria.registry.run_events import model_ref
-from noria.registry.trace import (
+from noria.registry.lineage.run_events import model_ref
+from noria.registry.lineage.store import LineageStore
+from noria.registry.lineage.trace import (
     DatasetNode,
     DeploymentNode,
     EndpointNode,
@@ -22,6 +21,7 @@ from noria.registry.trace import (
     find_run,
     trace,
 )
+from noria.registry.model_store import ModelStore
 from registry.samples import RUNS, SCENES, WEIGHTS, WORDS, at, dataset, event, folder, on_sqlite, step_of
 
 PIPELINE, DRAW, TRAIN, EVALUATE, FINE_TUNE = range(5)

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from noria.registry.deployments.states import State
-from noria.registry.openlineage import DatasetRef, EventType
-from noria.registry.run_events import MODELS_NAMESPACE, PRODUCER, RunId, model_ref, run_event
+from noria.registry.lineage.openlineage import DatasetRef, EventType
+from noria.registry.lineage.run_events import MODELS_NAMESPACE, PRODUCER, RunId, model_ref, run_event
+from noria.registry.lineage.trace import DeploymentNode, Graph, ModelNode, RunNode
 from noria.registry.schema import lineage_events
-from noria.registry.trace import DeploymentNode, Graph, ModelNode, RunNode
 
 _EVENT_TYPES: dict[State, EventType] = {
     "pending": "START",

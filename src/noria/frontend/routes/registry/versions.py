@@ -15,8 +15,8 @@ from noria.frontend.routes.image_metadata import UploadedImages
 from noria.frontend.services.registry import RegistryConnection
 from noria.frontend.services.served_versions import ServedVersionsService
 from noria.images.metadata import GenerationMetadata
-from noria.registry.lineage_graph import LineageGraph, read_lineage
-from noria.registry.trace_subjects import MAX_CHARS, find_image_subjects, find_subjects
+from noria.registry.lineage.graph import LineageGraph, read_lineage
+from noria.registry.lineage.trace_subjects import MAX_CHARS, find_image_subjects, find_subjects
 from noria.registry.version_list import VersionList, read_version_list
 
 DEFAULT_VERSIONS, MAX_VERSIONS = 100, 500

@@ -4,11 +4,11 @@ import json
 
 from noria.canary.judge import JudgeSettings
 from noria.registry.deployments.store import DeploymentStore
-from noria.registry.lineage_export import export_events
-from noria.registry.lineage_store import LineageStore
-from noria.registry.openlineage import parse_event
+from noria.registry.lineage.export import export_events
+from noria.registry.lineage.openlineage import parse_event
+from noria.registry.lineage.store import LineageStore
+from noria.registry.lineage.trace import DatasetNode, NodeId, RunNode, find_digest, find_endpoint, find_run, trace
 from noria.registry.schema import open_registry_database
-from noria.registry.trace import DatasetNode, NodeId, RunNode, find_digest, find_endpoint, find_run, trace
 from noria.registry.versions import Change
 from registry.samples import on_sqlite
 from sample_registry import fill

@@ -5,7 +5,7 @@ import concurrent.futures
 import pytest
 import sqlalchemy as sa
 
-from noria.registry.lineage_store import LineageStore
+from noria.registry.lineage.store import LineageStore
 from noria.registry.schema import dataset_versions, datasets, lineage_events, run_io, runs
 from registry.samples import RUNS, SCENES, WORDS, dataset, event, step_of
 

@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
-from noria.registry.openlineage import DatasetRef, Event, RunState, fold, refs
+from noria.registry.lineage.openlineage import DatasetRef, Event, RunState, fold, refs
 from noria.registry.schema import dataset_versions, datasets, lineage_events, run_io, runs
 from noria.storage.database import insert_if_new, write_transaction
 

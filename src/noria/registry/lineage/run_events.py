@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from noria.errors import RegistryError, short_repr
-from noria.registry.openlineage import DatasetRef, EventType
+from noria.registry.lineage.openlineage import DatasetRef, EventType
 
 PRODUCER = "https://pypi.org/project/noria-serve"
 MODELS_NAMESPACE = "noria"
