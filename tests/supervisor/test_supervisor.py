@@ -206,6 +206,17 @@ def test_idle_threads_spin_as_the_environment_says_else_briefly(
     assert supervisor._child_environment("folder").get("GOMP_SPINCOUNT") == count
 
 
+@pytest.mark.parametrize("given", [None, "", "glibc.malloc.trim_threshold=1"])
+def test_children_get_large_pages_unless_the_environment_says_something_else(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", given)
+    wanted = "glibc.malloc.hugetlb=1" if given is None else given
+    assert supervisor._child_environment("folder")["GLIBC_TUNABLES"] == wanted
+
+
 def test_a_temporary_folder_too_long_for_sockets_is_rejected_in_one_line(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / ("long" * 25)
     folder.mkdir()

@@ -338,6 +338,8 @@ def _child_environment(directory: str) -> dict[str, str]:
     defaults = {
         "HF_HUB_OFFLINE": "1",  # everything has been downloaded already
         "TRANSFORMERS_VERBOSITY": "error",
+        # Memory in pages of 2 MB where the kernel allows that on request: a text takes 5 % less CPU time.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     if "OMP_WAIT_POLICY" not in os.environ:
         # An idle OpenMP thread spins for about 10 µs, then sleeps and frees the core for a front end. Sleeping at once
