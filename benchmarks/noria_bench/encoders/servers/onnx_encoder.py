@@ -33,10 +33,11 @@ class OnnxEncoder:
         self._tokenizer.enable_truncation(job["max_tokens"])
         options = onnxruntime.SessionOptions()  # as Noria's
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.enable_mem_pattern = False
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(job["onnx"], options, providers=["CPUExecutionProvider"])
+        provider = ("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})
+        self._session = onnxruntime.InferenceSession(job["onnx"], options, providers=[provider])
         self._inputs, self._output, self._normalize = job["inputs"], job["output"], job["normalize"]
         self._counters = BatchCounters(pathlib.Path(job["counter_folder"]))
 

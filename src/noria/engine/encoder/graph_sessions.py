@@ -11,6 +11,7 @@ from noria.extras import require
 from noria.models.encoder.onnx_export import OnnxFile
 from noria.models.encoder.token_rows import FloatArray, IntArray, TokenRow, pad, unpad
 
+_PROVIDER = ("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})
 GraphRun = Callable[[dict[str, IntArray]], FloatArray]
 """Returns a graph's result of its inputs by name."""
 
@@ -33,9 +34,9 @@ def load_onnx(graph: OnnxFile, num_sessions: int, threads: int, file: pathlib.Pa
     """Open `file`, or the graph's own, with ONNX Runtime.
 
     Sessions of one thread compute in the thread that calls them; they share one copy of the weights. For a batch that
-    runs alone they have another, with a thread for each of them. Memory is freed after each batch: kept for reuse, it
-    grows with each new shape (onnxruntime#11627), and was no faster. Threads sleep between batches: spinning, they took
-    half as much CPU time again.
+    runs alone they have another, with a thread for each of them. Memory is kept for the next batch, in pieces of the
+    size that was needed: in pieces of doubled size, or planned for each shape, it grows with each new shape
+    (onnxruntime#11627). Threads sleep between batches: spinning, they took half as much CPU time again.
     """
     file = file or graph.file
     if threads > 1:
@@ -49,12 +50,12 @@ def _open(graph: OnnxFile, file: pathlib.Path, threads: int, spins: bool = False
     onnxruntime = require("onnxruntime", "encoders", "a text encoder on a CPU")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    options.enable_mem_pattern = False
     options.log_severity_level = 3  # errors
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
-        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(file), options, providers=[_PROVIDER])
     except Exception as error:  # the library's classes have no other common base
         raise ModelError(f"{file}: ONNX Runtime cannot load it: {error}.") from error
 
