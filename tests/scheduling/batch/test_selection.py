@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from noria.scheduling.batch.selection import BatchLimits, num_to_fill, select_window
 
-LIMITS = BatchLimits(max_rows=8, max_tokens=512, batch_s=lambda tokens: 15.0 + tokens)
+LIMITS = BatchLimits(max_rows=8, max_tokens=512, overhead_tokens=15.0, batch_s=lambda tokens: 15.0 + tokens)
 
 
 def select(lengths, leader, **limits):

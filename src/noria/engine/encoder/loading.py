@@ -27,7 +27,6 @@ from noria.scheduling.types import BatchKey
 
 _CPU_TEXTS, _CPU_TOKENS = 8, 512  # above 2,000 tokens a token costs a third more there
 _GPU_TEXTS, _GPU_TOKENS = 64, 16_384
-_ALONE_TOKENS = 32  # of fewer, threads wait for each other longer than they compute (docs/scheduling.md)
 _BUDGET_S = 2.0  # for the measurements of a model
 _MEASURED_LENGTHS = (16, 32, 64, 128, 256, 512)
 
@@ -98,7 +97,7 @@ def make_runtime(
         num_sessions=num_sessions,
         max_rows=max_texts,
         token_budget=max_tokens,
-        alone_min_tokens=_ALONE_TOKENS if executor.is_faster_alone else None,
+        is_faster_alone=executor.is_faster_alone,
         max_wait_s=config.encoder_max_wait_ms / 1000,
         queue_limit_s=config.queue_limit_s,
         policy=POLICIES[config.policy],
@@ -165,7 +164,7 @@ class _ModelChanges:
         self._choose_alone()
 
     def _choose_alone(self) -> None:
-        self._scheduler.alone_min_tokens = _ALONE_TOKENS if self._executor.is_faster_alone else None
+        self._scheduler.is_faster_alone = self._executor.is_faster_alone
 
     def free_memory(self) -> None:
         """Return the memory of models that were dropped to the device."""

@@ -22,9 +22,7 @@ _LEARNING_WEIGHT = 0.05  # of one batch, or one request
 _MIN_WORK_RATIO, _MAX_WORK_RATIO = 0.5, 8.0
 # Durations are learned at powers of the square root of two: each is then measured often enough to average noise.
 _POINTS_PER_OCTAVE = 2
-# Until the first measurement, relative durations are those of all-MiniLM-L6-v2 on a CPU: a call costs as much as
-# 15 tokens more.
-_OVERHEAD_TOKENS = 15
+_OVERHEAD_TOKENS = 10.0  # until measured: that of all-MiniLM-L6-v2 on a CPU
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +70,10 @@ class FinishPredictor:
         """Duration of a call; 0 if nothing is measured."""
         return self.costs.step_s(batch_key, padded_tokens)
 
-    def relative_cost(self, batch_key: BatchKey, padded_tokens: int) -> float:
-        """Duration of a call; in an unknown unit if nothing is measured."""
-        return self.batch_s(batch_key, padded_tokens) or float(_OVERHEAD_TOKENS + padded_tokens)
+    def overhead_tokens(self, batch_key: BatchKey) -> float:
+        """Duration of a call beside that of its tokens, in tokens."""
+        overhead = self.costs.step_overhead(batch_key)
+        return _OVERHEAD_TOKENS if overhead is None else overhead
 
     def work_s(self, batch_key: BatchKey, num_tokens: int) -> float:
         """Time that `num_tokens` real tokens take if all sessions share them in full batches."""
@@ -158,7 +157,8 @@ class FinishPredictor:
             )
             self._full_batch_s += _LEARNING_WEIGHT * (seconds - self._full_batch_s) if self._full_batch_s else seconds
         point = round(2 ** (round(_POINTS_PER_OCTAVE * math.log2(plan.padded_tokens)) / _POINTS_PER_OCTAVE))
-        scale = self.relative_cost(plan.batch_key, point) / self.relative_cost(plan.batch_key, plan.padded_tokens)
+        overhead = self.overhead_tokens(plan.batch_key)
+        scale = (overhead + point) / (overhead + plan.padded_tokens)
         self.costs.observe_step(plan.batch_key, point, scale * seconds)
 
     def record_promise(self, active: ActiveRequest, now: float) -> None:

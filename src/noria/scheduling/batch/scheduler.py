@@ -77,7 +77,7 @@ class BatchScheduler:
     num_sessions: int = 2
     max_rows: int = 8
     token_budget: int = 512  # tokens of a batch, padding included
-    alone_min_tokens: int | None = None  # with padding, from which a lone batch gets all threads; None: never
+    is_faster_alone: bool = False  # whether a lone batch gets the threads of all sessions
     max_wait_s: float = 0.0  # for which a batch waits for company while another one runs
     queue_limit: int = 8192  # texts that may wait
     queue_limit_s: float = math.inf  # seconds of work that may be accepted while a text waits
@@ -179,9 +179,8 @@ class BatchScheduler:
         members = tuple(self._table.requests[text.attempt_id] for text in texts)
         self._table.take(texts)
         left_waiting = self._table.waiting_tokens[batch_key] > 0
-        if not running and not self._table.num_waiting and self._num_lone >= _NUM_LONE:
-            is_alone = self.alone_min_tokens is not None and plan.padded_tokens >= self.alone_min_tokens
-            plan = replace(plan, is_alone=is_alone)
+        if self.is_faster_alone and not running and not self._table.num_waiting and self._num_lone >= _NUM_LONE:
+            plan = replace(plan, is_alone=True)
         expected_s = self._predictor.batch_s(batch_key, plan.padded_tokens)
         running[session] = RunningBatch(plan, members, now, left_waiting, expected_s)
         return plan
@@ -264,7 +263,8 @@ class BatchScheduler:
         limits = BatchLimits(
             max_rows=min(self.max_rows, math.ceil((num_waiting + self.num_running) / self.num_sessions)),
             max_tokens=self._predictor.token_limit(batch_key),
-            batch_s=lambda tokens: self._predictor.relative_cost(batch_key, tokens),
+            overhead_tokens=self._predictor.overhead_tokens(batch_key),
+            batch_s=lambda tokens: self._predictor.batch_s(batch_key, tokens),
             max_s=leader.deadline - now if judges_deadline else math.inf,
             # A request of several texts ends with the last of them, so only their number a second counts.
             num_waiting=num_waiting if len(leader.waiting) == 1 else None,

@@ -20,6 +20,7 @@ class BatchLimits:
 
     max_rows: int
     max_tokens: int  # padding included
+    overhead_tokens: float  # the duration of a call beside that of its tokens, in tokens
     batch_s: Callable[[int], float]  # duration of a call by its tokens, padding included
     max_s: float = math.inf  # duration that the leader's deadline allows
     num_waiting: int | None = None  # rows that wait, those of the batch included; None: the leader may be delayed
@@ -31,36 +32,40 @@ class BatchLimits:
             return False
         return math.isinf(self.max_s) or self.batch_s(num_rows * length) <= self.max_s
 
-    def is_worth_delay(self, num_rows: int, batch_s: float, alone_s: float, leader_s: float) -> bool:
-        """Whether a batch of `batch_s`, whose rows take `alone_s` one by one, may delay a leader of `leader_s`."""
+    def cost(self, num_tokens: int, num_calls: int = 1) -> float:
+        """Duration of calls of `num_tokens` in all, padding included; in tokens."""
+        return num_calls * self.overhead_tokens + num_tokens
+
+    def is_worth_delay(self, num_rows: int, cost: float, alone_cost: float, leader_cost: float) -> bool:
+        """Whether a batch of `cost`, whose rows take `alone_cost` one by one, may delay a leader of `leader_cost`."""
         if self.num_waiting is None:
             return True
         num_others = max(self.num_waiting - num_rows, 0)
-        return num_others * (alone_s - batch_s) / self.num_sessions >= batch_s - leader_s
+        return num_others * (alone_cost - cost) / self.num_sessions >= cost - leader_cost
 
 
 def select_window(lengths: Sequence[int], leader: int, limits: BatchLimits) -> tuple[int, int]:
     """Select from `lengths`, sorted, a window that contains index `leader`; return its first index and its end."""
-    leader_s = limits.batch_s(lengths[leader])
-    best, best_cost = (leader, leader + 1), leader_s / lengths[leader]
-    nearby = range(max(leader - limits.max_rows + 1, 0), min(len(lengths), leader + limits.max_rows))
-    row_s = {index: limits.batch_s(lengths[index]) for index in nearby}
-    for last in range(leader, nearby.stop):
+    leader_cost = limits.cost(lengths[leader])
+    best, best_cost = (leader, leader + 1), leader_cost / lengths[leader]
+    start, stop = max(leader - limits.max_rows + 1, 0), min(len(lengths), leader + limits.max_rows)
+    for last in range(leader, stop):
         length = lengths[last]
         if not limits.allow(last - leader + 1, length):
             break  # so does any longer one
-        num_real, alone_s = 0, 0.0
-        for first in range(last, nearby.start - 1, -1):
-            num_real, alone_s = num_real + lengths[first], alone_s + row_s[first]
+        num_real = 0
+        for first in range(last, start - 1, -1):
+            num_real += lengths[first]
             num_rows = last - first + 1
             if first > leader or num_rows == 1:
                 continue
             if not limits.allow(num_rows, length):
                 break
-            batch_s = limits.batch_s(num_rows * length)
-            cost = batch_s / num_real
-            if cost < best_cost and limits.is_worth_delay(num_rows, batch_s, alone_s, leader_s):
-                best, best_cost = (first, last + 1), cost
+            cost = limits.cost(num_rows * length)
+            if cost / num_real < best_cost and limits.is_worth_delay(
+                num_rows, cost, limits.cost(num_real, num_rows), leader_cost
+            ):
+                best, best_cost = (first, last + 1), cost / num_real
     return best
 
 
@@ -72,7 +77,7 @@ def num_to_fill(chosen: Sequence[int], shorter: Sequence[int], limits: BatchLimi
     length, num_real = max(chosen), sum(chosen)
     for count in range(len(shorter)):
         num_rows, added = len(chosen) + count, shorter[-1 - count]
-        cost, larger_cost = limits.batch_s(num_rows * length), limits.batch_s((num_rows + 1) * length)
+        cost, larger_cost = limits.cost(num_rows * length), limits.cost((num_rows + 1) * length)
         if not limits.allow(num_rows + 1, length) or larger_cost * num_real >= cost * (num_real + added):
             return count
         num_real += added
