@@ -56,6 +56,7 @@ class TargetRunner:
 
     def prepare(self) -> None:
         """Export the model if that was not done, compute what is right, measure the raw loop."""
+        os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as Noria's servers have it
         graph = find_or_export(self.spec, cache_folder(self.config.engine.cache_dir, os.environ))
         counters = self.work / "counters"
         counters.mkdir()
