@@ -188,6 +188,26 @@ def test_a_run_becomes_a_run_of_the_registry():
     assert refs(state.outputs) == {model: "file:///models/words"}
 
 
+@pytest.mark.parametrize(
+    ("url", "ref"),
+    [
+        ("https://bucket.s3.amazonaws.com/a.csv?X-Amz-Signature=hunter2", ("https://bucket.s3.amazonaws.com", "a.csv")),
+        ("https://host/a.csv#token=hunter2", ("https://host", "a.csv")),
+        ("postgresql://ann:hunter2@db:5432/scenes", ("postgresql://db:5432", "scenes")),
+        ("s3://hunter2@bucket/a@b.csv", ("s3://bucket", "a@b.csv")),
+        ("https://host/token=hunter2/a.csv", ("http://mlflow", "scenes")),
+        ("http://[::1/hunter2", ("http://mlflow", "scenes")),
+    ],
+)
+def test_no_secret_in_the_url_of_a_dataset_becomes_lineage(url, ref):
+    dataset = {"name": "scenes", "digest": "1", "source": json.dumps({"url": url})}
+    run = msgspec.convert(RUN_BODY | {"inputs": {"dataset_inputs": [{"dataset": dataset}]}}, MlflowRun)
+    run = msgspec.structs.replace(run, experiment="e")
+    events = events_of(run, "http://mlflow", DatasetRef("n", "m", ""), "u")
+    assert [each[:2] for each in refs(fold(events).inputs)] == [ref]
+    assert "hunter2" not in "".join(event.body for event in events)
+
+
 def test_a_run_that_goes_on_is_running():
     run = msgspec.convert(RUN_BODY | {"info": RUN_BODY["info"] | {"status": "RUNNING", "end_time": 0}}, MlflowRun)
     state = fold(

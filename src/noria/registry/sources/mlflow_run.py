@@ -1,15 +1,18 @@
 """A run of MLflow as a run of the registry, in OpenLineage's events. Pure.
 
 An input that MLflow calls a dataset is named by where its source is, or, if MLflow does not know, by MLflow's own name.
+Lineage is kept and shown, so the user, the query and the fragment of its URL are left out: they may hold secrets.
 Its version is `mlflow-` and MLflow's digest, which is 8 digits of an MD5 over at most 10,000 rows: no SHA-256.
 """
 
 import re
 import uuid
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
 
+from noria.observe.logs.redaction import redact
 from noria.registry.lineage.openlineage import DatasetRef, Event, EventType, parse_event
 from noria.registry.lineage.run_events import RunId, dataset_ref, run_event
 
@@ -90,6 +93,16 @@ def _dataset(dataset: _Dataset, server: str) -> tuple[DatasetRef, str | None]:
         source = {}
     for key in ("uri", "url", "path"):
         url = source.get(key)
-        if isinstance(url, str) and _URL.fullmatch(url) and "@" not in url:
-            return dataset_ref(url, version)
+        if isinstance(url, str) and _URL.fullmatch(url) and (public := _without_secrets(url)) is not None:
+            return dataset_ref(public, version)
     return DatasetRef(server, dataset.name, version), None
+
+
+def _without_secrets(url: str) -> str | None:
+    """Return the scheme, the host and the path of a URL; None: it is no URL, or its path looks like a secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    public = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return public if redact(public) == public else None
