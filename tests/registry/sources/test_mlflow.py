@@ -13,6 +13,7 @@ from noria.errors import ModelError
 from noria.registry.lineage.openlineage import DatasetRef, fold, refs
 from noria.registry.sources.mlflow import MlflowServer
 from noria.registry.sources.mlflow_run import MlflowRun, events_of
+from noria.registry.sources.read import read_source
 from noria.registry.sources.source import MlflowSource
 from registry.sources.hub_server import send
 
@@ -146,11 +147,11 @@ def test_no_redirect_is_followed(mlflow):
 
 
 @pytest.mark.parametrize(
-    "uri", ["/var/mlflow/7", "file:///etc", "local:///etc", "mlflow-artifacts://other.example:80/7"]
+    "uri", ["/var/mlflow/7", "file:///etc", "local:///etc", "mlflow-artifacts://other.example:80/7", "s3://[x"]
 )
 def test_artifacts_on_another_machine_are_rejected(mlflow, uri):
     mlflow.uri = uri
-    with pytest.raises(ModelError, match=r"Start the server with --serve-artifacts"):
+    with pytest.raises(ModelError, match=r"keeps the artifacts of words/3 in '"):
         open_model(mlflow)
 
 
@@ -206,6 +207,33 @@ def test_no_secret_in_the_url_of_a_dataset_becomes_lineage(url, ref):
     events = events_of(run, "http://mlflow", DatasetRef("n", "m", ""), "u")
     assert [each[:2] for each in refs(fold(events).inputs)] == [ref]
     assert "hunter2" not in "".join(event.body for event in events)
+
+
+def dataset_input(number):
+    return {"dataset": {"name": f"scenes {number}", "digest": "1", "source": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("run", "experiment"),
+    [
+        ({"info": RUN_BODY["info"] | {"start_time": 10**18}}, "e"),
+        ({"info": RUN_BODY["info"] | {"end_time": 10**60}}, "e"),
+        ({"info": RUN_BODY["info"] | {"run_id": "zz"}}, "e"),
+        ({"inputs": {"dataset_inputs": [dataset_input(number) for number in range(1001)]}}, "e"),
+        ({}, ""),
+    ],
+)
+def test_a_run_that_cannot_be_recorded_is_one_sentence_before_anything_is_copied(mlflow, tmp_path, run, experiment):
+    api = "/api/2.0/mlflow/"
+    mlflow.answers |= {
+        f"{api}runs/get": {"run": RUN_BODY | run},
+        f"{api}experiments/get": {"experiment": {"name": experiment}},
+    }
+    with pytest.raises(
+        ModelError, match=r"the run '\w+' of the MLflow server http://127.0.0.1:\d+ cannot be recorded"
+    ) as raised:
+        read_source("mlflow:models:/words/3", "words", tmp_path, {"MLFLOW_TRACKING_URI": mlflow.url}, print)
+    assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
 
 
 def test_a_run_that_goes_on_is_running():

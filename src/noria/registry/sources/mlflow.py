@@ -89,7 +89,10 @@ class MlflowServer:
     def _open_artifacts(self, uri: str, revision: str) -> RemoteFolder:
         if (of_run := _RUN_PATH.fullmatch(uri)) is not None:
             uri = f"{self._read_run(of_run['run']).info.artifact_uri}/{of_run['path']}"
-        parts = urlsplit(uri)
+        try:
+            parts = urlsplit(uri)
+        except ValueError as error:
+            raise ModelError(f"{self._url} keeps the artifacts of {revision} in {short_repr(uri)}: {error}.") from error
         if parts.scheme != "mlflow-artifacts":
             store = parse_source(uri, {})
             if isinstance(store, FilesystemSource):

@@ -7,11 +7,13 @@ Its version is `mlflow-` and MLflow's digest, which is 8 digits of an MD5 over a
 
 import re
 import uuid
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
 
+from noria.errors import ModelError, RequestError, short_repr
 from noria.observe.logs.redaction import redact
 from noria.registry.lineage.openlineage import DatasetRef, Event, EventType, parse_event
 from noria.registry.lineage.run_events import RunId, dataset_ref, run_event
@@ -68,7 +70,22 @@ class MlflowRun(Struct, frozen=True):
 
 
 def events_of(run: MlflowRun, server: str, output: DatasetRef, output_url: str) -> list[Event]:
-    """Return the events of a run on the server with this URL that made the model `output`."""
+    """Return the events of a run on the server with this URL that made the model `output`.
+
+    Raises:
+        ModelError: the registry cannot keep what the server says of the run.
+
+    """
+    try:
+        return [parse_event(msgspec.json.encode(event)) for event in _events(run, server, output, output_url)]
+    except (ValueError, OverflowError, RequestError) as error:
+        raise ModelError(
+            f"the run {short_repr(run.info.run_id)} of the MLflow server {server} cannot be recorded: "
+            f"{str(error).rstrip('.')}. Correct it there, or add the model's folder."
+        ) from error
+
+
+def _events(run: MlflowRun, server: str, output: DatasetRef, output_url: str) -> list[dict[str, Any]]:
     run_id = RunId(str(uuid.UUID(run.info.run_id)), server, run.experiment)
     inputs = dict(_dataset(each.dataset, server) for each in run.inputs.dataset_inputs)
     end = run_event(
@@ -81,7 +98,7 @@ def events_of(run: MlflowRun, server: str, output: DatasetRef, output_url: str) 
         metrics={metric.key: metric.value for metric in run.data.metrics if not isinstance(metric.value, str)},
     )
     start = run_event("START", run.info.start_time / 1000, run_id)
-    return [parse_event(msgspec.json.encode(event)) for event in (start, end)]
+    return [start, end]
 
 
 def _dataset(dataset: _Dataset, server: str) -> tuple[DatasetRef, str | None]:

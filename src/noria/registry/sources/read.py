@@ -42,6 +42,8 @@ def read_source(
         case MlflowSource():
             with contextlib.closing(MlflowServer(source.server, environment)) as server:
                 remote, run = server.open(source)
+                if run is not None:  # raises before anything is copied
+                    events_of(run, source.server, model_ref(model, ""), remote.url)
                 folder = copied(remote)
             if run is None:
                 return folder
