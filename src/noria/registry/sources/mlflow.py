@@ -1,7 +1,7 @@
 """Versions of models that an MLflow server has registered: their artifacts, and the run that made them. Blocks.
 
 Asked by MLflow's REST API. Credentials go to the origin of the server's URL only: no redirect is followed, and
-artifacts are read from the same origin, or from a store such as `s3://` with credentials of its own.
+artifacts are read from the same origin, or from one of the `_STORES`, with credentials of its own.
 """
 
 import posixpath
@@ -22,6 +22,8 @@ from noria.registry.sources.source import FilesystemSource, MlflowSource, parse_
 
 _API = "api/2.0/mlflow"
 _ARTIFACTS = "api/2.0/mlflow-artifacts/artifacts"
+_STORES = ("s3", "gs", "gcs", "abfs", "abfss", "az", "oss")
+"""Filesystems that a server may name: no folders of this machine, and nothing that connects to a host of its choice."""
 _TIMEOUT_S = 60.0  # a server that keeps artifacts elsewhere fetches a file first
 _MAX_JSON_BYTES = 67_108_864
 _T = TypeVar("_T")
@@ -92,15 +94,16 @@ class MlflowServer:
         try:
             parts = urlsplit(uri)
         except ValueError as error:
-            raise ModelError(f"{self._url} keeps the artifacts of {revision} in {short_repr(uri)}: {error}.") from error
-        if parts.scheme != "mlflow-artifacts":
-            store = parse_source(uri, {})
-            if isinstance(store, FilesystemSource):
-                return open_filesystem(store.url, revision)
+            raise ModelError(
+                f"{self._url} keeps the artifacts of {revision} in a URI that is none: {error}."
+            ) from error
+        if parts.scheme in _STORES and isinstance(store := parse_source(uri, {}), FilesystemSource):
+            return open_filesystem(store.url, revision)
         if parts.scheme != "mlflow-artifacts" or parts.netloc not in ("", urlsplit(self._url).netloc):
             raise ModelError(
-                f"{self._url} keeps the artifacts of {revision} in {short_repr(uri)}, which this machine cannot read "
-                "from it. Start the server with --serve-artifacts and --artifacts-destination, or add the folder."
+                f"{self._url} keeps the artifacts of {revision} in {redact(short_repr(uri))}; allowed are its "
+                f"own and {', '.join(_STORES)}. Start the server with --serve-artifacts and --artifacts-destination, "
+                "or add the folder."
             )
         root = parts.path.strip("/")
         files = tuple(sorted(self._list(root), key=lambda file: file.path))
