@@ -39,10 +39,12 @@ def test_a_model_of_the_hub_is_copied_at_the_commit_of_its_revision(read, hub, b
     assert os.stat(tmp_path / "data" / "models").st_mode & 0o077 == 0
 
 
-def test_a_model_of_the_hub_that_is_here_is_not_read_again(read, hub):
+def test_a_model_of_the_hub_that_is_here_is_not_read_again_not_even_at_a_commit_that_changed_other_files(read, hub):
     first = read(f"hf://{REPO}")
     hub.read.clear()
-    assert read(f"hf://{REPO}").url == first.url
+    hub.files["README.md"] = b"# Shapes"
+    second = read(f"hf://{REPO}@v1")
+    assert (second.url, second.revision, first.revision) == (first.url, COMMITS["v1"], COMMITS["main"])
     assert (hub.read, read.reports) == ([], [])
 
 
@@ -94,7 +96,8 @@ def test_pickles_and_what_serving_does_not_need_are_not_copied(read, memory, tmp
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("memory://models/nothing", "neither model_index.json nor config.json"),
+        ("memory://models/nothing", "cannot be read: .*Check the URL"),
+        ("memory://models/shapes/unet/config.json", "neither model_index.json nor config.json"),
         ("nosuch://models", "Protocol not known: nosuch"),
         ("s3://bucket/models", "needs a package that is missing: Install s3fs"),
     ],

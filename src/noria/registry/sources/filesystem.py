@@ -5,8 +5,14 @@ from typing import Any
 
 from noria.errors import ModelError
 from noria.observe.logs.redaction import redact
-from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder
+from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder, check_num_entries
 from noria.registry.sources.source import HubSource
+
+_CONTENT_KEYS = frozenset(
+    {"ETag", "etag", "md5Hash", "crc32c", "generation", "VersionId", "version_id", "blob_id", "sha"}
+    | {"mtime", "modify", "LastModified", "last_modified", "modificationTime"}
+)
+"""What filesystems say of a file that changes with its content. The time of the last access is none of it."""
 
 
 def open_hub(source: HubSource) -> RemoteFolder:
@@ -41,27 +47,44 @@ def open_filesystem(url: str, revision: str | None = None, **how_to_open: Any) -
 
     try:
         filesystem, folder = url_to_fs(url)
-        found = filesystem.find(folder, detail=True)
+        folder = folder.rstrip("/")
+        found = sorted(_walk(filesystem, folder, url), key=lambda file: file.path)
+    except ModelError:
+        raise
     except ImportError as error:
         raise ModelError(f"{url} needs a package that is missing: {redact(str(error))}.") from error
     except Exception as error:  # fsspec's filesystems share no base class of errors
         raise ModelError(
             f"{url} cannot be read: {one_line(error)}. Check the URL, the network and credentials."
         ) from error
-    prefix = folder.rstrip("/") + "/"
 
     def read(path: str) -> Iterator[bytes]:
-        with filesystem.open(prefix + path, "rb", **how_to_open) as opened:
+        with filesystem.open(f"{folder}/{path}", "rb", **how_to_open) as opened:
             while chunk := opened.read(CHUNK_BYTES):
                 yield chunk
 
-    files = (_file(path.removeprefix(prefix), info, url) for path, info in sorted(found.items()))
-    return RemoteFolder(url, revision, tuple(files), read)
+    return RemoteFolder(url, revision, tuple(found), read)
 
 
 def one_line(error: Exception) -> str:
     """Return the first line of what an error says, without secrets."""
     return redact(str(error).strip().partition("\n")[0].rstrip(".")) or type(error).__name__
+
+
+def _walk(filesystem: Any, root: str, url: str) -> Iterator[RemoteFile]:
+    """Yield the files below a folder. `find` would list all of a bucket first, and `walk` leave out what fails."""
+    folders, num_entries = [root], 0
+    for folder in folders:
+        for info in filesystem.ls(folder, detail=True):
+            name, is_folder = info["name"].rstrip("/"), info.get("type") == "directory"
+            num_entries += 1
+            check_num_entries(num_entries, url)
+            if name == folder:
+                continue  # the empty object that an object store's console makes as a folder; or the URL is a file's
+            if is_folder:
+                folders.append(name)
+            elif info.get("size") or not info["name"].endswith("/"):  # such an object again
+                yield _file(info["name"].removeprefix(f"{root}/"), info, url)
 
 
 def _file(path: str, info: dict[str, Any], url: str) -> RemoteFile:
@@ -70,6 +93,6 @@ def _file(path: str, info: dict[str, Any], url: str) -> RemoteFile:
     if not isinstance(info.get("size"), int):
         raise ModelError(f"{url}: its filesystem does not say how large {path} is. Download the folder, and add that.")
     lfs = info.get("lfs")  # of the hub
-    # Which of these it has depends on the filesystem: an ETag, a checksum, a time.
-    state = repr(sorted((key, str(value)) for key, value in info.items()))
+    stated = {key: value for key, value in info.items() if key in _CONTENT_KEYS} or info
+    state = repr(sorted((key, str(value)) for key, value in stated.items()))
     return RemoteFile(path, info["size"], lfs["sha256"] if lfs else None, state)

@@ -17,7 +17,7 @@ from noria.errors import ModelError, short_repr
 from noria.observe.logs.redaction import redact
 from noria.registry.sources.filesystem import one_line, open_filesystem
 from noria.registry.sources.mlflow_run import MlflowRun
-from noria.registry.sources.remote_folder import CHUNK_BYTES, MAX_FILES, RemoteFile, RemoteFolder
+from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder, check_num_entries
 from noria.registry.sources.source import FilesystemSource, MlflowSource, parse_source
 
 _API = "api/2.0/mlflow"
@@ -106,12 +106,12 @@ class MlflowServer:
                 "or add the folder."
             )
         root = parts.path.strip("/")
-        files = tuple(sorted(self._list(root), key=lambda file: file.path))
+        files = tuple(sorted(self._list(root, revision), key=lambda file: file.path))
         return RemoteFolder(
             f"{self._url}/{_ARTIFACTS}/{root}", revision, files, lambda path: self._read(f"{root}/{path}")
         )
 
-    def _list(self, root: str) -> Iterator[RemoteFile]:
+    def _list(self, root: str, revision: str) -> Iterator[RemoteFile]:
         """Yield the files below a folder of artifacts."""
         folders, num_files = [""], 0
         for folder in folders:
@@ -119,12 +119,11 @@ class MlflowServer:
             for entry in self._as(listed, list[_Artifact]):
                 path = posixpath.join(folder, posixpath.basename(entry.path))
                 num_files += 1
-                if num_files > MAX_FILES:
-                    raise ModelError(f"{self._url}: {root} has more than {MAX_FILES} files and folders.")
+                check_num_entries(num_files, f"{self._url}/{root}")
                 if entry.is_dir:
                     folders.append(path)
                 else:
-                    yield RemoteFile(path, entry.file_size)
+                    yield RemoteFile(path, entry.file_size, state=revision)  # all that MLflow says of the content
 
     def _read(self, path: str) -> Iterator[bytes]:
         with self._client.stream(

@@ -9,7 +9,7 @@ from noria.errors import ModelError, short_repr
 from noria.models.needed_files import find_model_root, select_needed_files
 from noria.registry.manifest import LINEAGE_FILE
 
-MAX_FILES = 10_000
+_MAX_ENTRIES = 10_000
 CHUNK_BYTES = 1_048_576
 _MAX_TEXT_BYTES = 2**26  # of files other than weights; `models/weights.py` reads no larger ones
 _BAD_PATH = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")  # "", "." and ".." as a name; control characters
@@ -36,8 +36,9 @@ class RemoteFolder:
 
     @property
     def digest(self) -> str:
-        """The hexadecimal SHA-256 of the listing: a source that has changed has another."""
-        listed = [(self.url, self.revision), *((file.path, file.size_bytes, file.state) for file in self.files)]
+        """The hexadecimal SHA-256 of the listing: a source whose files have changed has another."""
+        url = self.url.removesuffix(f"@{self.revision}")  # a commit that changes other files is no other content
+        listed = [url, *((file.path, file.size_bytes, file.sha256, file.state) for file in self.files)]
         return hashlib.sha256(repr(listed).encode()).hexdigest()
 
     @property
@@ -46,18 +47,19 @@ class RemoteFolder:
         return sum(file.size_bytes for file in self.files)
 
 
+def check_num_entries(number: int, url: str) -> None:
+    """Raise ModelError if a listing has too many files and folders."""
+    if number > _MAX_ENTRIES:
+        raise ModelError(f"{url} has more than {_MAX_ENTRIES} files and folders. Name the model's folder.")
+
+
 def model_in(folder: RemoteFolder) -> RemoteFolder:
     """Return the model in a folder: only the files that serving it needs, by their paths in the model's own folder.
 
     Raises:
-        ModelError: there is no model or only pickles of it, there are too many files, or a path or a size is not
-            allowed.
+        ModelError: there is no model or only pickles of it, or a path or a size is not allowed.
 
     """
-    if len(folder.files) > MAX_FILES:
-        raise ModelError(
-            f"{folder.url} has {len(folder.files)} files, at most {MAX_FILES} are allowed. Name the model's folder."
-        )
     for file in folder.files:
         if _BAD_PATH.search(file.path) or len(file.path) > 1000:
             raise ModelError(
