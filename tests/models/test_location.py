@@ -33,7 +33,22 @@ def test_a_missing_folder_is_not_looked_up_on_the_hub(
 
 
 @pytest.fixture
-def hub_folder(tmp_path: pathlib.Path) -> pathlib.Path:
+def downloads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The patterns of each download from the hub; what `tmp_path` has is downloaded."""
+    patterns: list[list[str]] = []
+
+    def download(hub_id: str, allow_patterns: list[str]) -> str:
+        assert hub_id == "org/tiny"
+        patterns.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return patterns
+
+
+@pytest.fixture
+def diffusion_folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
     for part in ("text_encoder", "unet", "vae"):
         (tmp_path / part).mkdir()
         (tmp_path / part / "model.safetensors").touch()
@@ -41,49 +56,42 @@ def hub_folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_hub_model_is_downloaded_without_pickles_and_named_by_its_id(
-    hub_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    diffusion_folder: pathlib.Path, downloads: list[list[str]]
 ) -> None:
-    patterns: list[list[str]] = []
-
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
-        patterns.append(allow_patterns)
-        assert hub_id == "org/tiny"
-        return str(hub_folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert locate("org/tiny") == (hub_folder, "org/tiny")
-    assert len(patterns) == 1
-    assert all(pattern.endswith((".json", ".txt", ".safetensors")) and "fp16" not in pattern for pattern in patterns[0])
+    assert locate("org/tiny") == (diffusion_folder, "org/tiny")
+    index, needed = downloads
+    assert index == ["model_index.json", "config.json"]
+    assert all(pattern.endswith((".json", ".txt", ".safetensors")) and "fp16" not in pattern for pattern in needed)
 
 
 def test_a_hub_models_fp16_variant_is_downloaded_only_if_there_is_no_other(
-    hub_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    diffusion_folder: pathlib.Path, downloads: list[list[str]]
 ) -> None:
-    (hub_folder / "unet/model.safetensors").unlink()
-    patterns: list[list[str]] = []
-
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
-        patterns.append([pattern for pattern in allow_patterns if "fp16" in pattern])
-        if patterns[-1]:
-            (hub_folder / "unet/diffusion_pytorch_model.fp16.safetensors").touch()
-        return str(hub_folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert locate("org/tiny") == (hub_folder, "org/tiny")
-    assert patterns[0] == []
-    assert {pattern.partition("/")[0] for pattern in patterns[1]} == {"unet"}
+    (diffusion_folder / "unet/model.safetensors").unlink()
+    assert locate("org/tiny") == (diffusion_folder, "org/tiny")
+    half = [[pattern for pattern in patterns if "fp16" in pattern] for patterns in downloads]
+    assert half[:2] == [[], []]
+    assert {pattern.partition("/")[0] for pattern in half[2]} == {"unet"}
 
 
-def test_an_encoder_of_the_hub_is_downloaded_at_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).touch()
-    patterns: list[list[str]] = []
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda _, allow_patterns: patterns.append(allow_patterns) or str(tmp_path)
-    )
+def test_of_an_encoder_of_the_hub_its_own_files_are_downloaded(
+    tmp_path: pathlib.Path, downloads: list[list[str]]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.safetensors").touch()
     assert locate("org/tiny") == (tmp_path, "org/tiny")
-    assert len(patterns) == 1
-    assert {"*.json", "1_Pooling/*.json", "model.safetensors"} <= set(patterns[0])
+    _, needed = downloads
+    assert {"*.json", "1_Pooling/*.json", "model.safetensors"} <= set(needed)
+    assert not any("unet" in pattern for pattern in needed)
+
+
+def test_of_a_hub_model_of_no_family_no_weights_are_downloaded(
+    tmp_path: pathlib.Path, downloads: list[list[str]]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match="which no model family has"):
+        locate("org/tiny")
+    assert downloads == [["model_index.json", "config.json"]]
 
 
 def test_minilm_is_the_folder_in_its_package() -> None:

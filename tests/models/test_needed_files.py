@@ -3,8 +3,10 @@
 import pytest
 
 from noria.errors import ModelError
+from noria.models.families import FAMILIES
 from noria.models.needed_files import find_model_root, select_needed_files
 
+STABLE_DIFFUSION, TEXT_ENCODER = FAMILIES["stable-diffusion"], FAMILIES["text-encoder"]
 DIFFUSERS = [
     "model_index.json",
     "noria.json",
@@ -31,18 +33,18 @@ UNNEEDED = [
 
 
 def test_of_a_diffusers_model_its_parts_are_needed_and_fp16_weights_only_where_there_are_no_others():
-    assert select_needed_files(DIFFUSERS + UNNEEDED, "hf://org/shapes") == DIFFUSERS
+    assert select_needed_files(DIFFUSERS + UNNEEDED, STABLE_DIFFUSION, "hf://org/shapes") == DIFFUSERS
 
 
 def test_of_a_text_encoder_its_own_files_and_its_pooling_are_needed():
     needed = ["1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
     others = ["onnx/model.onnx", "pytorch_model.bin", "openvino/config.json", "tf_model.h5"]
-    assert select_needed_files(needed + others, "hf://org/words") == needed
+    assert select_needed_files(needed + others, TEXT_ENCODER, "hf://org/words") == needed
 
 
 def test_pickles_are_rejected_where_there_are_no_other_weights():
     with pytest.raises(ModelError, match=r"'unet/diffusion_pytorch_model.bin' are a pickle.*save_pretrained"):
-        select_needed_files(["model_index.json", "unet/config.json", "unet/diffusion_pytorch_model.bin"], "s3://b/m")
+        select_needed_files(["model_index.json", "unet/diffusion_pytorch_model.bin"], STABLE_DIFFUSION, "s3://b/m")
 
 
 def test_a_model_is_found_in_the_folder_that_it_has():

@@ -138,13 +138,22 @@ def identify_family(folder: pathlib.Path) -> Family:
             f"{folder / 'model_index.json'}: missing, and so is config.json: the folder is not a model in diffusers or "
             f"transformers format. {REDOWNLOAD_HINT}"
         )
-    tree = read_object(file)
-    found = {key: tree.get(key) for key in INDEX_FILES[file.name]}
+    return family_of(file.name, read_object(file), str(file))
+
+
+def family_of(index_file: str, tree: Mapping[str, Any], source: str) -> Family:
+    """Return the family whose class an index file names; `source` is the file's name for messages.
+
+    Raises:
+        ModelError: it names no class, or only classes that no family has.
+
+    """
+    found = {key: tree.get(key) for key in INDEX_FILES[index_file]}
     architectures = found.get("architectures")
     names = [*found.values(), *(architectures if isinstance(architectures, list) else ())]
     for family in FAMILIES.values():
-        if family.index_file == file.name and any(name in family.class_names for name in names):
+        if family.index_file == index_file and any(name in family.class_names for name in names):
             return family
     got = " and ".join(f"{key} is {short_repr(value)}" for key, value in found.items())
     known = "; ".join(f"{', '.join(family.class_names)} ({family.description})" for family in FAMILIES.values())
-    raise ModelError(f"{file}: {got}, which no model family has. Known are: {known}.")
+    raise ModelError(f"{source}: {got}, which no model family has. Known are: {known}.")

@@ -6,7 +6,8 @@ import re
 
 from noria.errors import ModelError, did_you_mean
 from noria.extras import check_installed
-from noria.models.families import FAMILIES
+from noria.models.families import INDEX_FILES, identify_family
+from noria.models.needed_files import FP16, text_patterns, weight_patterns
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
 
@@ -54,29 +55,27 @@ def _find_minilm() -> pathlib.Path:
 
 
 def _download(hub_id: str) -> pathlib.Path:
-    """Download configurations and weights, or find them in the hub's cache; fp16 ones only if there are no others."""
+    """Download the files that serving a model needs, or find them in the hub's cache.
+
+    What the model is comes first: of one that no family has, nothing else is downloaded.
+    """
     import huggingface_hub  # takes half a second, which other models need not spend
 
-    parts = [(pathlib.PurePath(name), part) for family in FAMILIES.values() for name, part in family.parts.items()]
-    texts = ["model_index.json", "noria.json"]
-    texts += [str(name / f"*.{kind}") for name, _ in parts for kind in ("json", "txt")]
-    weights = [name / part.weights for name, part in parts if part.weights]
-    plain = [f"{stem}{infix}.safetensors" for stem in weights for infix in ("", "-?????-of-?????")]
-    try:
-        folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
-        missing = [
-            stem
-            for stem in weights
-            if (folder / stem.parent / ("" if stem.parent.name else "config.json")).exists()
-            and not any((folder / stem.parent).glob("*.safetensors"))
-        ]
-        half = [f"{stem}.fp16{infix}.safetensors" for stem in missing for infix in ("", "-?????-of-?????")]
-        if half:
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + half)
-    except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
-        error_line = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(
-            f"the model {hub_id!r} could not be downloaded from the hub: {error_line} "
-            "Check the id, the network and HF_TOKEN, or give a folder."
-        ) from error
+    def download(patterns: list[str]) -> pathlib.Path:
+        try:
+            return pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
+        except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
+            error_line = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ModelError(
+                f"the model {hub_id!r} could not be downloaded from the hub: {error_line} "
+                "Check the id, the network and HF_TOKEN, or give a folder."
+            ) from error
+
+    family = identify_family(download(list(INDEX_FILES)))
+    needed = text_patterns(family)
+    needed += [pattern for part in family.weight_stems for pattern in weight_patterns(family, part)]
+    folder = download(needed)
+    missing = [part for part in family.weight_stems if not any((folder / part).glob("*.safetensors"))]
+    if half := [pattern for part in missing for pattern in weight_patterns(family, part, FP16)]:
+        download(needed + half)
     return folder

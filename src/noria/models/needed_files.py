@@ -1,14 +1,18 @@
-"""Which files of a listing serving a model needs: configurations, vocabularies, and weights as safetensors. Pure."""
+"""Which files serving a model needs: configurations, vocabularies, and weights as safetensors. Pure.
+
+Of weights those in full precision; fp16 ones only where there are no others. Patterns are those of fnmatch, relative to
+the model's folder.
+"""
 
 import fnmatch
 from collections.abc import Collection
 
 from noria.errors import ModelError, short_repr
-from noria.models.families import FAMILIES, INDEX_FILES, Part
+from noria.models.families import INDEX_FILES, Family
 from noria.models.weights import PICKLES
 
 _MAX_NAMED = 3
-_SHARD = "-?????-of-?????"
+FP16 = ".fp16"
 
 
 def find_model_root(paths: Collection[str], source: str) -> str:
@@ -31,41 +35,47 @@ def find_model_root(paths: Collection[str], source: str) -> str:
     )
 
 
-def select_needed_files(paths: Collection[str], source: str) -> list[str]:
-    """Return those of `paths`, which are relative to the model's folder, that serving it can need, in order.
+def text_patterns(family: Family) -> list[str]:
+    """Return the patterns of the files of a model that are no weights."""
+    of_parts = [f"{_prefix(part)}*.{suffix}" for part in family.parts for suffix in ("json", "txt")]
+    return [family.index_file, "noria.json", *of_parts]
 
-    Of weights those in full precision; fp16 ones only where there are no others.
+
+def weight_patterns(family: Family, part: str, variant: str = "") -> list[str]:
+    """Return the patterns of the weights of a part; `variant` is empty or `FP16`."""
+    stem = f"{_prefix(part)}{family.weight_stems[part]}{variant}"
+    return [f"{stem}.safetensors", f"{stem}-?????-of-?????.safetensors"]
+
+
+def select_needed_files(paths: Collection[str], family: Family, source: str) -> list[str]:
+    """Return those of `paths`, which are relative to the model's folder, that serving it can need, in order.
 
     Raises:
         ModelError: a part has weights, but only as pickles.
 
     """
-    index = next((name for name in INDEX_FILES if name in paths), None)
-    needed = {path for path in paths if path in (index, "noria.json")}
-    for family in FAMILIES.values():
-        if family.index_file != index:
-            continue
-        for name, part in family.parts.items():
-            inside = f"{name}/" if name else ""
-            of_part = [path for path in paths if path.startswith(inside) and "/" not in path[len(inside) :]]
-            needed |= {path for path in of_part if path.endswith((".json", ".txt"))}
-            needed |= set(_weights(part, inside, of_part, source))
+    needed = _matching(paths, text_patterns(family))
+    for part in family.weight_stems:
+        weights = (_matching(paths, weight_patterns(family, part, variant)) for variant in ("", FP16))
+        if found := next(filter(None, weights), None):
+            needed += found
+        elif pickles := _matching(paths, [f"{_prefix(part)}*{suffix}" for suffix in PICKLES]):
+            raise ModelError(
+                f"{source}: the weights {short_repr(pickles[0])} are a pickle, which can run code when loaded; only "
+                "safetensors are supported. If you trust it, load it with diffusers or transformers, and add the "
+                "folder that save_pretrained writes."
+            )
     return sorted(needed)
 
 
-def _weights(part: Part, inside: str, paths: list[str], source: str) -> list[str]:
-    """Return the paths of a part's weights. Raises ModelError: they are pickles."""
-    if not part.weights:
-        return []
-    for variant in ("", ".fp16"):
-        stem = f"{inside}{part.weights}{variant}"
-        names = (f"{stem}.safetensors", f"{stem}{_SHARD}.safetensors")
-        if found := [path for path in paths if any(fnmatch.fnmatchcase(path, name) for name in names)]:
-            return found
-    if pickles := sorted(path for path in paths if path.endswith(PICKLES)):
-        raise ModelError(
-            f"{source}: the weights {short_repr(pickles[0])} are a pickle, which can run code when loaded; only "
-            "safetensors are supported. If you trust it, load it with diffusers or transformers, and add the folder "
-            "that save_pretrained writes."
-        )
-    return []
+def _prefix(part: str) -> str:
+    return f"{part}/" if part else ""
+
+
+def _matching(paths: Collection[str], patterns: Collection[str]) -> list[str]:
+    """Return the sorted paths that match a pattern, whose `*` stands for no slash."""
+    return sorted(
+        path
+        for path in paths
+        if any(path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+    )

@@ -169,12 +169,17 @@ def _describe_damage(file: pathlib.Path, size_bytes: int, error: SafetensorError
 
 def read_object(file: pathlib.Path, missing: str = "") -> dict[str, Any]:
     """Return the JSON object in a file; raise ModelError, with the consequence `missing` if the file is missing."""
+    return parse_object(read_text(file, missing), str(file))
+
+
+def parse_object(raw: bytes, source: str) -> dict[str, Any]:
+    """Return the JSON object in the bytes of a file; raise ModelError, which names `source`."""
     try:
-        tree = json.loads(read_text(file, missing).decode())
+        tree = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: not JSON: {error}. {REDOWNLOAD_HINT}") from error
+        raise ModelError(f"{source}: not JSON: {error}. {REDOWNLOAD_HINT}") from error
     if not isinstance(tree, dict):
-        raise ModelError(f"{file}: contains {short_repr(tree)}; a JSON object is expected. {REDOWNLOAD_HINT}")
+        raise ModelError(f"{source}: contains {short_repr(tree)}; a JSON object is expected. {REDOWNLOAD_HINT}")
     return tree
 
 

@@ -47,6 +47,12 @@ def read_model(source: str) -> ModelFolder:
     return ModelFolder(source, url, spec.kind, spec.fingerprint, read_manifest(folder), _read_lineage(folder))
 
 
+def check_model(folder: pathlib.Path) -> None:
+    """Raise ModelError if `read_model` would, and MissingExtra likewise; read no more of the weights than it takes."""
+    open_model(str(folder))
+    _read_lineage(folder)
+
+
 def folder_of(url: str) -> pathlib.Path | None:
     """Return the folder that a location's URL names on this machine; None: it names none.
 

@@ -15,7 +15,15 @@ from noria.registry.sources.remote_folder import RemoteFile, RemoteFolder, model
 from registry.sources.hub_server import REPO
 from waiting import wait_until
 
-FILES = {"config.json": b"{}", "model.safetensors": b"weights", "1_Pooling/config.json": b"{}"}
+FILES = {
+    "config.json": b'{"model_type": "bert"}',
+    "model.safetensors": b"weights",
+    "1_Pooling/config.json": b"{}",
+}
+
+
+def copy(model, folder, report=print, check=lambda _: None):
+    return copy_model(model, folder, report, check)
 
 
 def remote(files=FILES, sizes=None, **more):
@@ -36,20 +44,49 @@ def test_texts_that_are_too_large_are_rejected():
 
 def test_a_model_in_a_folder_of_its_own_is_copied_without_that_folder(tmp_path):
     nested = remote({f"data/model/{path}": content for path, content in FILES.items()} | {"MLmodel": b"flavors:"})
-    folder = copy_model(model_in(nested), tmp_path, print)
+    folder = copy(model_in(nested), tmp_path)
     assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == FILES
 
 
 @pytest.mark.parametrize(("size", "words"), [(3, "has more"), (300, "has 7")])
 def test_a_file_of_another_size_than_listed_is_rejected(tmp_path, size, words):
     with pytest.raises(ModelError, match=f"model.safetensors was listed with {size} bytes and {words}"):
-        copy_model(model_in(remote(sizes={"model.safetensors": size})), tmp_path, print)
+        copy(model_in(remote(sizes={"model.safetensors": size})), tmp_path)
 
 
 def test_a_model_that_does_not_fit_on_the_disk_is_rejected_before_it_is_read(tmp_path):
     huge = remote(sizes={"model.safetensors": 2**60})
     with pytest.raises(ModelError, match=r"takes \d+ bytes more; \d+ are free"):
-        copy_model(model_in(huge), tmp_path, print)
+        copy(model_in(huge), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("index", "config", "words"),
+    [
+        ("config.json", b'{"model_type": "llama"}', "which no model family has"),
+        ("model_index.json", b'{"_class_name": "StableDiffusionXLPipeline"}', "which no model family has"),
+        ("config.json", b"[]", "a JSON object is expected"),
+        ("config.json", b"<html>", "not JSON"),
+        ("config.json", bytes(2**26 + 1), "at most 67108864 are allowed"),
+    ],
+)
+def test_of_what_is_no_model_of_a_family_only_its_index_is_read(index, config, words):
+    read = []
+    listed = (RemoteFile(index, 10), RemoteFile("model.safetensors", 2**36))
+    folder = RemoteFolder("hf://org/llm", None, listed, lambda path: read.append(path) or iter([config]))
+    with pytest.raises(ModelError, match=words) as raised:
+        model_in(folder)
+    assert read == [index] and "hf://org/llm" in str(raised.value)
+
+
+def test_a_copy_that_is_rejected_is_deleted(tmp_path):
+    def reject(folder):
+        assert (folder / "model.safetensors").exists()
+        raise ModelError(f"{folder}/model.safetensors: too short.")
+
+    with pytest.raises(ModelError, match=r"^s3://bucket/words/model.safetensors: too short\.$"):
+        copy(model_in(remote()), tmp_path, check=reject)
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_that_copy_the_same_read_it_once(tmp_path):
@@ -63,8 +100,8 @@ def test_two_that_copy_the_same_read_it_once(tmp_path):
 
     slow = RemoteFolder("s3://bucket/words", None, remote().files, read)
     folders = []
-    first = threading.Thread(target=lambda: folders.append(copy_model(slow, tmp_path, print)))
-    second = threading.Thread(target=lambda: folders.append(copy_model(slow, tmp_path, reports.append)))
+    first = threading.Thread(target=lambda: folders.append(copy(slow, tmp_path)))
+    second = threading.Thread(target=lambda: folders.append(copy(slow, tmp_path, reports.append)))
     first.start()
     assert begun.wait(60)
     second.start()
@@ -85,11 +122,11 @@ def test_the_same_command_completes_a_copy_that_was_killed(hub, bundled_folder, 
         killed.wait()
     (partial,) = (tmp_path / "models").iterdir()
     assert partial.name.endswith(".partial")
-    already_read, hub.stalls_at = set(hub.read) - {hub.stalls_at}, None
+    already_read, hub.stalls_at = set(hub.read) - {hub.stalls_at, "model_index.json"}, None
     hub.read.clear()
     hub.goes_on.set()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("added shapes@1\n")
     assert not already_read & set(hub.read)
-    (copy,) = (tmp_path / "models").iterdir()
-    assert read_manifest(copy) == read_manifest(bundled_folder)
+    (folder,) = (tmp_path / "models").iterdir()
+    assert read_manifest(folder) == read_manifest(bundled_folder)

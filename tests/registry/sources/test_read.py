@@ -45,7 +45,7 @@ def test_a_model_of_the_hub_that_is_here_is_not_read_again_not_even_at_a_commit_
     hub.files["README.md"] = b"# Shapes"
     second = read(f"hf://{REPO}@v1")
     assert (second.url, second.revision, first.revision) == (first.url, COMMITS["v1"], COMMITS["main"])
-    assert (hub.read, read.reports) == ([], [])
+    assert (hub.read, read.reports) == (["model_index.json"], [])
 
 
 @pytest.mark.parametrize("source", ["hf://org/nothing", f"hf://{REPO}@nothing"])
@@ -70,7 +70,25 @@ def test_weights_that_are_not_what_was_listed_are_rejected_and_read_again(read, 
     hub.replaced.clear()
     hub.read.clear()
     assert read(f"hf://{REPO}").kind == "diffusion"
-    assert path in hub.read and "model_index.json" not in hub.read
+    assert path in hub.read and "unet/config.json" not in hub.read
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "words"),
+    [
+        (
+            "text_encoder/config.json",
+            b'{"architectures": ["T5EncoderModel"]}',
+            "hf://org/shapes@a+/text_encoder/config.json: ",
+        ),
+        ("noria-lineage.jsonl", b"{}", "hf://org/shapes@a+/noria-lineage.jsonl: "),
+    ],
+)
+def test_what_is_no_model_that_can_be_served_leaves_no_copy(read, hub, tmp_path, path, content, words):
+    hub.files[path] = content
+    with pytest.raises(ModelError, match=words):
+        read(f"hf://{REPO}")
+    assert not copies_in(tmp_path)
 
 
 def test_a_folder_of_a_filesystem_is_copied_and_copied_anew_when_it_has_changed(read, memory, bundled_folder, tmp_path):

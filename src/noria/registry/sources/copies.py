@@ -15,17 +15,24 @@ import pathlib
 import shutil
 from collections.abc import Callable, Iterator
 
-from noria.errors import ModelError, NoriaError
-from noria.registry.sources.filesystem import one_line
-from noria.registry.sources.remote_folder import RemoteFile, RemoteFolder
+from noria.errors import ModelError
+from noria.registry.sources.remote_folder import RemoteFile, RemoteFolder, read_chunks
 from noria.storage.private_files import make_private_folder
 
 
-def copy_model(model: RemoteFolder, models_folder: pathlib.Path, report: Callable[[str], None]) -> pathlib.Path:
+def copy_model(
+    model: RemoteFolder,
+    models_folder: pathlib.Path,
+    report: Callable[[str], None],
+    check: Callable[[pathlib.Path], object],
+) -> pathlib.Path:
     """Return the folder of a complete copy, which is made or completed if there is none; `report` says so.
 
+    What `check` raises ModelError for is deleted.
+
     Raises:
-        ModelError: a file cannot be read, or has another size or digest than its listing; the disk is full.
+        ModelError: a file cannot be read, or has another size or digest than its listing; the disk is full; `check`
+            rejects the copy.
 
     """
     copy, partial = models_folder / model.digest, models_folder / f".{model.digest}.partial"
@@ -37,6 +44,7 @@ def copy_model(model: RemoteFolder, models_folder: pathlib.Path, report: Callabl
             if not copy.is_dir():
                 make_private_folder(partial)
                 _complete(model, partial, report)
+                _check(model, partial, check)
                 partial.rename(copy)
     except OSError as error:
         raise ModelError(f"{models_folder} cannot be written: {error.strerror}.") from error
@@ -57,13 +65,21 @@ def _complete(model: RemoteFolder, partial: pathlib.Path, report: Callable[[str]
         _copy_file(model, file, partial)
 
 
+def _check(model: RemoteFolder, folder: pathlib.Path, check: Callable[[pathlib.Path], object]) -> None:
+    try:
+        check(folder)
+    except ModelError as error:
+        shutil.rmtree(folder)
+        raise ModelError(str(error).replace(str(folder), model.url)) from error
+
+
 def _copy_file(model: RemoteFolder, file: RemoteFile, folder: pathlib.Path) -> None:
     target = folder / file.path
     make_private_folder(target.parent)
     new = target.with_name(f".{target.name}.part")
     digest, size_bytes = hashlib.sha256(), 0
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-        for chunk in _chunks(model, file.path):
+        for chunk in read_chunks(model, file.path):
             size_bytes += len(chunk)
             if size_bytes > file.size_bytes:
                 break
@@ -82,24 +98,6 @@ def _copy_file(model: RemoteFolder, file: RemoteFile, folder: pathlib.Path) -> N
             "same command again."
         )
     new.rename(target)
-
-
-def _chunks(model: RemoteFolder, path: str) -> Iterator[bytes]:
-    """Yield a file's content. Raises ModelError: it cannot be read."""
-    chunks = model.read(path)
-    while True:
-        try:
-            chunk = next(chunks, None)
-        except NoriaError:
-            raise
-        except Exception as error:  # each source raises errors of its own
-            raise ModelError(
-                f"{model.url}: {path} cannot be read: {one_line(error)}. What is complete is kept; run the same "
-                "command again."
-            ) from error
-        if chunk is None:
-            return
-        yield chunk
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 from noria.errors import ModelError
 from noria.observe.logs.redaction import redact
-from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder, check_num_entries
+from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder, check_num_entries, one_line
 from noria.registry.sources.source import HubSource
 
 _CONTENT_KEYS = frozenset(
@@ -64,11 +64,6 @@ def open_filesystem(url: str, revision: str | None = None, **how_to_open: Any) -
                 yield chunk
 
     return RemoteFolder(url, revision, tuple(found), read)
-
-
-def one_line(error: Exception) -> str:
-    """Return the first line of what an error says, without secrets."""
-    return redact(str(error).strip().partition("\n")[0].rstrip(".")) or type(error).__name__
 
 
 def _walk(filesystem: Any, root: str, url: str) -> Iterator[RemoteFile]:

@@ -15,9 +15,9 @@ import msgspec
 
 from noria.errors import ModelError, short_repr
 from noria.observe.logs.redaction import redact
-from noria.registry.sources.filesystem import one_line, open_filesystem
+from noria.registry.sources.filesystem import open_filesystem
 from noria.registry.sources.mlflow_run import MlflowRun
-from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder, check_num_entries
+from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder, check_num_entries, one_line
 from noria.registry.sources.source import FilesystemSource, MlflowSource, parse_source
 
 _API = "api/2.0/mlflow"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from noria.registry.lineage.run_events import model_ref
-from noria.registry.model_folder import ModelFolder, read_model
+from noria.registry.model_folder import ModelFolder, check_model, read_model
 from noria.registry.sources.copies import copy_model
 from noria.registry.sources.filesystem import open_filesystem, open_hub
 from noria.registry.sources.mlflow import MlflowServer
@@ -28,7 +28,7 @@ def read_source(
     """
 
     def copied(remote: RemoteFolder) -> ModelFolder:
-        folder = read_model(str(copy_model(model_in(remote), data_folder / "models", report)))
+        folder = read_model(str(copy_model(model_in(remote), data_folder / "models", report, check_model)))
         return replace(folder, source=text, revision=remote.revision)
 
     source = parse_source(text, environment)

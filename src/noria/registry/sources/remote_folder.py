@@ -5,8 +5,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from noria.errors import ModelError, short_repr
+from noria.errors import ModelError, NoriaError, short_repr
+from noria.extras import check_installed
+from noria.models.families import INDEX_FILES, family_of
 from noria.models.needed_files import find_model_root, select_needed_files
+from noria.models.weights import parse_object
+from noria.observe.logs.redaction import redact
 from noria.registry.manifest import LINEAGE_FILE
 
 _MAX_ENTRIES = 10_000
@@ -56,8 +60,11 @@ def check_num_entries(number: int, url: str) -> None:
 def model_in(folder: RemoteFolder) -> RemoteFolder:
     """Return the model in a folder: only the files that serving it needs, by their paths in the model's own folder.
 
+    Reads the file that says what it is, so that nothing is copied of a model that cannot be served.
+
     Raises:
-        ModelError: there is no model or only pickles of it, or a path or a size is not allowed.
+        MissingExtra: a package that serving it needs is not installed.
+        ModelError: there is no model, or one of no family, or only pickles of it; a path or a size is not allowed.
 
     """
     for file in folder.files:
@@ -68,13 +75,51 @@ def model_in(folder: RemoteFolder) -> RemoteFolder:
             )
     root = find_model_root([file.path for file in folder.files], folder.url)
     inside = {file.path[len(root) :]: file for file in folder.files if file.path.startswith(root)}
-    needed = select_needed_files(inside, folder.url)
+    index = next(name for name in INDEX_FILES if name in inside)
+    source = f"{folder.url}/{root}{index}"
+    family = family_of(index, parse_object(_read_text(folder, root + index), source), source)
+    check_installed(family.packages, family.extra, f"the model in {folder.url}")
+    needed = select_needed_files(inside, family, folder.url)
     if LINEAGE_FILE in inside:
         needed.append(LINEAGE_FILE)
     for path in needed:
-        if not path.endswith(".safetensors") and inside[path].size_bytes > _MAX_TEXT_BYTES:
-            raise ModelError(
-                f"{folder.url}: {path} has {inside[path].size_bytes} bytes; at most {_MAX_TEXT_BYTES} are allowed."
-            )
+        if not path.endswith(".safetensors"):
+            _check_text_size(inside[path].size_bytes, path, folder.url)
     files = tuple(replace(inside[path], path=path) for path in needed)
     return replace(folder, files=files, read=lambda path: folder.read(root + path))
+
+
+def read_chunks(folder: RemoteFolder, path: str) -> Iterator[bytes]:
+    """Yield a file's content. Raises ModelError: it cannot be read."""
+    chunks = folder.read(path)
+    while True:
+        try:
+            chunk = next(chunks, None)
+        except NoriaError:
+            raise
+        except Exception as error:  # each source raises errors of its own
+            raise ModelError(
+                f"{folder.url}: {path} cannot be read: {one_line(error)}. What is complete is kept; run the same "
+                "command again."
+            ) from error
+        if chunk is None:
+            return
+        yield chunk
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of what an error says, without secrets."""
+    return redact(str(error).strip().partition("\n")[0].rstrip(".")) or type(error).__name__
+
+
+def _read_text(folder: RemoteFolder, path: str) -> bytes:
+    content = b""
+    for chunk in read_chunks(folder, path):
+        content += chunk
+        _check_text_size(len(content), path, folder.url)
+    return content
+
+
+def _check_text_size(size_bytes: int, path: str, url: str) -> None:
+    if size_bytes > _MAX_TEXT_BYTES:
+        raise ModelError(f"{url}: {path} has {size_bytes} bytes; at most {_MAX_TEXT_BYTES} are allowed.")
