@@ -4,6 +4,7 @@ import threading
 
 import grpc
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from noria.errors import ConfigError, MissingExtra
 from noria.frontend.access.api_keys import generate_key
 from noria.frontend.open_inference.grpc_messages import SERVICE, message
 from noria.observe.metrics import declarations
+from noria.protocol.routes import Route, Routes, Target
 from noria.supervisor.listener import open_listeners
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from noria.testing.fake_engine import FakeEngine
@@ -137,6 +139,44 @@ def test_a_text_that_was_cut_is_said_in_the_trailing_metadata(channel):
     request.inputs.add(name="TEXT", datatype="BYTES", shape=[2]).contents.bytes_contents.extend([b"a " * 100, b"a"])
     _, done = call(channel, "ModelInfer", raw=request.SerializeToString())
     assert dict(done.trailing_metadata())["x-noria-truncated"] == "1"
+
+
+def test_calls_choose_versions_and_say_which_answered_as_over_http(folder):
+    canary = msgspec.structs.replace(FAKE_ENCODER, fingerprint="bbbbbbbbbbbb")
+    control, other = (
+        Target(number, f"words@{number}", f"sha256:{number}", spec.fingerprint, ())
+        for number, spec in ((1, FAKE_ENCODER), (2, canary))
+    )
+    routes = Routes(1, (Route("fake-encoder", control, other, canary_share=0.5),))
+    with reserve_port() as port, FakeEngine(f"ipc://{folder}/grpc-versions", models=(FAKE_ENCODER, canary)) as engine:
+        config = Config(frontend=FrontendConfig(grpc_port=port, sticky_header="X-User"))
+        with (
+            serving(config, engine, routes=routes) as (url, _),
+            grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            wait_until_ready(url)
+
+            def version(metadata=(), text="a"):
+                request = message("ModelInferRequest")(model_name="fake-encoder")
+                request.inputs.add(name="TEXT", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
+                    text.encode()
+                )
+                _, done = call(channel, "ModelInfer", raw=request.SerializeToString(), metadata=metadata)
+                return version_in(done)
+
+            def version_in(done):
+                trailing = dict(done.trailing_metadata())
+                return trailing["x-noria-model-version"], trailing["x-noria-deployment"]
+
+            assert {version() for _ in range(40)} == {("words@1", "1"), ("words@2", "2")}
+            for user in ("ann", "bob", "eve"):
+                assert len({version([("x-user", user)]) for _ in range(8)}) == 1
+            tester = [("x-noria-version", "canary")]
+            assert {version(tester) for _ in range(8)} == {("words@2", "2")}
+            assert version_in(rejected("INVALID_ARGUMENT", "is empty", lambda: version(tester, ""))) == ("words@2", "2")
+            elsewhere = [*tester, ("x-forwarded-for", "203.0.113.9")]
+            rejected("UNAUTHENTICATED", "only clients on its own machine", lambda: version(elsewhere))
+            rejected("INVALID_ARGUMENT", "words@1", lambda: version([("x-noria-version", "words@7")]))
 
 
 def test_bad_requests_have_status_and_reason(channel):

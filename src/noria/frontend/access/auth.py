@@ -165,11 +165,16 @@ class AuthenticatedEndpoint:
                 "this server has no API keys, so only clients on its own machine may use the registry; its "
                 "operator can set frontend.api_keys_file."
             )
-        if (version := http.headers.get(VERSION_HEADER)) is not None:
-            _check_tester(http, api_client)
-            scope["state"]["versions"].override = version
+        apply_version_header(http, api_client)
         response = await self._endpoint(http)
         await response(scope, receive, send)
+
+
+def apply_version_header(http: Request, api_client: ApiClient) -> None:
+    """Let a tester's header choose the version that answers. Raises Unauthorized and MissingScope."""
+    if (version := http.headers.get(VERSION_HEADER)) is not None:
+        _check_tester(http, api_client)
+        http.scope["state"]["versions"].override = version
 
 
 def _check_tester(http: Request, api_client: ApiClient) -> None:

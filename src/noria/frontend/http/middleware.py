@@ -102,7 +102,7 @@ class ObservabilityMiddleware:
                 request_spans.add_server_timing(span, message)
             await send(message)
 
-        versions = scope["state"]["versions"] = self._open_versions(headers)
+        versions = scope["state"]["versions"] = open_versions(headers, self._sticky_header)
         with RequestScope(request_id, span), RequestLogRecord() as log_record, versions:
             try:
                 try:
@@ -124,10 +124,12 @@ class ObservabilityMiddleware:
                 record_http_request(scope, status, time.perf_counter() - started, log_record)
                 request_spans.finish(span, scope, status)
 
-    def _open_versions(self, headers: Headers) -> RequestVersions:
-        sticky_key = headers.get(self._sticky_header) if self._sticky_header else None
-        # Not by the request's id, which the client may choose, and with it the canary.
-        return RequestVersions(sticky_key or next(_new_ids), is_sticky=bool(sticky_key))
+
+def open_versions(headers: Headers, sticky_header: str) -> RequestVersions:
+    """Return the versions of a request with these headers; an empty `sticky_header` is none."""
+    sticky_key = headers.get(sticky_header) if sticky_header else None
+    # Not by the request's id, which the client may choose, and with it the canary.
+    return RequestVersions(sticky_key or next(_new_ids), is_sticky=bool(sticky_key))
 
 
 def version_headers(choice: Choice) -> list[tuple[bytes, bytes]]:

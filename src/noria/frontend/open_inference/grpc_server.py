@@ -1,7 +1,7 @@
 """The Open Inference Protocol over gRPC, on a port of its own, for tritonclient and others. Needs the extra `grpc`.
 
-It runs in the event loop of the front end. Calls have request ids, keys, metrics, log lines and spans as HTTP requests
-have. A call whose client cancels it, or whose deadline passes, is cancelled at the engine.
+It runs in the event loop of the front end. Calls have request ids, keys, metrics, log lines, spans and versions as HTTP
+requests have. A call whose client cancels it, or whose deadline passes, is cancelled at the engine.
 """
 
 import asyncio
@@ -23,12 +23,11 @@ from starlette.requests import Request
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, InvalidBody, InvalidField, NoriaError, short_repr
-from noria.frontend.access.auth import ClientDirectory
+from noria.frontend.access.auth import ClientDirectory, apply_version_header
 from noria.frontend.access.rejection_log import RejectionLog
-from noria.frontend.engines.version_choice import RequestVersions
 from noria.frontend.http import request_spans
 from noria.frontend.http.errors import internal_error
-from noria.frontend.http.middleware import record_http_request, request_id_of
+from noria.frontend.http.middleware import open_versions, record_http_request, request_id_of, version_headers
 from noria.frontend.http.paths import OPEN_INFERENCE_ROOT, needed_scope
 from noria.frontend.http.tls import tls_context
 from noria.frontend.open_inference.grpc_limits import CallPlaces, read_message, server_options
@@ -70,6 +69,7 @@ class _Call(NamedTuple):
     scope: dict[str, Any]  # as ASGI's
     metadata: dict[str, str]
     context: Any
+    trailing: list[tuple[str, str]]  # metadata of its response
 
 
 class _Method(NamedTuple):
@@ -152,10 +152,10 @@ class GrpcServer:
         started = time.perf_counter()
         call = self._open_call(method, context)
         scope, state = call.scope, call.scope["state"]
-        context.set_trailing_metadata((("x-request-id", state["request_id"]),))
-        span = request_spans.begin(self._tracer, scope, Headers(scope=scope), state["request_id"])
+        headers = Headers(scope=scope)
+        span = request_spans.begin(self._tracer, scope, headers, state["request_id"])
         status, content, error = 499, b"", None
-        versions = RequestVersions(request_id_of(()))
+        versions = state["versions"] = open_versions(headers, self._config.sticky_header)
         with RequestScope(state["request_id"], span), RequestLogRecord() as log_record, versions:
             try:
                 content, status = await self._respond(method, call), 200
@@ -171,12 +171,15 @@ class GrpcServer:
                     state["error_code"], status = error.code, error.http_status
                 record_http_request(scope, status, time.perf_counter() - started, log_record)
                 request_spans.finish(span, scope, status)
+        trailing = [("x-request-id", state["request_id"]), *call.trailing]
+        if versions.choice is not None:
+            trailing += [(name.decode(), value.decode()) for name, value in version_headers(versions.choice)]
         if error is not None:
-            trailing = [("x-request-id", state["request_id"])]
             if error.retry_after_s is not None:
                 trailing.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
             code = _CODES.get(error.http_status, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(code, error.message, tuple(trailing))
+        context.set_trailing_metadata(tuple(trailing))
         return content
 
     def _open_call(self, method: _Method, context: Any) -> _Call:
@@ -195,7 +198,7 @@ class GrpcServer:
             "client": (unquote(context.peer()).partition(":")[2].rpartition(":")[0].strip("[]"), 0),
             "state": {"request_id": request_id_of(raw_headers)},
         }
-        return _Call(None, scope, metadata, context)
+        return _Call(None, scope, metadata, context, [])
 
     async def _respond(self, method: _Method, call: _Call) -> bytes:
         """Check the key of a call, read its message, and return the bytes of its response. Raises NoriaError."""
@@ -205,7 +208,9 @@ class GrpcServer:
             scope = needed_scope(OPEN_INFERENCE_ROOT)
             assert scope is not None
             api_client.require_scope(scope)
-            self._places.take(Request(call.scope), call.context)
+            http = Request(call.scope)
+            apply_version_header(http, api_client)
+            self._places.take(http, call.context)
             raw = await read_message(call.context)
         try:
             request = message(f"{method.name}Request").FromString(raw)
@@ -236,8 +241,7 @@ class GrpcServer:
             call.metadata,
             call.context.time_remaining,
         )
-        headers = tuple((name.lower(), value) for name, value in result.headers.items())
-        call.context.set_trailing_metadata((("x-request-id", state["request_id"]), *headers))
+        call.trailing.extend((name.lower(), value) for name, value in result.headers.items())
         return await result.respond(functools.partial(as_response, request, result.spec.name, outputs))
 
 
