@@ -5,7 +5,7 @@ import json
 from noria.canary.judge import JudgeSettings
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.lineage.export import export_events
-from noria.registry.lineage.openlineage import parse_event
+from noria.registry.lineage.openlineage import fold, parse_event
 from noria.registry.lineage.store import LineageStore
 from noria.registry.lineage.trace import DatasetNode, NodeId, RunNode, find_digest, find_endpoint, find_run, trace
 from noria.registry.schema import open_registry_database
@@ -33,9 +33,10 @@ def test_another_registry_knows_the_same_runs_and_data(engine, tmp_path):
     assert LineageStore(other).record([parse_event(line.encode()) for line in lines], "export", NOW) == len(lines)
     with other.connect() as connection:
         deployed = [json.loads(line) for line in lines if json.loads(line)["job"]["name"] == "deploy.t2i"]
-        copied = trace(connection, [find_run(connection, each["run"]["runId"]) for each in deployed], "up")
+        run_ids = {each["run"]["runId"] for each in deployed}
+        copied = trace(connection, [find_run(connection, run_id) for run_id in run_ids], "up")
     assert of_kind(DatasetNode, graph) < of_kind(DatasetNode, copied)  # there a model is data that nobody added
-    assert of_kind(RunNode, copied) == of_kind(RunNode, graph) | {each["run"]["runId"] for each in deployed}
+    assert of_kind(RunNode, copied) == of_kind(RunNode, graph) | run_ids
     other.dispose()
 
 
@@ -51,15 +52,20 @@ def test_deployments_are_runs_from_a_version_to_an_endpoint(engine):
             "WHERE name = 'minilm'"
         ).scalar_one()
         down = list(export_events(connection, trace(connection, find_digest(connection, digest), "down")))
-    control, canary = [each for each in events if each["job"]["name"] == "deploy.t2i"]
-    assert (control["eventType"], canary["eventType"]) == ("COMPLETE", "RUNNING")
+    _, control, *_ = deployed = [each for each in events if each["job"]["name"] == "deploy.t2i"]
+    assert [each["eventType"] for each in deployed] == ["START", "COMPLETE", "START", "RUNNING"]
     assert control["inputs"][0]["name"] == "models/shapes"
     assert control["outputs"][0]["name"] == "endpoints/t2i"
-    (of_model,) = [json.loads(line) for line in down]
+    of_model, _ = [json.loads(line) for line in down]
     assert of_model["inputs"][0]["facets"]["version"]["datasetVersion"] == digest
     failed, _ = store.deploy("embed", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "again"))
     store.try_lease(failed.id, "r", NOW, 10.0)
     store.fail(failed.id, "r", Change(NOW + 1.0, "r", "broken"))
     with engine.connect() as connection:
-        (event,) = export_events(connection, trace(connection, [NodeId("deployment", failed.id)], "up"))
-    assert json.loads(event)["eventType"] == "FAIL"
+        lines = list(export_events(connection, trace(connection, [NodeId("deployment", failed.id)], "up")))
+    state = fold(parse_event(line.encode()) for line in lines)
+    assert (state.status, state.started.at, state.ended.at) == ("failed", NOW, NOW + 1.0)
+    wanted, _ = store.deploy("embed", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "once more"))
+    with engine.connect() as connection:
+        (line,) = export_events(connection, trace(connection, [NodeId("deployment", wanted.id)], "up"))
+    assert json.loads(line)["eventType"] == "START"

@@ -1,8 +1,9 @@
 """A trace for other catalogs of lineage, such as Marquez: OpenLineage's events. Calls block.
 
-The events of runs are those that the registry received. A deployment has one of Noria's own: a run of the job
-`deploy.ENDPOINT` that read a version of a model and wrote the endpoint. The same trace gives the same ids of runs, so
-events that arrive twice are no new runs.
+The events of runs are those that the registry received. A deployment has some of Noria's own: a run of the job
+`deploy.ENDPOINT` that read a version of a model and wrote the endpoint. It starts when the deployment is wanted; its
+other event is the last change of the deployment's state. The same trace gives the same ids of runs, so events that
+arrive twice are no new runs.
 """
 
 import uuid
@@ -16,16 +17,15 @@ from noria.registry.deployments.states import State
 from noria.registry.lineage.openlineage import DatasetRef, EventType
 from noria.registry.lineage.run_events import MODELS_NAMESPACE, PRODUCER, RunId, model_ref, run_event
 from noria.registry.lineage.trace import DeploymentNode, Graph, ModelNode, RunNode
-from noria.registry.schema import lineage_events
+from noria.registry.schema import deployment_events, lineage_events
 
 _EVENT_TYPES: dict[State, EventType] = {
-    "pending": "START",
     "shadow": "RUNNING",
     "canary": "RUNNING",
     "failed": "FAIL",
     "rolled_back": "ABORT",
 }
-"""What a deployment's state is of a run; the others are complete."""
+"""What a deployment's state is of a run that has started; the others are complete."""
 
 
 def export_events(connection: Connection, graph: Graph) -> Iterator[str]:
@@ -37,17 +37,29 @@ def export_events(connection: Connection, graph: Graph) -> Iterator[str]:
         pair = graph.nodes[edge.start], graph.nodes[edge.to]
         match pair if edge.role == "version" else pair[::-1]:
             case DeploymentNode() as deployment, ModelNode() as model:
-                yield msgspec.json.encode(_deployment_event(deployment, model), order="sorted").decode()
+                yield _deployment_event("START", deployment.created.at, deployment, model)
+                if deployment.state != "pending":
+                    event_type = _EVENT_TYPES.get(deployment.state, "COMPLETE")
+                    yield _deployment_event(event_type, _last_change(connection, deployment), deployment, model)
 
 
-def _deployment_event(deployment: DeploymentNode, model: ModelNode) -> dict[str, object]:
+def _last_change(connection: Connection, deployment: DeploymentNode) -> float:
+    """Return when a deployment got into its state."""
+    query = sa.select(deployment_events.c.at).order_by(deployment_events.c.number.desc()).limit(1)
+    of_deployment = deployment_events.c.deployment_id == deployment.number
+    at: float = connection.execute(query.where(of_deployment, deployment_events.c.type != "step")).scalar_one()
+    return at
+
+
+def _deployment_event(event_type: EventType, at: float, deployment: DeploymentNode, model: ModelNode) -> str:
     created = deployment.created
     run_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}/deployments/{deployment.number}/{created.at}")
-    return run_event(
-        _EVENT_TYPES.get(deployment.state, "COMPLETE"),
-        created.at,
+    event = run_event(
+        event_type,
+        at,
         RunId(str(run_id), MODELS_NAMESPACE, f"deploy.{deployment.endpoint}"),
         inputs={model_ref(deployment.version.partition("@")[0], model.digest): None},
         outputs={DatasetRef(MODELS_NAMESPACE, f"endpoints/{deployment.endpoint}", ""): None},
         params={"version": deployment.version, "by": created.by, "why": created.why},
     )
+    return msgspec.json.encode(event, order="sorted").decode()
