@@ -14,3 +14,8 @@ def escape_unprintable(text: str) -> str:
 def escape_for_terminal(text: str) -> str:
     r"""As `escape_unprintable`, but keep `\n`."""
     return "\n".join(map(escape_unprintable, text.split("\n")))
+
+
+def escape_in_json(text: str) -> str:
+    """Return JSON with each unprintable character in its strings as JSON's escape: the same values."""
+    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

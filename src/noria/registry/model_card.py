@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 
 from huggingface_hub import ModelCardData
 
+from noria.observe.terminal_text import UNPRINTABLE
 from noria.registry.lineage.trace import DatasetNode, DeploymentNode, Graph, RunNode
 from noria.registry.versions import Version
 
 _LIBRARIES = {"diffusion": ("diffusers", "text-to-image"), "encoder": ("transformers", None)}
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+!|~&])")
 
 
@@ -27,14 +27,14 @@ def model_card(version: Version, above: Graph, below: Graph) -> str:
         model_name=version.model,
         library_name=library,
         pipeline_tag=task,
-        datasets=sorted({node.name for node in data}) or None,
+        datasets=sorted({_printable(node.name) for node in data}) or None,
         tags=list(version.tags) or None,
         noria={
             "version": version.number,
             "digest": version.digest,
             "fingerprint": version.fingerprint,
-            "source": version.source,
-            "revision": version.revision,
+            "source": _printable(version.source),
+            "revision": version.revision and _printable(version.revision),
             "runs": [run.run_id for run in runs],
         },
     )
@@ -92,7 +92,11 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 def _text(text: str) -> str:
     """Return text that means nothing to Markdown or HTML, in one line."""
-    return _MARKDOWN.sub(r"\\\1", _CONTROL.sub(" ", text))
+    return _MARKDOWN.sub(r"\\\1", _printable(text))
+
+
+def _printable(text: str) -> str:
+    return UNPRINTABLE.sub(" ", text)
 
 
 def _time(at: float) -> str:

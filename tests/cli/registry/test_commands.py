@@ -1,6 +1,8 @@
 """`noria models`: the bundled model through its life in a registry."""
 
+import functools
 import json
+import re
 import shutil
 
 import pytest
@@ -10,6 +12,7 @@ from noria.cli.main import main
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from noria.models.catalog import open_model
+from noria.registry.lineage import trace as noria_trace
 
 
 @pytest.fixture
@@ -19,6 +22,7 @@ def noria(tmp_path, capsys):
     def run(*arguments, status=0):
         assert main([*arguments, "--data-dir", str(tmp_path / "data")]) == status
         printed = capsys.readouterr()
+        run.errors = printed.err
         return printed.err if status > 1 else printed.out
 
     return run
@@ -128,6 +132,31 @@ def test_an_image_of_the_bundled_model_leads_to_the_data_that_its_training_saw(n
         {"type": "model", "id": f"model:{digest}", "names": ["noria-shapes@1"], "digest": digest},
         "up",
     )
+
+
+def test_names_that_would_change_the_terminal_are_printed_without_what_does(noria):
+    name = "/data/\u202e\x9b31mscenes"
+    noria("models", "add", "shapes", "bundled", "--dataset", f"s3://bucket{name}@1")
+    for command in (("trace", "shapes"), ("trace", "shapes", "--json"), ("trace", "shapes", "--openlineage")):
+        printed = noria(*command)
+        assert "\\u202e\\" in printed and not re.search("[\u202e\x9b]", printed)
+    assert {"data/\u202e\x9b31mscenes"} <= {
+        each["name"] for line in printed.splitlines() for each in json.loads(line)["inputs"]
+    }
+    card = noria("models", "card", "shapes")
+    assert "data/  31mscenes" in card and not re.search("[\u202e\x9b]", card)
+
+
+def test_a_trace_that_is_cut_is_said_where_what_is_printed_does_not_say_so(noria, monkeypatch, capsys):
+    noria("models", "add", "shapes", "bundled")
+    for command in (("trace", "shapes", "--openlineage"), ("models", "card", "shapes")):
+        noria(*command)
+        assert not noria.errors
+    few = functools.partial(noria_trace.trace, max_nodes=3)
+    monkeypatch.setattr(noria_trace, "trace", few)
+    for command in (("trace", "shapes", "--openlineage"), ("models", "card", "shapes")):
+        noria(*command)
+        assert noria.errors == "the trace is cut: only 3 runs, models and data are in it, and there are more\n"
 
 
 def test_what_cannot_be_traced_is_one_line(noria, tmp_path):

@@ -1,6 +1,7 @@
 """What the commands of the registry share: its settings, who asks, tables and times as text, JSON."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ import msgspec
 
 from noria.cli.parser import Parser, add_settings, config_from
 from noria.errors import RegistryError
-from noria.observe.terminal_text import escape_for_terminal
+from noria.observe.terminal_text import escape_for_terminal, escape_in_json
 from noria.settings import list_settings
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
+    from noria.registry.lineage.trace import Graph
     from noria.registry.versions import Change
 
 _SETTINGS = ("data_dir", "registry.database")
@@ -91,5 +93,14 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as one line of JSON."""
-    return msgspec.json.encode(value).decode()
+    """Return a value as one line of JSON; control characters are escaped."""
+    return escape_in_json(msgspec.json.encode(value).decode())
+
+
+def warn_if_cut(*graphs: "Graph") -> None:
+    """Say on stderr that a trace is not complete, if one is not: what is printed of it does not say so."""
+    if any(graph.is_cut for graph in graphs):
+        num_nodes = max(len(graph.nodes) for graph in graphs)
+        print(
+            f"the trace is cut: only {num_nodes} runs, models and data are in it, and there are more", file=sys.stderr
+        )

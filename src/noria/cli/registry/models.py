@@ -18,6 +18,7 @@ from noria.cli.registry.common import (
     format_table,
     format_time,
     registry_of,
+    warn_if_cut,
 )
 from noria.observe.terminal_text import escape_for_terminal
 
@@ -180,7 +181,9 @@ def run_card(arguments: argparse.Namespace) -> int:
     with registry_of(arguments) as engine, engine.connect() as connection:
         version = find_version(connection, arguments.version)
         subject = [NodeId("model", version.digest)]
-        print(model_card(version, trace(connection, subject, "up"), trace(connection, subject, "down")))
+        above, below = (trace(connection, subject, direction) for direction in ("up", "down"))
+        print(model_card(version, above, below))
+    warn_if_cut(above, below)
     return 0
 
 

@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from noria.cli.parser import Parser, add_command
-from noria.cli.registry.common import add_json_flag, add_registry_settings, as_json, format_time, registry_of
-from noria.observe.terminal_text import escape_for_terminal
+from noria.cli.registry.common import (
+    add_json_flag,
+    add_registry_settings,
+    as_json,
+    format_time,
+    registry_of,
+    warn_if_cut,
+)
+from noria.observe.terminal_text import escape_for_terminal, escape_in_json
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -48,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         graph = trace(connection, _find(connection, arguments.what, direction), direction)
         if arguments.openlineage:
             for event in export_events(connection, graph):
-                print(event)
+                print(escape_in_json(event))
+            warn_if_cut(graph)
             return 0
     if arguments.json:
         print(as_json(graph))

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from noria.observe.logs.redaction import is_suspicious, redact, redact_fields
-from noria.observe.terminal_text import UNPRINTABLE, escape_unprintable
+from noria.observe.terminal_text import escape_in_json, escape_unprintable
 
 Line = dict[str, object]
 
@@ -111,7 +111,7 @@ def _render_json(line: Mapping[str, object]) -> bytes:
     if encoded.isascii() and b"\x7f" not in encoded:  # most lines
         return encoded
     text = encoded.decode()
-    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
+    return escape_in_json(text).encode()
 
 
 def as_text(line: Mapping[str, object], *, coloured: bool = False) -> bytes:
