@@ -1,7 +1,8 @@
 """The events of running jobs, read once for all who watch them in one front end.
 
 While jobs are watched, one query every `POLL_INTERVAL_S` reads the states of all of them, and one more the new events
-of each that has any, however many streams there are. A stream that joins others of its job reads nothing.
+of each that has any, however many streams there are. A stream that joins others of its job reads only the events that
+they have not kept.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Trace spans of a request's stages in the engine, as children of the span that submitted it.
 
-They are made from the measured timings after the request has ended, by the thread that sends its last message, never by
-the loop's. A request in no trace, or in one that is not sampled, costs only the parsing of its `traceparent`.
+They are made from the measured timings after the request has ended, by the thread that makes its last message: the
+sender's for images, the loop's for texts. A request in no trace, or in one that is not sampled, costs only the parsing
+of its `traceparent`.
 """
 
 import time
