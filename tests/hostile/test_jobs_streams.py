@@ -25,7 +25,10 @@ def test_streams_of_one_client_are_bounded_and_cost_one_query_together(new_engin
             assert any('"processing"' in line for line in lines)
             return lines
 
-        readers = [open_stream()]
+        with counted_statements() as statements:
+            readers = [open_stream()]
+            found = {match[0] for text in statements if (match := _READS_JOB.search(text))}
+            assert len(found) == 2  # the first stream reads both, so the pattern finds the reads of others
         with counted_statements() as statements:  # those that join it read nothing, nor do those that are rejected
             readers += [open_stream() for _ in range(MAX_STREAMS_PER_CLIENT - 1)]
             for _ in range(MAX_STREAMS_PER_CLIENT):
