@@ -10,7 +10,7 @@ import pytest
 
 from encoders import make_encoder, sentence_transformer
 from noria.testing.server import running_server
-from peer_environment import peer_python
+from python_environment import environment_python
 
 # A real server, which exports its model, and environments of 100 packages and more: a minute, the first time several.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -38,7 +38,7 @@ def test_clients_of_frameworks_get_the_vectors_of_sentence_transformers(encoder:
     from sentence_transformers import SentenceTransformer
 
     script = pathlib.Path(__file__).with_name("framework_clients.py")
-    python = peer_python("framework-clients", *CLIENTS)
+    python = environment_python("framework-clients", *CLIENTS)
     done = subprocess.run([python, script, url], input=json.dumps(TEXTS), check=True, capture_output=True, text=True)
     expected = SentenceTransformer(str(encoder), device="cpu").encode(TEXTS, normalize_embeddings=True)
     results = json.loads(done.stdout)

@@ -13,7 +13,7 @@ import pytest
 
 from noria.cli.main import main
 from noria.registry.manifest import read_manifest
-from peer_environment import peer_python
+from python_environment import environment_python
 from waiting import wait_until
 
 # The server starts in 40 s, its client in 30 s; pip takes up to twenty minutes, the first time.
@@ -27,7 +27,7 @@ QUIET = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETR
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder, python = tmp_path_factory.mktemp("mlflow"), peer_python("mlflow", MLFLOW)
+    folder, python = tmp_path_factory.mktemp("mlflow"), environment_python("mlflow", MLFLOW)
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     command = [python, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
@@ -53,7 +53,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_id(server, bundled_folder):
-    command = [peer_python("mlflow", MLFLOW), SCRIPT, server, bundled_folder]
+    command = [environment_python("mlflow", MLFLOW), SCRIPT, server, bundled_folder]
     logged = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True, check=False)
     assert logged.returncode == 0, logged.stderr
     return str(uuid.UUID(logged.stdout.split()[-1]))
