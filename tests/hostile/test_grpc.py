@@ -49,7 +49,7 @@ def own_channel(port):
         yield channel
 
 
-def open_more_calls_than_places(opened, port, key):
+def open_more_calls_than_allowed(opened, port, key):
     for _ in range(MAX_CALLS_PER_CLIENT // MAX_STREAMS + 2):
         client = opened.enter_context(socket.create_connection(("127.0.0.1", port), 60))
         open_calls(client, "ModelInfer", MAX_STREAMS, key)
@@ -89,9 +89,9 @@ def test_a_call_without_a_key_is_rejected_before_its_message(served):
 def test_calls_without_a_message_take_places_of_their_own_client_only(served):
     port, channel, mallory, alice = served
     with contextlib.ExitStack() as opened:
-        open_more_calls_than_places(opened, port, None)
+        open_more_calls_than_allowed(opened, port, None)
         assert is_model_ready(channel, mallory) == OK  # calls without a key take none
-        open_more_calls_than_places(opened, port, mallory)
+        open_more_calls_than_allowed(opened, port, mallory)
         wait_until(lambda: is_model_ready(channel, mallory) == FULL)
         assert is_model_ready(channel, alice) == OK
         assert call(channel, "ServerLive")[1].live and call(channel, "ServerReady")[1].ready
@@ -102,7 +102,7 @@ def test_a_message_that_does_not_come_ends_the_call(served, monkeypatch):
     port, channel, mallory, _ = served
     monkeypatch.setattr(grpc_limits, "_MESSAGE_TIMEOUT_S", 1.0)
     with contextlib.ExitStack() as opened:
-        open_more_calls_than_places(opened, port, mallory)
+        open_more_calls_than_allowed(opened, port, mallory)
         wait_until(lambda: is_model_ready(channel, mallory) == FULL)
         wait_until(lambda: is_model_ready(channel, mallory) == OK)
 

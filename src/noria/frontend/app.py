@@ -39,8 +39,8 @@ from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.registry.deployments import DeploymentRoutes
 from noria.frontend.routes.registry.lineage import LineageRoutes
+from noria.frontend.routes.registry.registry import RegistryRoutes
 from noria.frontend.routes.registry.statistics import StatisticsRoutes
-from noria.frontend.routes.registry.versions import RegistryRoutes
 from noria.frontend.routes.server import ServerRoutes
 from noria.frontend.routes.static_pages import page_routes
 from noria.frontend.routes.tei.routes import TeiRoutes

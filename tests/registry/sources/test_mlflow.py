@@ -12,7 +12,7 @@ import pytest
 import noria.registry.sources.mlflow
 from noria.errors import ModelError
 from noria.registry.lineage.openlineage import DatasetRef, fold, refs
-from noria.registry.sources.mlflow import MlflowServer
+from noria.registry.sources.mlflow import MlflowClient
 from noria.registry.sources.mlflow_run import MlflowRun, events_of
 from noria.registry.sources.read import read_source
 from noria.registry.sources.source import MlflowSource
@@ -96,7 +96,7 @@ def mlflow():
 
 
 def open_model(mlflow, number="3", alias=None, environment=None):
-    with contextlib.closing(MlflowServer(mlflow.url, environment or {})) as server:
+    with contextlib.closing(MlflowClient(mlflow.url, environment or {})) as server:
         folder, run = server.open(MlflowSource(mlflow.url, "words", number, alias))
         return folder, run, {file.path: b"".join(folder.read(file.path)) for file in folder.files}
 
@@ -116,7 +116,7 @@ def test_what_the_server_rejects_is_one_sentence(mlflow):
 
 def test_a_server_that_is_away_is_one_sentence():
     with (
-        contextlib.closing(MlflowServer("http://127.0.0.1:1", {})) as server,
+        contextlib.closing(MlflowClient("http://127.0.0.1:1", {})) as server,
         pytest.raises(ModelError, match=r"the MLflow server http://127.0.0.1:1 does not answer: .*refused"),
     ):
         server.open(MlflowSource("http://127.0.0.1:1", "words", "3", None))

@@ -1,6 +1,6 @@
-"""What one client of gRPC's port may take: places for calls, time for their messages, connections.
+"""What one client of gRPC's port may take: calls at once, time for their messages, connections.
 
-A call takes its place when its metadata has arrived, which has its key, and keeps it until its response has been sent.
+A call counts from when its metadata has arrived, which has its key, until its response has been sent.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MAX_CALLS = 256
 """At once, to bound memory: a message has up to `frontend.max_body_bytes`."""
 MAX_CALLS_PER_CLIENT = 64
 MAX_STREAMS = 48
-"""Calls of one connection; its client's library keeps further ones back. Fewer than the client's places: the next call
+"""Calls of one connection; its client's library keeps further ones back. Fewer than the client's calls: the next call
 may arrive before the end of the last one is noticed."""
 _MESSAGE_TIMEOUT_S = 30.0  # as for a body over HTTP
 _RETRY_AFTER_S = 5.0
@@ -29,14 +29,14 @@ _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S = 60.0, 30.0  # a client that does not answer
 _MAX_AGE_S = 600.0
 
 
-class CallPlaces:
-    """The places of a front end's calls."""
+class CallLimiter:
+    """Counts the calls of a front end."""
 
     def __init__(self) -> None:
         self._limiter = ConcurrencyLimiter("gRPC calls", MAX_CALLS, MAX_CALLS_PER_CLIENT, _RETRY_AFTER_S)
 
-    def take(self, http: Request, context: Any) -> None:
-        """Take a place until the call has ended. Raises RateLimited."""
+    def acquire(self, http: Request, context: Any) -> None:
+        """Count a call until it has ended. Raises RateLimited."""
         client = client_id_of(http)
         self._limiter.acquire(client)
         context.add_done_callback(lambda _: self._limiter.release(client))

@@ -30,7 +30,7 @@ from noria.frontend.http.errors import internal_error
 from noria.frontend.http.middleware import open_versions, record_http_request, request_id_of, version_headers
 from noria.frontend.http.paths import OPEN_INFERENCE_ROOT, needed_scope
 from noria.frontend.http.tls import tls_context
-from noria.frontend.open_inference.grpc_limits import CallPlaces, read_message, server_options
+from noria.frontend.open_inference.grpc_limits import CallLimiter, read_message, server_options
 from noria.frontend.open_inference.grpc_messages import PACKAGE, SERVICE, message
 from noria.frontend.open_inference.inference import InferenceRequest
 from noria.frontend.open_inference.model_metadata import SERVER_METADATA, VERSION
@@ -90,7 +90,7 @@ class GrpcServer:
     ) -> None:
         self._service, self._clients, self._rejection_log = service, clients, rejection_log
         self._config, self._tracer = config, tracer
-        self._places = CallPlaces()
+        self._call_limiter = CallLimiter()
         self._stopping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -210,7 +210,7 @@ class GrpcServer:
             api_client.require_scope(scope)
             http = Request(call.scope)
             apply_version_header(http, api_client)
-            self._places.take(http, call.context)
+            self._call_limiter.acquire(http, call.context)
             raw = await read_message(call.context)
         try:
             request = message(f"{method.name}Request").FromString(raw)

@@ -13,7 +13,7 @@ from noria.errors import (
 )
 from noria.frontend.http.paths import REGISTRY_PATH
 from noria.frontend.openapi.operations import IMAGE_CONTENT, json_content, operation, parameter
-from noria.frontend.routes.registry.versions import (
+from noria.frontend.routes.registry.registry import (
     DEFAULT_NODES,
     DEFAULT_VERSIONS,
     MAX_NODES,

@@ -205,15 +205,15 @@ class JobRoutes:
     async def events(self, http: Request) -> Response:
         """Stream the events of a job from the one after Last-Event-ID on, until the job has ended."""
         job_id, after = job_id_of(http), _parse_last_event_id(http.headers)
-        with contextlib.ExitStack() as place:
-            place.enter_context(self._stream_limiter.hold(client_id_of(http)))  # first: it costs no query
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._stream_limiter.hold(client_id_of(http)))  # first: it costs no query
             state = await self.service.state(job_id, owner_of(http))
             if state.status in TERMINAL_STATUSES and after >= state.last_event:
                 return Response(status_code=204)  # there will be no more; on 204 an EventSource does not reconnect
-            stream_place = place.pop_all()
+            permit = held.pop_all()
 
         async def release() -> None:
-            stream_place.close()
+            permit.close()
 
         frames = self._frames(job_id, state, after, http.state.request_id)
         return sse.EventStream(frames, release, self._draining)  # clients reconnect with their Last-Event-ID

@@ -46,8 +46,8 @@ class _Artifact(msgspec.Struct, frozen=True):
     file_size: int = 0
 
 
-class MlflowServer:
-    """The API of one server. Close it."""
+class MlflowClient:
+    """Asks one server. Close it."""
 
     def __init__(self, url: str, environment: Mapping[str, str]) -> None:
         user, token = environment.get("MLFLOW_TRACKING_USERNAME"), environment.get("MLFLOW_TRACKING_TOKEN")

@@ -9,7 +9,7 @@ from noria.registry.lineage.run_events import model_ref
 from noria.registry.model_folder import ModelFolder, check_model, read_model
 from noria.registry.sources.copies import copy_model
 from noria.registry.sources.filesystem import open_filesystem, open_hub
-from noria.registry.sources.mlflow import MlflowServer
+from noria.registry.sources.mlflow import MlflowClient
 from noria.registry.sources.mlflow_run import events_of
 from noria.registry.sources.remote_folder import RemoteFolder, model_in
 from noria.registry.sources.source import FilesystemSource, HubSource, LocalSource, MlflowSource, parse_source
@@ -40,8 +40,8 @@ def read_source(
         case FilesystemSource():
             return copied(open_filesystem(source.url))
         case MlflowSource():
-            with contextlib.closing(MlflowServer(source.server, environment)) as server:
-                remote, run = server.open(source)
+            with contextlib.closing(MlflowClient(source.server, environment)) as client:
+                remote, run = client.open(source)
                 if run is not None:  # raises before anything is copied
                     events_of(run, source.server, model_ref(model, ""), remote.url)
                 folder = copied(remote)

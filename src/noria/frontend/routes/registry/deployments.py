@@ -17,7 +17,7 @@ from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.routes.registry.lineage import sender_of
-from noria.frontend.routes.registry.versions import page_of, text_parameter
+from noria.frontend.routes.registry.registry import page_of, text_parameter
 from noria.frontend.services.registry import RegistryConnection
 from noria.registry.deployments.history import DeploymentHistory, read_history
 from noria.registry.deployments.states import Deployment, EndpointStatus, status_of
