@@ -83,7 +83,7 @@ def test_similarities_are_a_table(open_text):
     expect(table.get_by_role("columnheader")).to_have_text(["1 a cat", "2 a cat", "3 a dog"])
     cells = table.locator("tbody tr").first.get_by_role("cell")
     expect(cells).to_have_text(["1.00", "1.00", re.compile(r"^−?0\.\d\d$")])
-    expect(page.locator(".stages dt")).to_have_text(["tokenize", "queue", "infer", "rest"])
+    expect(page.locator(".stages dt")).to_have_text(["tokenize", "queue", "infer", "postprocess", "rest"])
     expect(page.locator(".timing p")).to_contain_text("the prediction was")
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from noria.config import Config, FrontendConfig
 from noria.observe.traces.otlp import open_otlp_provider
+from noria.testing.fake_encoder import FAKE_ENCODER
+from noria.testing.fake_engine import FAKE_MODEL
 from waiting import wait_until
 
 BODY = {"prompt": "p"}
@@ -14,7 +16,8 @@ BODY = {"prompt": "p"}
 def traced(serve, new_engine, collector, monkeypatch):
     """A traced front end's client, its engine, and a function: a trace's spans by name, once the server's has ended."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    provider, engine = open_otlp_provider(collector.endpoint, 1.0, "frontend-0"), new_engine()
+    provider = open_otlp_provider(collector.endpoint, 1.0, "frontend-0")
+    engine = new_engine(models=(FAKE_MODEL, FAKE_ENCODER))
 
     def spans(trace_id):
         collector.wait(lambda _: any(span.kind == "server" for span in collector.of_trace(trace_id)))
@@ -63,6 +66,17 @@ def test_every_route_that_generates_has_the_same_spans(traced, caller, path, bod
     assert request.attributes["noria.mean_batch"] == 2.5
     assert found["postprocess"].parent_id == request.span_id
     assert f'traceparent;desc="00-{trace_id}-{request.span_id}-01"' in answer.headers["server-timing"]
+
+
+def test_a_text_has_the_spans_of_its_front_ends_stages(traced, caller):
+    client, _, spans = traced
+    trace_id, _, header = caller
+    assert client.post("/v1/embeddings", json={"input": "a cat"}, headers={"traceparent": header}).status_code == 200
+    found = spans(trace_id)
+    request, stages = found["POST /v1/embeddings"], [found["tokenize"], found["postprocess"]]
+    assert len(found) == 3  # the fake engine has none
+    assert {span.parent_id for span in stages} == {request.span_id}
+    assert request.began <= stages[0].began < stages[0].ended <= stages[1].began < stages[1].ended <= request.ended
 
 
 @pytest.mark.parametrize(

@@ -291,5 +291,5 @@ def test_an_engines_error(client):
 
 def test_a_large_response_is_serialized_beside_the_event_loop(client, monkeypatch):
     inline = infer(client, text("a cat")).content
-    monkeypatch.setattr("noria.frontend.services.texts.encoding_result._MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr("noria.frontend.services.texts.encoding._MAX_INLINE_NUMBERS", 0)
     assert infer(client, text("a cat")).content == inline

@@ -82,7 +82,7 @@ def test_a_text_token_ids_and_lists_of_them(texts):
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_a_large_response_is_encoded_beside_the_event_loop(texts, monkeypatch, encoding_format):
     inline = post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content
-    monkeypatch.setattr("noria.frontend.services.texts.encoding_result._MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr("noria.frontend.services.texts.encoding._MAX_INLINE_NUMBERS", 0)
     assert post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content == inline
 
 
@@ -100,7 +100,7 @@ def test_what_the_engine_is_asked_for(texts):
     assert (payload.dimensions, payload.normalize, payload.lengths, payload.id_bytes) == (3, False, (4,), 2)
     assert answer.headers["x-noria-model"] == "fake-encoder"
     timing = answer.headers["server-timing"]
-    assert all(f"{stage};dur=" in timing for stage in ("tokenize", "queue", "infer", "predicted"))
+    assert all(f"{stage};dur=" in timing for stage in ("tokenize", "queue", "infer", "postprocess", "predicted"))
     assert "x-noria-truncated" not in answer.headers
 
 
@@ -203,6 +203,7 @@ def test_one_line_and_metrics_for_each_request(texts, captured_log_fields):
         'noria_requests_total{model="fake-encoder",outcome="invalid_field"}',
         'noria_stage_seconds_count{model="fake-encoder",stage="tokenize"}',
         'noria_stage_seconds_count{model="fake-encoder",stage="infer"}',
+        'noria_stage_seconds_count{model="fake-encoder",stage="postprocess"}',
     )
     before = [value(name) for name in names]
     with captured_log_fields("noria.requests") as lines:
@@ -221,6 +222,6 @@ def test_one_line_and_metrics_for_each_request(texts, captured_log_fields):
         "num_texts": 2,
         "num_tokens": 7,
     }
-    assert done["infer_s"] == 0.002
+    assert (done["infer_s"], done["postprocess_s"] > 0) == (0.002, True)
     assert (rejected["outcome"], rejected["num_texts"]) == ("invalid_field", 1)
-    assert [value(name) - was for name, was in zip(names, before, strict=True)] == [2, 1, 1, 1, 1]
+    assert [value(name) - was for name, was in zip(names, before, strict=True)] == [2, 1, 1, 1, 1, 1]

@@ -302,7 +302,7 @@ def test_a_server_without_text_encoders_says_so(client):
 def test_a_large_response_is_encoded_beside_the_event_loop(texts, monkeypatch):
     body = {"query": "q", "texts": ["a", "b"]}
     inline = post(texts, "/rerank", **body)
-    monkeypatch.setattr("noria.frontend.services.texts.encoding_result._MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr("noria.frontend.services.texts.encoding._MAX_INLINE_NUMBERS", 0)
     assert post(texts, "/rerank", **body) == inline
 
 

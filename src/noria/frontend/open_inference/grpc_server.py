@@ -241,8 +241,10 @@ class GrpcServer:
             call.metadata,
             call.context.time_remaining,
         )
-        call.trailing.extend((name.lower(), value) for name, value in result.headers.items())
-        return await result.respond(functools.partial(as_response, request, result.spec.name, outputs))
+        make = functools.partial(as_response, request, result.spec.name, outputs)
+        response, headers = await self._service.respond(result, make)
+        call.trailing.extend((name.lower(), value) for name, value in headers.items())
+        return response
 
 
 def as_request(request: Any) -> InferenceRequest:

@@ -105,7 +105,7 @@ def statistics(spec: EncoderModelSpec, metrics: Iterable[Metric]) -> dict[str, A
             "queue": stage("queue"),
             "compute_input": stage("tokenize"),
             "compute_infer": stage("infer"),
-            "compute_output": _duration(success["count"]),
+            "compute_output": stage("postprocess"),
             "cache_hit": _duration(0),
             "cache_miss": _duration(0),
         },

@@ -112,11 +112,10 @@ class OpenInferenceRoutes:
         work = self._service.infer(spec, request.inference, state.api_client, state.request_id, http.headers)
         result, outputs = await cancel_on_disconnect(http, work)
         make = functools.partial(serialize, request, result.spec.name, VERSION, outputs)
-        content, json_length = await result.respond(make)
-        headers = result.headers
+        (content, json_length), headers = await self._service.respond(result, make)
         if json_length is None:
             return Response(content, headers=headers, media_type="application/json")
-        headers[HEADER] = str(json_length)
+        headers = {**headers, HEADER: str(json_length)}
         return Response(content, headers=headers, media_type="application/octet-stream")
 
     def _spec(self, http: Request) -> EncoderModelSpec:

@@ -23,7 +23,7 @@ class OpenInferenceService:
     """The text encoders of a server, by the Open Inference Protocol."""
 
     def __init__(self, encoding_service: EncodingService) -> None:
-        self._encoding_service = encoding_service
+        self._encoding_service, self.respond = encoding_service, encoding_service.respond
 
     @property
     def is_ready(self) -> bool:

@@ -139,12 +139,13 @@ function moveFocus(event, chips) {
 
 /** Where the time of a request went: `timing` is of its header Server-Timing, `total` was measured here; in seconds. */
 export function timeCard(timing, total, meanBatch) {
-  const { tokenize, queue, infer, predicted } = timing;
+  const { tokenize, queue, infer, postprocess, predicted } = timing;
   const stages = [
     ["tokenize", "tokenize", "texts to token ids", tokenize],
     ["queue", "queue", "waiting for a batch", queue],
     ["infer", "infer", "the model computes the batch", infer],
-    ["rest", "rest", "HTTP, the network and this browser", Math.max(total - tokenize - queue - infer, 0)],
+    ["postprocess", "postprocess", "numbers to the response", postprocess],
+    ["rest", "rest", "HTTP, the network and this browser", Math.max(total - tokenize - queue - infer - postprocess, 0)],
   ];
   const batchText = meanBatch > 1.05 ? `in batches of ${meanBatch.toFixed(1)} texts on average` : "each text alone in its batch";
   const text = `${formatDuration(total)} in all, ${batchText}. Queue and infer took ${formatDuration(queue + infer)}; the prediction was ${formatDuration(predicted)}.`;

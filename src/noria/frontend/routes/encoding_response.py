@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
+from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult
 
 
-async def encoding_response(result: EncodingResult, encode: Callable[[], bytes], weight: int = 1) -> Response:
-    """Return the JSON that `encode` makes; `weight` is as of `EncodingResult.respond`."""
-    content = await result.respond(encode, weight)
-    return Response(content, headers=result.headers, media_type="application/json")
+async def encoding_response(
+    service: EncodingService, result: EncodingResult, encode: Callable[[], bytes], weight: int = 1
+) -> Response:
+    """Return the JSON that `encode` makes; `weight` is as of `EncodingService.respond`."""
+    content, headers = await service.respond(result, encode, weight)
+    return Response(content, headers=headers, media_type="application/json")

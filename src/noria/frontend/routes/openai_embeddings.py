@@ -74,7 +74,7 @@ class EmbeddingRoutes:
         work = self._encoding_service.encode(settings, ("embedding",), state.api_client, state.request_id)
         result = await cancel_on_disconnect(http, work)
         encoding_format = body.encoding_format or "float"
-        return await encoding_response(result, lambda: response_body(result, encoding_format))
+        return await encoding_response(self._encoding_service, result, lambda: response_body(result, encoding_format))
 
 
 def as_settings(body: EmbeddingsRequestBody) -> TextRequestSettings:

@@ -121,7 +121,8 @@ TEXTS = _counter(_SECTION, "noria_texts", "Texts whose results were sent to clie
 REQUEST_SECONDS = _histogram(
     _SECTION,
     "noria_request_seconds",
-    "Time from a request's admission to its encoded image files; successful requests only.",
+    "Time from a request's admission to its encoded image files, or to the numbers of its texts; successful requests "
+    "only.",
     "model",
     buckets=DURATION_BUCKETS_S,
 )
@@ -135,7 +136,8 @@ STAGE_SECONDS = _histogram(
     _SECTION,
     "noria_stage_seconds",
     "Time of a request in one stage: `queue`, `text_encode` (the prompt), `denoise`, `decode` (latents to pixels), "
-    "`postprocess` (pixels to files); of texts `tokenize`, `queue`, `infer` (the batch).",
+    "`postprocess` (pixels to files); of texts `tokenize`, `queue`, `infer` (the batch), `postprocess` (numbers to the "
+    "response).",
     "model",
     "stage",
     buckets=(0.001, *DURATION_BUCKETS_S),

@@ -207,7 +207,9 @@ class TeiRoutes:
             prompt_name=body.prompt_name,
         )
         result = await self._encode(http, settings, ("embedding",))
-        return await encoding_response(result, lambda: _list_body(map(_numbers_body, result.rows)))
+        return await encoding_response(
+            self._encoding_service, result, lambda: _list_body(map(_numbers_body, result.rows))
+        )
 
     async def _predict(self, http: Request, body: PredictRequestBody, tasks: Sequence[EncoderTask]) -> Response:
         body = apply_headers(body, http.headers)
@@ -221,7 +223,7 @@ class TeiRoutes:
             each = (msgspec.json.encode(predictions(row.tolist(), labels, activation, top_k)) for row in result.rows)
             return _list_body(each) if is_batch else next(each)
 
-        return await encoding_response(result, encode, _SCORE_WEIGHT)
+        return await encoding_response(self._encoding_service, result, encode, _SCORE_WEIGHT)
 
     async def _rerank(self, http: Request, body: RerankRequestBody) -> Response:
         body = apply_headers(body, http.headers)
@@ -231,7 +233,10 @@ class TeiRoutes:
         activation: Activation = "identity" if body.raw_scores else "sigmoid"
         texts = body.texts if body.return_text else None
         return await encoding_response(
-            result, lambda: msgspec.json.encode(ranks(result.numbers, activation, texts)), _SCORE_WEIGHT
+            self._encoding_service,
+            result,
+            lambda: msgspec.json.encode(ranks(result.numbers, activation, texts)),
+            _SCORE_WEIGHT,
         )
 
     async def _similarity(self, http: Request, body: SimilarityRequestBody) -> Response:
@@ -242,7 +247,7 @@ class TeiRoutes:
             source, *others = result.rows
             return msgspec.json.encode([cosine(source, other) for other in others])
 
-        return await encoding_response(result, encode)
+        return await encoding_response(self._encoding_service, result, encode)
 
     async def _classify_tokens(self, http: Request, body: TokenClassificationRequestBody) -> Response:
         body = apply_headers(body, http.headers)
@@ -255,7 +260,7 @@ class TeiRoutes:
             each = map(msgspec.json.encode, found)
             return next(each) if isinstance(body.inputs, str) else _list_body(each)
 
-        return await encoding_response(result, encode, _SCORE_WEIGHT)
+        return await encoding_response(self._encoding_service, result, encode, _SCORE_WEIGHT)
 
     async def _encode(
         self, http: Request, settings: TextRequestSettings, tasks: Sequence[EncoderTask]

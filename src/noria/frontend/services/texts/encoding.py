@@ -40,12 +40,14 @@ from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer
 from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
-from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.observe.traces.tracer import GLOBAL_TRACER, nanoseconds
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.protocol.text import EncoderModelSpec, EncoderTask, TextPayload, TextTimings
 
 T = TypeVar("T")
+
+_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop makes itself, in at most a millisecond
 
 _NOT_SERVED = {
     "embedding": "an embedding model",
@@ -196,6 +198,30 @@ class EncodingService:
                 self._statistics.record(spec.name, version, wanted, values)
             return done
 
+    async def respond(
+        self, result: EncodingResult, make: Callable[[], T], weight: int = 1
+    ) -> tuple[T, Mapping[str, str]]:
+        """Return what `make` makes of the numbers, and the response's headers; records this stage, `postprocess`.
+
+        `make` runs in a thread if it would hold up the event loop for a millisecond. `weight` is how many times as long
+        it takes for a number as for one of an embedding.
+        """
+        started = time.perf_counter()
+        is_large = len(result.numbers) * weight > _MAX_INLINE_NUMBERS
+        made = await asyncio.to_thread(make) if is_large else make()
+        seconds = time.perf_counter() - started
+        self._record_span("postprocess", seconds)
+        _bound(declarations.STAGE_SECONDS, result.spec.name, "postprocess").observe(seconds)
+        current_log_record().add(postprocess_s=seconds)
+        return made, result.headers(seconds)
+
+    def _record_span(self, stage: str, seconds: float) -> None:
+        """Record the span of a stage that has just ended."""
+        if get_current_span().is_recording():
+            now = time.time()
+            span = self._tracer.start_span(stage, start_time=nanoseconds(now - seconds))
+            span.end(nanoseconds(now))
+
     def _copier(
         self, settings: TextRequestSettings, request_id: str
     ) -> Callable[[ModelSpec], Awaitable[EngineRequest[TextPayload]]]:
@@ -274,11 +300,14 @@ class EncodingService:
         self, timeout_s: float, settings: TextRequestSettings, spec: EncoderModelSpec
     ) -> Sequence[TokenizedText]:
         """Return the texts as the model sees them. Raises InvalidField and DeadlineExceeded."""
+        started = time.perf_counter()
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.tokenize(settings, spec)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the texts were not tokenized within {timeout_s:g} s.") from error
+        finally:
+            self._record_span("tokenize", time.perf_counter() - started)
 
     def close(self) -> None:
         """End the thread that tokenizes."""

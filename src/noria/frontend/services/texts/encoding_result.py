@@ -1,10 +1,8 @@
 """What a request of texts results in: its numbers, how long its stages took, and the headers of its response."""
 
-import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -13,13 +11,12 @@ from noria.frontend.services.texts.text_request import num_truncated
 from noria.models.encoder.tokens import TokenizedText
 from noria.protocol.text import EncoderModelSpec
 
-T = TypeVar("T")
-
-_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop makes itself, in at most a millisecond
-
 
 class EncodingTimings(Struct, frozen=True):
-    """How long each stage took, in seconds. `predicted_s` is the engine's prediction of queue and infer together."""
+    """How long each stage until the numbers took, in seconds.
+
+    `predicted_s` is the engine's prediction of queue and infer together.
+    """
 
     tokenize_s: float
     queue_s: float
@@ -51,24 +48,16 @@ class EncodingResult:
         """Tokens of all texts, special tokens included."""
         return sum(text.num_tokens for text in self.texts)
 
-    async def respond(self, make: Callable[[], T], weight: int = 1) -> T:
-        """Return what `make` makes of the numbers, in a thread if that would hold up the event loop for a millisecond.
-
-        `weight` is how many times as long it takes for a number as for one of an embedding.
-        """
-        is_large = len(self.numbers) * weight > _MAX_INLINE_NUMBERS
-        return await asyncio.to_thread(make) if is_large else make()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Response headers, the same for every protocol."""
+    def headers(self, postprocess_s: float) -> dict[str, str]:
+        """Return the headers of a response that was made in `postprocess_s`, the same for every protocol."""
         timings = self.timings
         headers = {
             "X-Noria-Model": _header_value(self.spec.name),
             "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
             "Server-Timing": (
-                f"tokenize;dur={1000 * timings.tokenize_s:.1f}, queue;dur={1000 * timings.queue_s:.1f}, "
-                f"infer;dur={1000 * timings.infer_s:.1f}, predicted;dur={1000 * timings.predicted_s:.1f}"
+                f"tokenize;dur={1000 * timings.tokenize_s:.2f}, queue;dur={1000 * timings.queue_s:.2f}, "
+                f"infer;dur={1000 * timings.infer_s:.2f}, postprocess;dur={1000 * postprocess_s:.2f}, "
+                f"predicted;dur={1000 * timings.predicted_s:.2f}"
             ),
         }
         if num_cut := num_truncated(self.texts):
