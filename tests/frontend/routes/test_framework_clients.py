@@ -1,6 +1,7 @@
 """LangChain's and LlamaIndex' unmodified clients, and aiperf, in front of a real server with a small model."""
 
 import json
+import os
 import pathlib
 import subprocess
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ CLIENTS = (
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return make_encoder(tmp_path_factory.mktemp("small"), **sentence_transformer())
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    return make_encoder(tmp_path_factory.mktemp("small"), tokenizer_config=tokenizer, **sentence_transformer())
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +48,17 @@ def test_clients_of_frameworks_get_the_vectors_of_sentence_transformers(encoder:
     for of_texts, of_query in results.values():
         np.testing.assert_allclose(of_texts, expected, atol=1e-5)
         np.testing.assert_allclose(of_query, expected[0], atol=1e-5)
+
+
+def test_aiperf_measures_embeddings(encoder: pathlib.Path, url: str, tmp_path: pathlib.Path) -> None:
+    aiperf = peer_python("aiperf", "aiperf==0.13.0").with_name("aiperf")
+    # With either of them it takes the folder of a tokenizer for a name on the hub, and rejects it.
+    offline = "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"
+    environment = {name: value for name, value in os.environ.items() if name not in offline}
+    command = [str(aiperf), "profile", "--ui", "none", "--artifact-dir", str(tmp_path), "--url", url]
+    command += ["--endpoint-type", "embeddings", "--model", "noria", "--tokenizer", str(encoder)]
+    command += ["--request-count", "20", "--concurrency", "4", "--isl", "12"]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path, capture_output=True)
+    measured = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert (measured["request_count"]["avg"], measured["request_error_rate"]["avg"]) == (20, 0)
+    assert measured["request_latency"]["p99"] > 0
