@@ -32,7 +32,7 @@
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
     │   ├── UserCodeFailed               500  the operator's code for this endpoint failed on this request
-    │   ├── UserCodeBusy                 503  all threads for such code are in calls that do not end; retry
+    │   ├── UserCodeBusy                 503  too many calls of such code wait, or do not end; retry
     │   ├── InternalError                500  a bug in Noria
     │   └── RequestCancelled             499  the client disconnected; no response is sent
     └── SetupError                       the operator's mistake: the process prints it and exits non-zero
@@ -310,7 +310,7 @@ class UserCodeFailed(ServingError):
 
 
 class UserCodeBusy(ServingError):
-    """All threads for the operators' code are in calls that have exceeded their time limit."""
+    """All threads for the operators' code are in calls that are late, or too many calls wait."""
 
     code = "user_code_busy"
     http_status = 503

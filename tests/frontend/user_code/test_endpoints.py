@@ -1,5 +1,6 @@
 """Endpoints with user code, in front of a fake engine: what the code gets, may do, and does wrong."""
 
+import concurrent.futures
 import sys
 import textwrap
 
@@ -10,6 +11,7 @@ import pytest
 from frontends import serving
 from noria.config import Config, EndpointConfig, FrontendConfig
 from noria.frontend.user_code import endpoints as endpoints_module
+from noria.frontend.user_code import event_loop as event_loop_module
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from waiting import wait_until
@@ -21,7 +23,7 @@ CODE = """
     from noria.user_code import InvalidInput
     from noria.errors import NoriaError
 
-    ended = threading.Event()
+    began, ended = threading.Event(), threading.Event()
 
     class Sync:
         statistics = {"length": (1, 2, 4)}
@@ -45,8 +47,11 @@ CODE = """
     class Async:
         async def load(self, ctx):
             self.prefix = ctx.settings["prefix"]
+            self.loop = asyncio.get_running_loop()
 
         async def preprocess(self, body, state):
+            assert self.loop is asyncio.get_running_loop()
+            assert threading.current_thread().name == "user-code-loop"
             return [(self.prefix, text) for text in body["texts"]]
 
     class Plain:
@@ -108,6 +113,11 @@ CODE = """
                     raise asyncio.CancelledError
                 case "wait":
                     await asyncio.sleep(60)
+                case "block":
+                    began.set()
+                    ended.wait(60)
+                case "exit task":
+                    await asyncio.create_task(asyncio.to_thread(sys.exit, 3))
                 case "stubborn":
                     try:
                         await asyncio.sleep(60)
@@ -235,6 +245,7 @@ def test_an_unknown_endpoint_is_404(web):
         ("wrong", "json", "TypeError"),
         ("wrong-async", "raise", "KeyError"),
         ("wrong-async", "exit", "SystemExit"),
+        ("wrong-async", "exit task", "SystemExit"),
         ("wrong-async", "cancel", "CancelledError"),
     ],
 )
@@ -293,6 +304,23 @@ def test_calls_that_do_not_end_keep_their_threads_and_when_all_do_further_calls_
     wait_until(lambda: post(web, "plain", inputs="a").status_code == 200)
     wait_until(lambda: metric(web, "noria_user_code_stuck_threads") == 0)
     ended.clear()
+
+
+def test_async_code_that_blocks_delays_other_async_code_alone(web, monkeypatch):
+    monkeypatch.setattr(event_loop_module, "_MAX_WAITING", 2)
+    module = sys.modules["noria_endpoint_wrong_async"]
+    module.ended.clear()
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as users:
+            blocking = users.submit(post, web, "wrong-async", how="block")
+            assert module.began.wait(60)
+            assert post(web, "plain", inputs="a").status_code == web.get("/healthz").status_code == 200
+            waiting = [post(web, "async", {"X-Noria-Deadline-Ms": "50"}, texts=["a"]) for _ in range(3)]
+            assert blocking.result().status_code == 504
+    finally:
+        module.ended.set()
+    assert [error_of(each)["code"] for each in waiting] == ["deadline_exceeded", "deadline_exceeded", "user_code_busy"]
+    wait_until(lambda: post(web, "async", texts=["a"]).status_code == 200)
 
 
 def test_code_calls_text_encoders_images_and_endpoints(web):

@@ -14,6 +14,7 @@ from noria.config import Config, EndpointConfig
 from noria.errors import ConfigError
 from noria.frontend.process import FrontendTask
 from noria.frontend.statistics.recorder import StatisticsRecorder
+from noria.frontend.user_code.event_loop import UserEventLoop
 from noria.frontend.user_code.loading import load_code
 from noria.statistics.variables import code_variables
 from noria.user_code import Context
@@ -21,7 +22,11 @@ from noria.user_code import Context
 
 def load(file, class_name="Code", load_timeout_s=60.0):
     config = EndpointConfig("captions", f"{file}:{class_name}", load_timeout_s=load_timeout_s)
-    return asyncio.run(load_code(config, Context("captions", file.parent, {}, None)))
+    user_loop = UserEventLoop()
+    try:
+        return asyncio.run(load_code(config, Context("captions", file.parent, {}, None), user_loop))
+    finally:
+        user_loop.close()
 
 
 @pytest.mark.parametrize(

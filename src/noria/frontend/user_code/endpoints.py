@@ -1,15 +1,15 @@
 """The endpoints of a front end: preprocess, encode, postprocess; and the calls of their code to endpoints and models.
 
 An exception of the code is the error of its request alone: the client gets the name of its class, the log its
-traceback. Code that is not async runs in threads (`threads.py`), other code in a task of its own, each call within its
-time limit and the client's deadline.
+traceback. Code that is not async runs in threads (`threads.py`), other code in an event loop of its own
+(`event_loop.py`), each call within its time limit and the client's deadline.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,9 +41,10 @@ from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.text_request import TextRequestSettings, num_truncated
 from noria.frontend.statistics.recorder import NO_VERSION, StatisticsRecorder
+from noria.frontend.user_code.event_loop import UserEventLoop, call_in
 from noria.frontend.user_code.loading import LoadedCode, Method, load_code
 from noria.frontend.user_code.statistics import RecordedValues
-from noria.frontend.user_code.threads import Outcome, UserThreads
+from noria.frontend.user_code.threads import UserThreads
 from noria.frontend.user_code.values import EncodeBody, body_as, inputs_of, to_json
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord, current_log_record
@@ -100,10 +101,10 @@ class Endpoint:
         """Return whether the file is another one than when it was last read; blocks."""
         return file_version(self.config.file) != self._version
 
-    async def load(self) -> None:
+    async def load(self, user_loop: UserEventLoop) -> None:
         """Load the code and use it from now on. Raises ConfigError; then what was loaded stays in use."""
         self._version = await asyncio.to_thread(file_version, self.config.file)
-        code = await load_code(self.config, self._context)
+        code = await load_code(self.config, self._context, user_loop)
         self._statistics.declare_code(self.config.name, code.variables)
         self.code = code
 
@@ -127,23 +128,22 @@ class UserEndpoints:
             config.name: Endpoint(config, models.get(config.name), self._statistics) for config in configs
         }
         self._encoding_service, self._generation_service = encoding_service, generation_service
-        self._threads = UserThreads(max_threads)
+        self._threads, self._user_loop = UserThreads(max_threads), UserEventLoop()
         self._tracer = tracer
-        self._tasks: set[asyncio.Task[Outcome]] = set()  # asyncio keeps weak references only
         for name in self._endpoints:
             for outcome in (outcomes.OK, UserCodeFailed.code, UserCodeBusy.code, DeadlineExceeded.code):
                 declarations.ENDPOINT_REQUESTS.labels(name, outcome)
 
     async def load(self) -> None:
-        """Load the code of all endpoints, in the event loop that will serve them. Raises ConfigError."""
+        """Load the code of all endpoints. Raises ConfigError."""
         for endpoint in self._endpoints.values():
-            await endpoint.load()
+            await endpoint.load(self._user_loop)
             _log.info("endpoint %s is loaded", endpoint.config.name, extra=_log_fields("user_code_loaded", endpoint))
 
     async def follow(self) -> None:
         """Load the code whose file has changed, until cancelled; code that cannot be loaded changes nothing.
 
-        At the end, the threads end when their calls have ended.
+        At the end, async calls are cancelled, and the threads end when their calls have ended.
         """
         try:
             while self._endpoints:
@@ -153,10 +153,11 @@ class UserEndpoints:
                         await self._replace(endpoint)
         finally:
             self._threads.close()
+            self._user_loop.close()
 
     async def _replace(self, endpoint: Endpoint) -> None:
         try:
-            await endpoint.load()
+            await endpoint.load(self._user_loop)
         except ConfigError as error:
             message = "%s The code of before stays in use."
             _log.error(message, error.message, extra=_log_fields("user_code_rejected", endpoint))
@@ -214,7 +215,12 @@ class UserEndpoints:
     async def _run_stages(self, endpoint: Endpoint, body: dict[str, Any], call: CallContext) -> Any:
         code, name = endpoint.code, endpoint.config.name
         recorded = RecordedValues(self._statistics.variables_at(name), self._statistics.wanted(name))
-        state = State(call.request_id, recorded.add, lambda name, body: self._call(name, body, call))
+        own_loop = asyncio.get_running_loop()
+
+        def call_other(name: str, body: Mapping[str, Any]) -> Awaitable[Any]:
+            return call_in(own_loop, self._call(name, body, call))
+
+        state = State(call.request_id, recorded.add, call_other)
         try:
             return await self._run_methods(endpoint, code, body, call, state)
         finally:
@@ -301,10 +307,8 @@ class UserEndpoints:
         started = time.perf_counter()
         with self._span(f"{name} {method.name}"):
             try:
-                if method.is_async:
-                    returned, error = await self._run_task(timeout_s, method.function, *arguments)
-                else:
-                    returned, error = await self._threads.run(timeout_s, method.function, *arguments)
+                runner = self._user_loop if method.is_async else self._threads
+                returned, error = await runner.run(timeout_s, method.function, *arguments)
             except TimeoutError:
                 message = f"{method.name} of endpoint {name!r} did not return within {timeout_s:.3g} s."
                 _log.warning("%s", message, extra=_log_fields("user_code_late", endpoint))
@@ -318,20 +322,6 @@ class UserEndpoints:
                 raise error
             raise _log_failure(endpoint, method.name, error, call.request_id) from error
 
-    async def _run_task(self, timeout_s: float, function: Callable[..., Any], *arguments: Any) -> Outcome:
-        """Await a coroutine in a task of its own. Raises TimeoutError; a task that ignores its cancellation goes on."""
-        task = asyncio.create_task(_outcome_of(function, *arguments))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            await asyncio.wait({task}, timeout=timeout_s)
-        finally:
-            is_late = not task.done()
-            task.cancel()
-        if is_late:
-            raise TimeoutError
-        return (None, asyncio.CancelledError()) if task.cancelled() else task.result()
-
     @contextlib.contextmanager
     def _span(self, name: str) -> Iterator[Span]:
         with self._tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:
@@ -340,15 +330,6 @@ class UserEndpoints:
             except ServingError as error:
                 fail(span, error.code)
                 raise
-
-
-async def _outcome_of(function: Callable[..., Any], *arguments: Any) -> Outcome:
-    try:
-        return await function(*arguments), None
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # SystemExit would end the event loop
-        return None, error
 
 
 def _log_failure(endpoint: Endpoint, where: str, error: BaseException, request_id: str) -> UserCodeFailed:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from noria.config import EndpointConfig
 from noria.errors import ConfigError, did_you_mean, short_repr
+from noria.frontend.user_code.event_loop import UserEventLoop
 from noria.frontend.user_code.threads import UserThreads
 from noria.statistics.variables import Variable, code_variables
 from noria.storage.private_files import read_own_file
@@ -37,8 +38,8 @@ class LoadedCode:
     variables: Mapping[str, Variable]  # that it records, by name
 
 
-async def load_code(config: EndpointConfig, context: Context) -> LoadedCode:
-    """Read the file in a thread, make an object of its class and call its `load`.
+async def load_code(config: EndpointConfig, context: Context, user_loop: UserEventLoop) -> LoadedCode:
+    """Read the file in a thread, make an object of its class and call its `load`, in `user_loop` if that is async.
 
     Raises:
         ConfigError: the file cannot be read or could be changed by other users, its code or `load` raises or takes too
@@ -49,7 +50,7 @@ async def load_code(config: EndpointConfig, context: Context) -> LoadedCode:
     previous = sys.modules.get(module_name)
     try:
         async with asyncio.timeout(config.load_timeout_s):
-            return await _load(config, context)
+            return await _load(config, context, user_loop)
     except BaseException as error:  # what was loaded before stays in use
         sys.modules.pop(module_name, None)
         if previous is not None:
@@ -62,7 +63,7 @@ async def load_code(config: EndpointConfig, context: Context) -> LoadedCode:
         raise
 
 
-async def _load(config: EndpointConfig, context: Context) -> LoadedCode:
+async def _load(config: EndpointConfig, context: Context, user_loop: UserEventLoop) -> LoadedCode:
     threads = UserThreads(1)  # a daemon: one that does not end does not keep the process from ending
     try:
         loaded, error = await threads.run(config.load_timeout_s, _load_in_thread, config, context)
@@ -73,12 +74,9 @@ async def _load(config: EndpointConfig, context: Context) -> LoadedCode:
     methods, variables = loaded
     load = methods.get("load")
     if load is not None and load.is_async:
-        try:
-            await load.function(context)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as failure:
-            raise _failure(config, failure) from failure
+        _, error = await user_loop.run(config.load_timeout_s, load.function, context)
+        if error is not None:
+            raise _failure(config, error) from error
     return LoadedCode(methods.get("preprocess"), methods.get("postprocess"), variables)
 
 

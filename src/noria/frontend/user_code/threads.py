@@ -21,7 +21,7 @@ from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
 
 _log = logging.getLogger("noria.user_code")
-_RETRY_AFTER_S = 5.0
+RETRY_AFTER_S = 5.0
 _MAX_WAITING = 16  # calls for each thread
 
 Outcome = tuple[Any, BaseException | None]
@@ -62,13 +62,13 @@ class UserThreads:
             raise UserCodeBusy(
                 f"all {self._max_threads} threads for the code of endpoints are in calls that have exceeded their time "
                 "limit; raise frontend.user_code_threads, or mend the code.",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_AFTER_S,
             )
         if self._num_waiting >= _MAX_WAITING * self._max_threads:
             raise UserCodeBusy(
                 f"{self._num_waiting} calls of the code of endpoints wait for {self._max_threads} threads; try again "
                 "later, or raise frontend.user_code_threads.",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_AFTER_S,
             )
         context = contextvars.copy_context()
         job = _Job(function, arguments, context, time.monotonic() + timeout_s, loop, loop.create_future())
