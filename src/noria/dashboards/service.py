@@ -138,6 +138,11 @@ _TRAFFIC_ROW = Row(
             unit="s",
         ),
         timeseries(
+            "Fidelity of text encoders",
+            "How near their results are to float32's, by precision; 1 is equal.",
+            Query(f"max by (model, dtype) (noria_encoder_fidelity_ratio{{{_INSTANCE_FILTER}}})", "{{model}} {{dtype}}"),
+        ),
+        timeseries(
             "In flight",
             "Requests in progress, including waiting ones; and pages and terminals with a live view.",
             Query(f"sum(noria_requests_in_flight{{{_INSTANCE_FILTER}}})", "requests"),

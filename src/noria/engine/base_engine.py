@@ -110,10 +110,12 @@ class BaseEngine(abc.ABC):
             scheduler.num_waiting,
             scheduler.num_slots,
             self._loaded_models.shape_costs(),
+            self._loaded_models.precisions(),
         )
         if load != last_load:
             self._last_load = now, load
             self._receiver.publish_load(load)
+            self._metrics.on_precisions(load.precisions)
 
     def _process_commands(self) -> bool:
         """Process all queued commands; wait for one if there is nothing to do. False once `stop` was called."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from noria.config import EngineConfig
 from noria.errors import SetupError
 from noria.protocol.kinds import FinalResult, SettingsView
-from noria.protocol.messages import AnyTimings, FromEngine, ShapeCosts
+from noria.protocol.messages import AnyTimings, FromEngine, ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
 from noria.scheduling.types import (
@@ -234,6 +234,7 @@ class LoadedModels:
     device: str = "cpu"  # as torch names it
     longest_iteration_s: float = 0.0  # measured; longer ones may be a hang
     shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
+    precisions: Callable[[], tuple[ModelPrecision, ...]] = lambda: ()  # of text encoders
     on_idle: Callable[[], None] = lambda: None  # called by the loop's thread when nothing runs or waits any more
     save_costs: Callable[[], None] = lambda: None
     resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log

@@ -168,6 +168,15 @@ class ShapeCosts(Struct, frozen=True):
     version: str = ""  # ModelSpec.fingerprint
 
 
+class ModelPrecision(Struct, frozen=True):
+    """In which form an engine computes a text encoder."""
+
+    model: str
+    version: str  # ModelSpec.fingerprint
+    dtype: str  # such as "float32"
+    fidelity: float | None  # the least of its corpus: 1 is equal to float32; None: the measurement could not be kept
+
+
 class EngineLoad(Struct, frozen=True, tag=True):
     """How busy an engine is. Sent after `EngineState`, and at most twice a second when it has changed."""
 
@@ -176,6 +185,7 @@ class EngineLoad(Struct, frozen=True, tag=True):
     num_waiting: int
     num_slots: int
     costs: tuple[ShapeCosts, ...] = ()
+    precisions: tuple[ModelPrecision, ...] = ()
 
 
 class Progress(Struct, frozen=True, tag=True):

@@ -33,6 +33,7 @@ from noria.protocol.messages import (
     Hello,
     ImageDone,
     LoadAck,
+    ModelPrecision,
     Mount,
     MountResult,
     Preview,
@@ -47,7 +48,7 @@ from noria.protocol.messages import (
 from noria.protocol.request import AnyRequest, EngineRequest
 from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextTimings
 from noria.protocol.transport import ClientId, EngineChannel
-from noria.testing.fake_encoder import fake_vector
+from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector
 
 FakeEngineState = Literal["ready", "loading", "dead"]
 
@@ -76,6 +77,7 @@ FAKE_LOAD = EngineLoad(
     num_waiting=3,
     num_slots=4,
     costs=(ShapeCosts("tiny", 64, 48, {1: 0.01, 2: 0.015}, {1: 0.002}, 0.001, 8),),
+    precisions=(ModelPrecision("fake-encoder", FAKE_ENCODER.fingerprint, "int8", 0.999),),
 )
 """The load that a fake engine reports by default."""
 

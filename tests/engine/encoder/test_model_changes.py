@@ -19,7 +19,7 @@ from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.protocol.messages import Cancel, Finished, Hello, Mount, MountResult, Submit, Unmount
+from noria.protocol.messages import Cancel, Finished, Hello, ModelPrecision, Mount, MountResult, Submit, Unmount
 from noria.protocol.transport import EngineChannel
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, make_text_request
 from waiting import TIMEOUT_S
@@ -88,6 +88,8 @@ def test_a_second_version_serves_beside_the_first_and_is_released_after_its_last
     harness.client.send(Mount("a", NEWER))
     state, result = harness.client.receive(2)
     assert (state.models, result) == ((FAKE_ENCODER, NEWER), MountResult("a"))
+    precisions = [ModelPrecision(each.name, each.fingerprint, "float32", 1.0) for each in (FAKE_ENCODER, NEWER)]
+    assert list(harness.runtime.precisions()) == precisions
     harness.client.send(Submit(request("1", 1, 2, spec=FAKE_ENCODER)), Submit(request("2", 1, 2)))
     assert {each.attempt_id for each in harness.client.receive(2)} == {"1", "2"}
     harness.client.send(Submit(request("slow", 1, 500, 2)))
@@ -105,6 +107,7 @@ def test_a_second_version_serves_beside_the_first_and_is_released_after_its_last
     harness.go_on.set()
     assert harness.client.receive() == [MountResult("b")]
     assert not any(session() for session in harness.newer)
+    assert list(harness.runtime.precisions()) == precisions[:1]
     assert {batch_key.model for batch_key in harness.runtime.scheduler.costs.steps} == {FAKE_ENCODER.key}
 
 

@@ -13,7 +13,7 @@ from noria.config import EngineConfig
 from noria.engine.encoder import sessions as module
 from noria.engine.encoder.fidelity import corpus_rows
 from noria.engine.encoder.graph_sessions import import_openvino
-from noria.engine.encoder.sessions import find_device, load_sessions, num_cores, resolve_sessions
+from noria.engine.encoder.sessions import find_device, load_sessions, num_cores, precision_of, resolve_sessions
 from noria.engine.encoder.torch_session import TorchSession, bucket
 from noria.errors import ConfigError, MissingExtra, ModelError
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
@@ -127,6 +127,8 @@ def test_int8_is_rejected_by_the_floor_unless_it_is_lowered(minilm: EncoderModel
     with pytest.raises(ModelError, match=r"fidelity min 0\.9\d+, mean 0\.99\d+ on 200 texts; .* is 0.999"):
         load_sessions(minilm, config, "cpu")
     assert len(load_sessions(minilm, msgspec.structs.replace(config, encoder_min_fidelity=0.9), "cpu")) == 2
+    precision = precision_of(minilm, config, "cpu")
+    assert (precision.dtype, 0.9 < precision.fidelity < 0.999) == ("int8", True)
 
 
 def test_a_cpu_without_bfloat16_is_rejected(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from noria.engine.loop import EngineLoop, Iteration
 from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
+from noria.protocol.messages import ModelPrecision
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Step
 from noria.testing.fake_executor import FakeExecutor, FakePreparedRequest
@@ -55,6 +56,13 @@ def test_an_iteration_is_counted_with_its_batch_and_its_duration(metric_delta):
     EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration())
     assert [round(metric_delta(name, **labels), 6) for name, labels in expected] == [1, 0.03, 2, 0.03]
     assert value("noria_slots", engine="engine-0") == 4
+
+
+def test_the_fidelity_of_a_text_encoder_is_a_gauge():
+    precisions = [ModelPrecision("m", "v", "int8", 0.98), ModelPrecision("other", "v", "int8", None)]
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_precisions(precisions)
+    assert value("noria_encoder_fidelity_ratio", engine="engine-0", model="m", dtype="int8") == 0.98
+    assert value("noria_encoder_fidelity_ratio", engine="engine-0", model="other", dtype="int8") == 0.0
 
 
 def test_an_iteration_out_of_memory_is_counted_by_its_phase(metric_delta):

@@ -10,7 +10,7 @@ import numpy as np
 from noria.config import EngineConfig, cache_folder
 from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import PreparedTextRequest
-from noria.engine.encoder.sessions import find_device, load_sessions
+from noria.engine.encoder.sessions import find_device, load_sessions, precision_of
 from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import run_apart
 from noria.engine.runtime import BatchRuntime, LoadedModel
@@ -18,6 +18,7 @@ from noria.errors import ModelError, SetupError
 from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.encoder.onnx_export import find_or_export
 from noria.models.encoder.token_rows import Session, TokenRow
+from noria.protocol.messages import ModelPrecision
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.batch.scheduler import BatchScheduler
@@ -103,14 +104,16 @@ def make_runtime(
         policy=POLICIES[config.policy],
         costs=costs,
     )
-    changes = _ModelChanges(executor, scheduler, device, load_more)
-    changes.specs = {spec.key: spec for spec in models}
+    changes = _ModelChanges(executor, scheduler, device, load_more, lambda spec: precision_of(spec, config, device))
+    for spec in models:
+        changes.add(spec)
     return BatchRuntime(
         executor,
         scheduler,
         num_sessions,
         device=device,
         longest_iteration_s=costs.longest_s,
+        precisions=lambda: tuple(changes.precisions.values()),
         resolved_settings={"sessions": num_sessions, "batch_texts": max_texts, "batch_tokens": max_tokens},
         load_beside=changes.load_beside,
         release=changes.release,
@@ -121,10 +124,22 @@ def make_runtime(
 class _ModelChanges:
     """Loads models beside those of a runtime, and releases them."""
 
-    specs: dict[ModelKey, EncoderModelSpec]  # of the models that serve
-
-    def __init__(self, executor: EncoderExecutor, scheduler: BatchScheduler, device: str, load_more: LoadMore) -> None:
+    def __init__(
+        self,
+        executor: EncoderExecutor,
+        scheduler: BatchScheduler,
+        device: str,
+        load_more: LoadMore,
+        precision_of: Callable[[EncoderModelSpec], ModelPrecision],
+    ) -> None:
         self._executor, self._scheduler, self._device, self._load_more = executor, scheduler, device, load_more
+        self._precision_of = precision_of
+        self._specs: dict[ModelKey, EncoderModelSpec] = {}  # of the models that serve
+        self.precisions: dict[ModelKey, ModelPrecision] = {}
+
+    def add(self, spec: EncoderModelSpec) -> None:
+        """Record a model that serves from now on."""
+        self._specs[spec.key], self.precisions[spec.key] = spec, self._precision_of(spec)
 
     def load_beside(self, spec: ModelSpec) -> LoadedModel:
         """Load, warm up and test a model; the costs are those of a model of the same architecture.
@@ -142,7 +157,7 @@ class _ModelChanges:
         warm_up(spec, sessions)
         known = self._scheduler.costs
         costs = CostModel(known.max_rows)
-        alike = next((other.key for other in self.specs.values() if have_same_architecture(other, spec)), None)
+        alike = next((other.key for other in self._specs.values() if have_same_architecture(other, spec)), None)
         if alike is None:
             limits = self._scheduler.max_rows, self._scheduler.token_budget
             measure_costs(spec, sessions, costs, *limits, time.perf_counter)
@@ -150,7 +165,7 @@ class _ModelChanges:
 
         def add() -> None:
             known.add(costs if alike is None else known.copy_as(alike, spec.key))
-            self.specs[spec.key] = spec
+            self.add(spec)
             self._executor.add(spec, sessions)
             self._choose_alone()
 
@@ -158,7 +173,7 @@ class _ModelChanges:
 
     def release(self, model: ModelKey) -> None:
         """Drop a model of which there is no request and no batch."""
-        del self.specs[model]
+        del self._specs[model], self.precisions[model]
         self._executor.remove(model)
         self._scheduler.forget_model(model)
         self._choose_alone()

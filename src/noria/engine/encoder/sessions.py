@@ -11,7 +11,7 @@ import pathlib
 import msgspec
 
 from noria.config import EngineConfig, cache_folder
-from noria.engine.encoder.fidelity import check_fidelity
+from noria.engine.encoder.fidelity import check_fidelity, read_fidelity
 from noria.engine.encoder.graph_sessions import load_int8, load_onnx, load_openvino
 from noria.errors import ConfigError
 from noria.extras import require
@@ -19,6 +19,7 @@ from noria.models.encoder.onnx_export import find_or_export, model_cache
 from noria.models.encoder.token_rows import Session
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.cpuinfo import cpu_model
+from noria.protocol.messages import ModelPrecision
 from noria.protocol.text import EncoderModelSpec
 
 _SMALL_PARAMETERS = 60_000_000
@@ -53,6 +54,16 @@ def load_sessions(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
             fidelity_file(spec, config, device),
         )
     return sessions
+
+
+def precision_of(spec: EncoderModelSpec, config: EngineConfig, device: str) -> ModelPrecision:
+    """Return in which form `load_sessions` has loaded a model."""
+    precision, fidelity = resolve_precision(config, device), None
+    if precision == "float32":
+        fidelity = 1.0
+    elif (measured := read_fidelity(fidelity_file(spec, config, device))) is not None:
+        fidelity = measured.min
+    return ModelPrecision(spec.name, spec.fingerprint, precision, fidelity)
 
 
 def fidelity_file(spec: EncoderModelSpec, config: EngineConfig, device: str) -> pathlib.Path:

@@ -1,6 +1,7 @@
 """Records an engine's metrics: iterations, joins and departures, occupancy. Called by the loop's thread only."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from noria.engine.batch_loop import ExecutedBatch
@@ -8,6 +9,7 @@ from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.observe.metrics import declarations
+from noria.protocol.messages import ModelPrecision
 from noria.scheduling.types import Scheduler
 
 _SAMPLE_INTERVAL_S = 0.5  # of the gauges whose values take longer to compute than a counter
@@ -22,6 +24,12 @@ class EngineMetrics:
         self._sampled_s = 0.0
         declarations.ENGINE_UP.labels(self._name).set(1)
         declarations.SLOTS.labels(self._name).set(num_slots)
+
+    def on_precisions(self, precisions: Sequence[ModelPrecision]) -> None:
+        """Set how near its text encoders are to float32."""
+        for each in precisions:
+            if each.fidelity is not None:
+                declarations.ENCODER_FIDELITY.labels(self._name, each.model, each.dtype).set(each.fidelity)
 
     def on_iteration(self, iteration: Iteration) -> None:
         """Count an executed iteration."""

@@ -178,6 +178,11 @@ class EnginePool:
         """Return the costs that the ready engines with this version of the model measured, in the engines' order."""
         return [costs for load in self._loads(spec) for costs in load.costs if spec.matches(costs.model, costs.version)]
 
+    def precision(self, spec: ModelSpec) -> messages.ModelPrecision | None:
+        """Return in which form the first ready engine with this version of a text encoder computes it."""
+        found = (each for load in self._loads(spec) for each in load.precisions)
+        return next((each for each in found if spec.matches(each.model, each.version)), None)
+
     @property
     def engines(self) -> list[EngineStatus]:
         """The state of each engine, in the order of their addresses."""

@@ -32,7 +32,7 @@ from noria.frontend.services.model_capabilities import (
 )
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.messages import ShapeCosts
+from noria.protocol.messages import ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
 from noria.protocol.text import EncoderModelSpec
@@ -168,6 +168,7 @@ class EncoderDetail(Struct, frozen=True):
     fingerprint: str
     load: PoolLoad
     noria: EncoderCapabilities
+    precision: ModelPrecision | None  # of the engines; null: none is ready
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -218,7 +219,10 @@ class OpenAIRoutes:
         spec = self._engine_pool.models.get(name) or self._generation_service.resolve_model(name)
         if isinstance(spec, EncoderModelSpec):
             load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
-            return json_response(EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities))
+            precision = self._engine_pool.precision(spec)
+            return json_response(
+                EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities, precision)
+            )
         assert isinstance(spec, DiffusionModelSpec)
         detail = ModelDetail(
             id=spec.name,

@@ -389,6 +389,16 @@ PADDING_TOKENS = _counter(
     "engine",
     "model",
 )
+ENCODER_FIDELITY = _gauge(
+    _SECTION,
+    "noria_encoder_fidelity_ratio",
+    "How near a text encoder's results are to float32's: 1 is equal, below `engine.encoder_min_fidelity` it is "
+    "rejected.",
+    "engine",
+    "model",
+    "dtype",
+    mode="livemax",
+)
 # Without `engine`, as the iteration time.
 TEXT_BATCHES = _counter(
     _SECTION,

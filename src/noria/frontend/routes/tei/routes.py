@@ -80,7 +80,7 @@ class Info(Struct, frozen=True):
 
     model_id: str
     model_sha: str  # its fingerprint
-    model_dtype: str  # the setting engine.encoder_precision
+    model_dtype: str | None  # of the engines; null: none is ready
     served_model_name: str
     model_type: ModelType
     max_concurrent_requests: int | None
@@ -171,11 +171,12 @@ class TeiRoutes:
     async def info(self, _: Request) -> Response:
         """Describe the first text encoder."""
         spec, engine, frontend = self._encoding_service.resolve_model(None), self._config.engine, self._config.frontend
+        precision = self._encoding_service.engine_pool.precision(spec)
         return json_response(
             Info(
                 model_id=spec.name,
                 model_sha=spec.fingerprint,
-                model_dtype=engine.encoder_precision,
+                model_dtype=precision and precision.dtype,
                 served_model_name=spec.name,
                 model_type=_model_type(spec),
                 max_concurrent_requests=None,
