@@ -139,7 +139,7 @@ def test_parameters_reach_the_engine(client):
         ([text(5)], {}, "element 0 is 5; allowed are strings"),
         ([text(["a", "b"], shape=[1, 1])], {}, "lists of other lengths"),
         ([text("a\0b")], {}, "cannot be tokenized"),
-        ([text("a", shape="x")], {}, "inputs[0].shape: Expected `array`, got `str`"),
+        ([text("a", shape="x")], {}, "inputs[0].shape is 'x'; allowed is a list."),
         ([text("a", dtype="x")], {}, "inputs[0]: Object contains unknown field `dtype`"),
         ([{"name": "TEXT"}], {}, "inputs[0]: Object missing required field `shape`"),
         ([{"name": "TEXT", "shape": [1], "datatype": "BYTES"}], {}, "has no data"),

@@ -152,7 +152,7 @@ def test_an_integer_may_have_a_zero_fraction(client, engine):
         ("scheduler", "heun", "ddim, euler, pndm"),
         ("scheduler", "", "scheduler"),
         ("scheduler", 5, "a string or null"),
-        ("format", "gif", '"png" or "webp" or "jpeg"'),
+        ("format", "gif", '"png", "webp" or "jpeg"'),
         ("inference_step", 5, "Did you mean 'inference_steps'?"),
         ("x" * 1000, 5, "unknown field"),
     ],

@@ -125,8 +125,15 @@ def test_a_text_that_is_too_long_is_cut_or_rejected(texts):
         ({"input": ["a", 1]}, "input", "mixes texts and token ids"),
         ({"input": [1, 1000]}, "input", "the token id 1000; fake-encoder has the ids 0 to 999"),
         ({"input": [1, -1]}, "input", "the token id -1"),
-        ({"input": 5}, "input", "input is 5"),
+        ({"input": 5}, "input", "input is 5; allowed is a string or a list of strings, integers or lists of integers."),
+        (
+            {"input": None},
+            "input",
+            "input is null; allowed is a string or a list of strings, integers or lists of integers.",
+        ),
         ({"input": {"a": 1}}, "input", "allowed is"),
+        ({"input": ["a", None]}, "input", "input[1] is null; allowed is an integer, a string or a list."),
+        ({"input": [[1, True]]}, "input", "input[0][1] is true; allowed is an integer."),
         ({"input": "a\0b"}, "input", "cannot be tokenized"),
         ({}, "input", "input is missing"),
         ({"input": "a", "dimensions": 9}, "dimensions", "allowed for fake-encoder are 1 to 8"),
@@ -190,6 +197,7 @@ def test_models_of_both_kinds_are_listed(texts):
     assert (text["id"], text["noria"]["dimensions"], text["noria"]["max_texts"]) == ("fake-encoder", 8, 8)
     detail = texts.get("/v1/models/fake-encoder").json()
     assert (detail["noria"], detail["load"]["num_slots"]) == (text["noria"], 4)
+    assert (detail["precision"]["dtype"], detail["precision"]["fidelity"]) == ("int8", 0.999)
 
 
 def test_one_line_and_metrics_for_each_request(texts, captured_log_fields):

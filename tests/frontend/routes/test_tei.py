@@ -219,6 +219,7 @@ def test_info_and_health(texts):
     info = texts.get("/info").json()
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("fake-encoder", 64, 8)
+    assert info["model_dtype"] == "int8"  # of the engine
     health = texts.get("/health")
     assert (health.status_code, health.content) == (200, b"")
     assert "text/html" in texts.get("/").headers["content-type"]
@@ -230,9 +231,9 @@ BAD = [
     ("/embed", {"inputs": []}, 400, "Empty", "the request has 0 texts; allowed are 1 to 8"),
     ("/embed", {"inputs": ["a"] * 9}, 422, "Validation", "the request has 9 texts"),
     ("/embed", {"inputs": "a" * 501}, 422, "Validation", "has 501 characters; allowed are at most 500"),
-    ("/embed", {"inputs": None}, 422, "Validation", "inputs is None"),
-    ("/embed", {"inputs": [["a", "b"]]}, 422, "Validation", "inputs is"),
-    ("/embed", {"inputs": [1.5]}, 422, "Validation", "inputs is"),
+    ("/embed", {"inputs": None}, 422, "Validation", "inputs is null; allowed is a string or a list"),
+    ("/embed", {"inputs": [["a", "b"]]}, 422, "Validation", "inputs[0][0] is 'a'; allowed is an integer."),
+    ("/embed", {"inputs": [1.5]}, 422, "Validation", "inputs[0] is 1.5; allowed is an integer, a string or a list."),
     ("/embed", {"inputs": ["a", 1]}, 422, "Validation", "inputs mixes texts and token ids"),
     ("/embed", {"inputs": [1000]}, 422, "Validation", "the token id 1000"),
     ("/embed", {"inputs": "a", "dimensions": 9}, 422, "Validation", "1 to 8"),
@@ -244,11 +245,16 @@ BAD = [
     ("/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation", "a list of 3 texts"),
     ("/predict", {"inputs": ["a", ["b"]]}, 422, "Validation", "inputs mixes texts and lists"),
     ("/predict", {"inputs": [["a", ""]]}, 400, "Empty", "text 0 is a pair with an empty text"),
+    ("/predict", {"inputs": [["a"], [None]]}, 422, "Validation", "inputs[1][0] is null; allowed is a string."),
     ("/predict", {"inputs": "a", "parameters": {"top_k": 0}}, 422, "Validation", "top_k: Expected `int` >= 1"),
     ("/predict", {"inputs": "a", "parameters": {"k": 0}}, 422, "Validation", "parameters has the unknown field 'k'"),
     ("/rerank", {"query": "q", "texts": []}, 400, "Empty", "0 texts"),
+    ("/rerank", {"query": "q", "texts": ["a", None]}, 422, "Validation", "texts[1] is null; allowed is a string."),
+    ("/rerank", {"query": "q", "texts": "a"}, 422, "Validation", "texts is 'a'; allowed is a list of strings."),
     ("/rerank", {"texts": ["a"]}, 422, "Validation", "query is missing"),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "sentences is empty"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [None]}}, 422, "Validation",
+     "inputs.sentences[0] is null; allowed is a string."),
     ("/similarity", {"inputs": "a"}, 422, "Validation", "allowed is an object"),
     ("/", {"inputs": "a", "raw_scores": True}, 422, "Validation", "unknown field 'raw_scores'"),
     ("/", {"inputs": ["a"], "model": "names", "parameters": {"stride": 2}}, 422, "Validation", "stride"),
@@ -266,7 +272,13 @@ def test_a_bad_request_says_what_is_wrong(texts, path, body, status, error_type,
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b'{"inputs": NaN}', "no JSON numbers"), (b"", "empty"), (b"[]", "object")]
+    ("content", "says"),
+    [
+        (b'{"inputs": NaN}', "no JSON numbers"),
+        (b"", "empty"),
+        (b"[]", "object"),
+        (b'{"inputs": "\\ud83d"}', "in pairs only"),
+    ],
 )
 def test_what_is_no_json_object_is_invalid(texts, content, says):
     answer = texts.post("/", content=content, headers={"Content-Type": "application/json"})

@@ -39,12 +39,14 @@ _MAX_LEVELS = 32  # of objects and lists in ignored fields; responses repeat som
 _INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises; a string in an ignored field is decoded only when the field is."""
 
-_JSON_TYPE_NAMES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "a list",
+_JSON_TYPE_NAMES = {  # one, several
+    "int": ("an integer", "integers"),
+    "float": ("a number", "numbers"),
+    "str": ("a string", "strings"),
+    "bool": ("true or false", "true or false"),
+    "array": ("a list", "lists"),
+    "object": ("an object", "objects"),
+    "null": ("null", "null"),
 }
 
 
@@ -217,8 +219,10 @@ def decode_object(raw: bytes) -> dict[str, Any]:
 
 def _invalid_json_message(raw: bytes, error: Exception) -> str:
     if not raw.strip():
-        return 'the body is empty; send a JSON object such as {"prompt": "a red bicycle"}.'
+        return "the body is empty; send a JSON object, whose fields /docs has."
     hint = " NaN and Infinity are no JSON numbers." if re.search(rb"\b(NaN|Infinity)\b", raw) else ""
+    if re.search(rb"\\u[dD][89a-fA-F]", raw):
+        hint += r" Surrogates such as \ud83d are characters in pairs only."
     return f"the body is not JSON: {error}.{hint}"
 
 
@@ -228,6 +232,10 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
     problem, _, path = text.partition(" - at `$")
     path = path.strip("`").lstrip(".")
     field = re.split(r"[.\[]", path)[0]
+    if (wrong := re.fullmatch(r"Expected `(.*)`, got `\w+`", problem)) and path not in ("", field):
+        with contextlib.suppress(LookupError, ValueError, *_INVALID_JSON):
+            allowed = _alternatives([_JSON_TYPE_NAMES[name][0] for name in wrong[1].split(" | ")])
+            return InvalidField(f"{path} is {_value_at(path, raw)}; allowed is {allowed}.", field=field)
     if "." in path or ("[" in path and problem.startswith(("Object", "Expected `object`"))):  # an object in a list
         return InvalidField(f"{path}: {problem}.", field=field)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
@@ -247,9 +255,21 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
     return InvalidField(f"{field} is {_value_of(field, raw)}; {_allowed_types(field, struct_type)}.", field=field)
 
 
+def _value_at(path: str, raw: bytes) -> str:
+    """Return the value at a path such as `inputs[0].shape`. Raises LookupError, ValueError, and what msgspec raises."""
+    value = msgspec.json.decode(raw)
+    for name, index in re.findall(r"([^.\[\]]+)|\[(.+?)\]", path):
+        value = value[name] if name else value[int(index)]
+    return _json_repr(value)
+
+
+def _json_repr(value: object) -> str:
+    return msgspec.json.encode(value).decode() if value is None or isinstance(value, bool) else short_repr(value)
+
+
 def _value_of(field: str, raw: bytes) -> str:
     try:
-        return short_repr(msgspec.json.decode(raw)[field])
+        return _json_repr(msgspec.json.decode(raw)[field])
     except UnicodeDecodeError:  # of another field
         return "in a body that is not UTF-8"
     except _INVALID_JSON:  # a number out of range, or nesting too deep
@@ -258,19 +278,25 @@ def _value_of(field: str, raw: bytes) -> str:
 
 def _allowed_types(field: str, struct_type: type[T]) -> str:
     declared = next(each.type for each in msgspec.structs.fields(struct_type) if each.name == field)
-    return f"allowed is {' or '.join(_type_names(declared))}"
+    return f"allowed is {_alternatives(_type_names(declared))}"
 
 
-def _type_names(declared: Any) -> list[str]:
+def _alternatives(names: list[str]) -> str:
+    """Return "a", "a or b", "a, b or c"."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _type_names(declared: Any, *, plural: bool = False) -> list[str]:
     """Return `int | None` as ["an integer", "null"], and `Literal["png", "webp"]` as ['"png"', '"webp"']."""
     if declared is NoneType:
         return ["null"]
-    if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
-        return ["an object"]
-    if isinstance(declared, type):
-        return [_JSON_TYPE_NAMES.get(declared.__name__, declared.__name__)]
     if isinstance(declared, str | int | float):
         return [msgspec.json.encode(declared).decode()]
-    if get_origin(declared) is dict:
-        return ["an object"]
-    return [type_name for argument in get_args(declared) for type_name in _type_names(argument)]
+    if get_origin(declared) in (list, tuple):
+        items = _alternatives(_type_names(get_args(declared)[0], plural=True))
+        return [f"{_JSON_TYPE_NAMES['array'][plural]} of {items}"]
+    if get_origin(declared) is dict or (isinstance(declared, type) and issubclass(declared, msgspec.Struct)):
+        return [_JSON_TYPE_NAMES["object"][plural]]
+    if isinstance(declared, type):
+        return [_JSON_TYPE_NAMES.get(declared.__name__, (declared.__name__, declared.__name__))[plural]]
+    return [type_name for argument in get_args(declared) for type_name in _type_names(argument, plural=plural)]
