@@ -3,6 +3,7 @@
 import concurrent.futures
 import sys
 import textwrap
+import threading
 
 import httpx
 import numpy as np
@@ -361,6 +362,14 @@ def test_a_call_of_code_that_is_late_is_cancelled(web):
     assert web.engine.cancelled == [web.engine.submitted[0].attempt_id]
 
 
+def test_a_disconnect_cancels_async_code_and_its_calls(web):
+    web.engine.never_answers = True
+    with pytest.raises(httpx.ReadTimeout):
+        web.post("/v1/endpoints/caller", json={"name": "tiny", "body": {"prompt": "p"}}, timeout=0.5)
+    wait_until(lambda: web.engine.cancelled)
+    assert web.engine.cancelled == [web.engine.submitted[0].attempt_id]
+
+
 def test_statistics_have_their_own_buckets_and_requests_are_counted(web):
     version = FAKE_ENCODER.fingerprint
     names = [
@@ -391,3 +400,49 @@ def test_changed_code_replaces_the_old_and_code_that_cannot_be_loaded_does_not(w
         wait_until(lambda: len(lines()) == 2)
         assert post(web, "replaced").json() == [pytest.approx(vector("two").tolist())]
     assert [line["event"] for line in lines()] == ["user_code_loaded", "user_code_rejected"]
+
+
+KEPT = """
+import threading
+
+class Replaced:
+    began, may_end = threading.Event(), threading.Event()
+
+    def preprocess(self, body, state):
+        if body.get("waits"):
+            self.began.set()
+            self.may_end.wait(60)
+
+    def postprocess(self, result, state):
+        return NUMBER
+"""
+
+
+def test_replacing_code_under_load_fails_no_request_and_each_keeps_the_code_it_began_with(web, replaced_file):
+    def replace(number):
+        replaced_file.with_suffix(".new").write_text(KEPT.replace("NUMBER", str(number)))
+        replaced_file.with_suffix(".new").rename(replaced_file)
+        wait_until(lambda: post(web, "replaced").json() == number)
+
+    def ask():
+        while not done.is_set():
+            answers.append(post(web, "replaced"))
+
+    answers, done = [], threading.Event()
+    replace(0)
+    first = sys.modules["noria_endpoint_replaced"].Replaced
+    with concurrent.futures.ThreadPoolExecutor(4) as users:
+        waiting = users.submit(post, web, "replaced", waits=True)
+        try:
+            assert first.began.wait(60)
+            asking = [users.submit(ask) for _ in range(3)]
+            for number in range(1, 6):
+                replace(number)
+        finally:
+            done.set()
+            first.may_end.set()
+        for each in asking:
+            each.result()
+    assert waiting.result().json() == 0
+    assert {answer.status_code for answer in answers} == {200}
+    assert [answer.json() for answer in answers if answer.json() == 5]

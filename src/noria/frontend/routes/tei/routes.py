@@ -176,7 +176,7 @@ class TeiRoutes:
             Info(
                 model_id=spec.name,
                 model_sha=spec.fingerprint,
-                model_dtype=precision and precision.dtype,
+                model_dtype=None if precision is None else precision.dtype,
                 served_model_name=spec.name,
                 model_type=_model_type(spec),
                 max_concurrent_requests=None,
