@@ -236,8 +236,9 @@ _DEPLOYMENTS_ROW = Row(
             "Failures by version",
             "Share of the requests that failed because of the server.",
             Query(
-                f"sum by (model, version) (rate(noria_deployment_requests_total{{{_INSTANCE_FILTER},"
-                'outcome=~"engine_lost|engine_crashed|generation_failed|internal"}[5m])) / '
+                f"(sum by (model, version) (rate(noria_deployment_requests_total{{{_INSTANCE_FILTER},"
+                'outcome=~"engine_lost|engine_crashed|generation_failed|internal"}[5m]))'
+                f" or 0 * sum by (model, version) (rate(noria_deployment_requests_total{{{_INSTANCE_FILTER}}}[5m]))) / "
                 f"(sum by (model, version) (rate(noria_deployment_requests_total{{{_INSTANCE_FILTER}}}[5m])) > 0)",
                 "{{model}} {{version}}",
             ),

@@ -91,7 +91,9 @@ def run(task: FrontendTask) -> None:
         signal.signal(number, _ignore_signal)
     declarations.init_engine_series([engine_name(number) for number in range(len(task.engines))])
     outcomes.init_unknown_model_series()
-    declarations.FRONTEND_STARTS.labels(task.name, "restarted")  # 0, so that Prometheus sees the first increase
+    # 0, so that Prometheus sees the first increase
+    declarations.FRONTEND_STARTS.labels(task.name, "restarted")
+    declarations.FRONTEND_STOPS.labels(task.name)
     declarations.FRONTEND_STARTS.labels(task.name, task.start_reason).inc()
     engine_pool = EnginePool(
         task.engines,
