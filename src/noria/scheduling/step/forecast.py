@@ -8,12 +8,13 @@ many rows, the current average, even after the known images leave.
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from noria.scheduling.costs import CostModel
 from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.stride import kind_of
 from noria.scheduling.types import BatchKey, ItemId
 
 
@@ -72,6 +73,7 @@ class _KeyGroup:
     """The running images of one batch key that have calls left, by rank, and those of them that step."""
 
     batch_key: BatchKey
+    kind: BatchKey
     max_rows: int  # rows of a call
     expected_rows: int  # rows of a call at present, at most `max_rows`
     images: list[SimulatedImage] = field(default_factory=list)
@@ -136,7 +138,10 @@ class _Simulation:
         if each.batch_key not in self.groups:
             max_rows = self.costs.rows_limit(each.batch_key)
             self.groups[each.batch_key] = _KeyGroup(
-                each.batch_key, max_rows, min(round(self.expected_batch_size.get(each.batch_key, 0.0)), max_rows)
+                each.batch_key,
+                kind_of(each.batch_key),
+                max_rows,
+                min(round(self.expected_batch_size.get(each.batch_key, 0.0)), max_rows),
             )
         group = self.groups[each.batch_key]
         insort(group.images, each, key=_rank)
@@ -169,9 +174,7 @@ class _Simulation:
         for group in groups:
             if group.is_stale:
                 group.select(self.costs, self.now, len(group.images) / num_images, is_full=is_full)
-        # Batch keys share the device in proportion to their running images, so a key with a small share takes longer
-        # per iteration.
-        iterations_s = [group.step_s * num_images / len(group.images) for group in groups]
+        iterations_s = _iterations_s(groups, num_images)
         if self.denoised:
             jump_s = min(iterations_s)
         else:
@@ -196,6 +199,21 @@ class _Simulation:
         self.num_running -= len(departing)
         if not self.num_running:
             self.exclusive_attempt_id = None
+
+
+def _iterations_s(groups: Sequence[_KeyGroup], num_images: int) -> list[float]:
+    """Return the time from one step of each group to its next.
+
+    Kinds share the device in proportion to their running images, so one with a small share takes longer. The groups of
+    one kind take turns.
+    """
+    if len(groups) == 1:
+        return [groups[0].step_s]
+    turns_s, num_by_kind = dict.fromkeys([group.kind for group in groups], 0.0), Counter[BatchKey]()
+    for group in groups:
+        turns_s[group.kind] += group.step_s
+        num_by_kind[group.kind] += len(group.images)
+    return [turns_s[group.kind] * num_images / num_by_kind[group.kind] for group in groups]
 
 
 def _rank(each: SimulatedImage) -> int:

@@ -235,7 +235,7 @@ class StepScheduler:
         chosen = self._select_batch(by_key[batch_key], batch_key, now)
         # If nothing is measured, all calls count the same.
         cost_s = self.costs.step_s(batch_key, self._count_rows(chosen)) or 1.0
-        self._stride.charge(batch_key, cost_s, num_running[batch_key])
+        self._stride.charge(batch_key, cost_s)
         running_images = self._table.running
         return tuple(Step(image, running_images[image].slot, running_images[image].call) for image in chosen)
 
