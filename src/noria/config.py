@@ -154,7 +154,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
             le=19,
             description="CPU niceness of the threads that load a version of a model beside those that serve: with 19 "
-            "requests are delayed least, and the load takes longest",
+            "requests are delayed least, and the load takes longest; an export to ONNX then pauses while others want "
+            "its core",
         ),
     ] = 19
     hang_timeout_s: Annotated[

@@ -12,7 +12,7 @@ from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import PreparedTextRequest
 from noria.engine.encoder.sessions import find_device, load_sessions, precision_of
 from noria.engine.resources.memory import check_memory, free_memory_bytes
-from noria.engine.resources.priority import run_apart
+from noria.engine.resources.priority import MAX_NICENESS, run_apart
 from noria.engine.runtime import BatchRuntime, LoadedModel
 from noria.errors import ModelError, SetupError
 from noria.models.catalog import count_parameters, have_same_architecture
@@ -56,7 +56,8 @@ def load_runtime(
     def load_more(spec: EncoderModelSpec, num_sessions: int) -> Sequence[Session]:
         check_memory(spec.name, _needed_bytes(spec, device), device, free_bytes)
         if device == "cpu":  # the sessions are opened below, since their threads would keep the niceness
-            run_apart(lambda: find_or_export(spec, cache_folder(config.cache_dir, os.environ)), config.mount_niceness)
+            cache, niceness = cache_folder(config.cache_dir, os.environ), config.mount_niceness
+            run_apart(lambda: find_or_export(spec, cache, only_idle_cores=niceness == MAX_NICENESS), niceness)
         return load_sessions(spec, msgspec.structs.replace(config, encoder_sessions=num_sessions), device)
 
     return make_runtime(loaded, config, device, load_more)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+MAX_NICENESS = 19
+
 T = TypeVar("T")
 
 

@@ -32,6 +32,7 @@ from noria.extras import check_installed, require
 from noria.models.encoder.token_rows import FloatArray, TokenRow, pad, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
+from noria.observe.idle_cores import idle_cores_only
 from noria.protocol.text import EncoderModelSpec
 from noria.storage.private_files import make_own_folder
 
@@ -79,8 +80,10 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
     return cache / "encoders" / digest.hexdigest()[:32]
 
 
-def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path) -> OnnxFile:
+def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path, *, only_idle_cores: bool = False) -> OnnxFile:
     """Return the ONNX form of a model; exports it in a process of its own if it is not in the cache folder.
+
+    With `only_idle_cores` that process leaves the cores to others, and takes a minute or two if these are busy.
 
     Raises:
         ConfigError: the cache folder cannot be written.
@@ -94,7 +97,8 @@ def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path) -> OnnxFile:
     _log.info("exporting %s to ONNX, which is done once", spec.name)
     # A process of its own: torch and the checkpoint would stay in the memory of this one.
     command = [sys.executable, "-m", "noria.models.encoder.onnx_export"]
-    child = subprocess.run(command, input=msgspec.json.encode((spec, str(cache))), stdout=subprocess.PIPE, check=False)
+    task = msgspec.json.encode((spec, str(cache), only_idle_cores))
+    child = subprocess.run(command, input=task, stdout=subprocess.PIPE, check=False)
     if child.returncode == 0 and (made := find(spec, cache)) is not None:
         return made
     try:
@@ -109,11 +113,12 @@ def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path) -> OnnxFile:
 
 def main() -> int:
     """Export what standard input names, in a process of its own; an error goes to standard output."""
-    spec, cache = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EncoderModelSpec, str])
+    spec, cache, only_idle_cores = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EncoderModelSpec, str, bool])
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is for the log
     try:
-        export(spec, pathlib.Path(cache))
+        with idle_cores_only() if only_idle_cores else contextlib.nullcontext():
+            export(spec, pathlib.Path(cache))
     except NoriaError as error:
         os.write(output, msgspec.json.encode((error.code, error.message)))
         return 1
