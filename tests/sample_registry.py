@@ -56,6 +56,7 @@ def fill(engine: Engine, now: float) -> None:
     models.remove("shapes@2", Change(now - 23 * DAY_S, "bob", "its crop was wrong"))
     models.set_alias("shapes@3", "prod", Change(now - 18 * DAY_S, "ann"))
     models.set_alias("shapes@5", "next", Change(now - 2 * DAY_S, "ann"))
+    models.tag("shapes@5", ["stage=test"], Change(now - 2 * DAY_S, "ann"))
     _record_lineage(engine, models, now)
     serve_at_once(deployments, "t2i", "shapes@1", Change(now - 29 * DAY_S, "ann", "first"))
     serve_at_once(deployments, "embed", "minilm@1", Change(now - 21 * DAY_S, "bob", "for search"))

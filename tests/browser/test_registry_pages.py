@@ -14,7 +14,7 @@ from PIL import Image
 import sample_registry
 from frontends import folder, serving  # noqa: F401 - a fixture
 from noria.canary.judge import JudgeSettings
-from noria.canary.shadow import ShadowPlan
+from noria.canary.shadow import ShadowCounts, ShadowPlan, ShadowState
 from noria.config import Config, FrontendConfig, RegistryConfig
 from noria.frontend.access.api_keys import generate_key
 from noria.images.metadata import GenerationMetadata
@@ -114,7 +114,16 @@ def test_models_have_what_is_known_of_each_version(url, open_page):
     page = open_page(f"{url}/models")
     versions = page.get_by_role("table").filter(has=page.get_by_role("rowheader", name="shapes@5"))
     latest = versions.get_by_role("row").filter(has_text="shapes@5")
-    for text in ("next", "2 days ago", "by ann", "more latents", "31.4 MB in 9 files", "engine 0 as t2i", "canary"):
+    for text in (
+        "next",
+        "stage=test",
+        "2 days ago",
+        "by ann",
+        "more latents",
+        "31.4 MB in 9 files",
+        "engine 0 as t2i",
+        "canary",
+    ):
         expect(latest).to_contain_text(text)
     expect(versions.get_by_role("row").filter(has_text="shapes@4")).to_contain_text(HOSTILE)
     expect(versions.get_by_role("row").filter(has_text="shapes@2")).to_contain_text("its crop was wrong")
@@ -180,6 +189,22 @@ def test_a_shadow_gets_copies_and_no_traffic(own, open_page, check_accessibility
         re.compile("at the end: shapes@3 100 %")
     )
     expect(page.get_by_role("region", name="Changes, the latest first")).to_contain_text("which gets copies")
+    section = page.get_by_role("region", name="Shadow and control")
+    expect(section).to_contain_text("shapes@5, shadow: copies of 10 % of the requests.No copy was answered yet.")
+    for number, seconds in ((10, 30.0), (40, 60.0)):
+        counts = ShadowCounts(
+            num_answers=number, num_errors=number // 10, num_dropped=3, num_timed=number, shadow_s=2.0, control_s=1.0,
+            num_distances=number, distance=0.02 * number, max_distance=0.11,
+        )  # fmt: skip
+        change = Change(now + 2 + seconds, "registrar")
+        store.step_shadow(shadow.id, "registrar", ShadowState(counts, seconds, change.at), change)
+    for name in (
+        "Copies of requests at the end: answered: 40; dropped: 3.",
+        "Errors at the end: shadow: 4; control: 0.",
+        "Computing time at the end: shadow: 2.",
+        "Distance of outputs at the end: mean: 0.02; largest: 0.11.",
+    ):
+        expect(section.get_by_role("img", name=name, exact=True)).to_be_visible()
     check_accessibility(page)
     page.get_by_role("button", name="Promote").click()
     expect(page.get_by_role("dialog")).to_contain_text("It is a shadow")

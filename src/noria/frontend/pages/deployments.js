@@ -6,6 +6,7 @@ import { evidencePlots, evidencePoints, formatE, guardNames } from "./evidence_p
 import { pluralize } from "./format.js";
 import { ageOf, byWhom, formatCount, formatLong, formatShare, formatState, formatTime, lineageUrl, stateChip, table } from "./registry_format.js";
 import { fetchJson, RegistryPage, renderIfChanged } from "./registry_page.js";
+import { describeShadow, shadowPlots, shadowPoints } from "./shadow_plots.js";
 import { CONFIGURATION, drawTraffic, trafficChanges, UNKNOWN, versionHues } from "./traffic.js";
 
 const INTERVAL_S = 2; // at most two requests, of which the second one only after a change
@@ -82,6 +83,7 @@ function show(endpoint) {
   byId("promote").hidden = !["canary", "shadow"].includes(unfinished?.state);
   byId("rollback").hidden = !unfinished && !serving;
   showTraffic();
+  showShadow();
   showJudge(endpoint);
   showHistory();
 }
@@ -115,6 +117,21 @@ function showTraffic() {
   );
 }
 
+// ── The shadow ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+function showShadow() {
+  const deployment = history.data.find(({ shadow_plan, state }) => shadow_plan !== null && !["pending", "failed"].includes(state));
+  byId("shadowed").hidden = deployment === undefined;
+  if (deployment === undefined) return;
+  const { id, version, state, shadow_plan } = deployment;
+  setText(byId("shadow-plan"), `Deployment ${id}, ${version}, ${formatState(state)}: copies of ${describeShadow(shadow_plan)}.`);
+  const points = shadowPoints(deployment);
+  const width = plotWidthIn(byId("shadow-plots"), 4);
+  renderIfChanged(byId("shadow-plots"), [id, points, width], () =>
+    points.length ? shadowPlots(points, width, armHues(deployment)).map(plotElement) : [make("p", { class: "muted", text: "No copy was answered yet." })],
+  );
+}
+
 // ── The judge ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 function showJudge(endpoint) {
@@ -130,11 +147,15 @@ function showJudge(endpoint) {
   const points = evidencePoints(deployment);
   const verdict = deployment.id === endpoint.unfinished?.id ? endpoint.verdict : points.at(-1)?.evidence.verdict;
   renderIfChanged(byId("verdict"), verdict, () => (verdict ? verdictElements(verdict) : [make("p", { class: "muted", text: "The judge has seen no requests yet." })]));
-  const width = byId("plots").clientWidth;
-  const columns = Math.max(1, Math.min(3, Math.floor((width + PLOT_GAP_PX) / (MIN_PLOT_PX + PLOT_GAP_PX))));
-  const plotWidth = Math.floor((width - PLOT_GAP_PX * (columns - 1)) / columns);
+  const plotWidth = plotWidthIn(byId("plots"), 3);
   renderIfChanged(byId("plots"), [deployment.id, points, plotWidth], () => (points.length ? evidencePlots(deployment, points, plotWidth, armHues(deployment)).map(plotElement) : []));
   renderIfChanged(byId("evidence-table"), [deployment.id, points], () => (points.length ? [evidenceTable(points)] : []));
+}
+
+/** The width of each plot of an element, of which at most `most` are beside each other, in px. */
+function plotWidthIn({ clientWidth }, most) {
+  const columns = Math.max(1, Math.min(most, Math.floor((clientWidth + PLOT_GAP_PX) / (MIN_PLOT_PX + PLOT_GAP_PX))));
+  return Math.floor((clientWidth - PLOT_GAP_PX * (columns - 1)) / columns);
 }
 
 /** The colours of the canary's version, and of the control when the canary began. */
@@ -257,5 +278,6 @@ window.addEventListener("hashchange", () => {
 new ResizeObserver(() => {
   if (history?.endpoint !== selected()?.endpoint || byId("endpoint").hidden) return;
   showTraffic();
+  showShadow();
   showJudge(selected());
 }).observe(byId("main"));

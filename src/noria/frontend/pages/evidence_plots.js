@@ -1,9 +1,9 @@
 // The judge's evidence of one canary over time: E of each guard, responses of both arms, the interval of the increase of errors.
 
+import { AXIS_PX, GUTTER_PX, HEIGHT_PX, RIGHT_PX, timeAxis, timeScale, TOP_PX, valueAxis } from "./plot_frame.js";
 import { formatCount, formatTime } from "./registry_format.js";
-import { linear, logarithmic, niceTop, pathOf, picture, svg, timeTicks } from "./svg.js";
+import { linear, logarithmic, niceTop, pathOf, picture, svg } from "./svg.js";
 
-const [HEIGHT_PX, AXIS_PX, GUTTER_PX, RIGHT_PX, TOP_PX] = [150, 20, 46, 10, 8];
 const E_RANGE = [0.01, 1000]; // at least
 
 /** The events of a deployment that have evidence, as [{at, evidence}]. Pure. */
@@ -106,21 +106,3 @@ function intervalPlot(deployment, points, width, hues) {
 
 const hueOf = (index) => `hue-${8 - (index % 8)}`; // of a guard: the other end of the colours of versions
 const superscript = (power) => [...String(power)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
-
-function timeScale(points, width) {
-  const [from, to] = [points[0].at, points.at(-1).at];
-  return linear(from === to ? [from - 1, to] : [from, to], [GUTTER_PX + 5, width - RIGHT_PX - 5]);
-}
-
-function timeAxis(points, toX, width) {
-  const parts = [svg("line", { class: "axis", x1: GUTTER_PX, x2: width - RIGHT_PX, y1: HEIGHT_PX, y2: HEIGHT_PX })];
-  for (const [at, text] of timeTicks(points[0].at, points.at(-1).at, 4)) parts.push(svg("text", { class: "tick", x: toX(at), y: HEIGHT_PX + 15, "text-anchor": "middle", text }));
-  return parts;
-}
-
-function valueAxis(ticks, toY, width) {
-  return ticks.flatMap(([value, text]) => [
-    svg("line", { class: "grid", x1: GUTTER_PX, x2: width - RIGHT_PX, y1: toY(value), y2: toY(value) }),
-    svg("text", { class: "tick", x: GUTTER_PX - 5, y: toY(value) + 4, "text-anchor": "end", text }),
-  ]);
-}

@@ -92,6 +92,7 @@ function modelCard(model, versions) {
 
 function versionRow({ name, version, num_deployments, deployments }) {
   const chips = version.aliases.map((alias) => make("span", { class: "chip alias", text: alias }));
+  chips.push(...version.tags.map((tag) => make("span", { class: "chip tag", text: tag })));
   if (version.removed) chips.push(make("span", { class: "chip bad", text: "removed" }));
   const removed = version.removed ? [make("p", { class: "small" }, "removed ", ageOf(version.removed.at), " ", ...byWhom(version.removed))] : [];
   const where = deployments.map(({ endpoint, state, id }) =>

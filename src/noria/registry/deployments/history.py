@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 
 from noria.canary.judge import JudgeSettings, JudgeState, Verdict, verdict
 from noria.canary.ramp import RampPlan, RampStatus
+from noria.canary.shadow import ShadowPlan, ShadowState
 from noria.registry.deployments.rows import read_deployments, unknown_endpoint
 from noria.registry.deployments.states import Deployment, DeploymentEvent, EventType, State
 from noria.registry.schema import deployments, endpoints
@@ -35,6 +36,7 @@ class HistoryEvent(Struct, frozen=True):
     status: RampStatus | None  # of the ramp
     step: int | None  # of the plan, from 0
     evidence: JudgedEvidence | None
+    shadow: ShadowState | None
 
 
 class HistoryDeployment(Struct, frozen=True):
@@ -45,6 +47,7 @@ class HistoryDeployment(Struct, frozen=True):
     digest: str
     state: State
     plan: RampPlan | None
+    shadow_plan: ShadowPlan | None
     judge_settings: JudgeSettings
     created: Change
     rolls_back: int | None
@@ -87,6 +90,7 @@ def _described(deployment: Deployment) -> HistoryDeployment:
         digest=deployment.version.digest,
         state=deployment.state,
         plan=deployment.plan,
+        shadow_plan=deployment.shadow_plan,
         judge_settings=deployment.judge_settings,
         created=deployment.created,
         rolls_back=deployment.rolls_back,
@@ -104,6 +108,7 @@ def _described_event(event: DeploymentEvent, settings: JudgeSettings) -> History
         status=None if event.ramp is None else event.ramp.status,
         step=None if event.ramp is None else event.ramp.step,
         evidence=None if event.evidence is None else _judged(event.evidence, settings),
+        shadow=event.shadow,
     )
 
 
