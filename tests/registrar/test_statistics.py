@@ -87,6 +87,7 @@ def test_reports_of_all_front_ends_are_compared_and_exported(tmp_path, tiny_fold
         assert gauge("psi") > 0.5
         assert gauge("ks") == pytest.approx(0.5)
         assert 0 < gauge("js") < 1
+        assert 0 <= gauge("p_value") < 0.01
         snapshot = read_statistics(made.file)
         assert {each.key.variable: each.windows[10].counts for each in snapshot.series} == {
             "steps": [200, 100, 100],

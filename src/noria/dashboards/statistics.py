@@ -8,8 +8,8 @@ _LEGEND = "{{endpoint}} {{version}} {{variable}}"
 _TITLES = {"prompts": "Prompts", "parameters": "Parameters", "images": "Images", "texts": "Texts"}
 
 
-def _max_by_variable(metric: str) -> Query:
-    return Query(f"max by (endpoint, version, variable) ({metric}{{{_FILTER}}})", _LEGEND)
+def _by_variable(metric: str, worst: str = "max") -> Query:
+    return Query(f"{worst} by (endpoint, version, variable) ({metric}{{{_FILTER}}})", _LEGEND)
 
 
 def _panel(variable: Variable) -> Panel:
@@ -34,22 +34,29 @@ STATISTICS = Dashboard(
                     "PSI",
                     "Population stability index of the last 12 windows and the reference, corrected for sample size. "
                     "Above 0.1 the distribution has shifted.",
-                    _max_by_variable("noria_drift_psi"),
+                    _by_variable("noria_drift_psi"),
                 ),
                 timeseries(
                     "Kolmogorov–Smirnov",
                     "Largest difference of the cumulative shares of a histogram and its reference.",
-                    _max_by_variable("noria_drift_ks"),
+                    _by_variable("noria_drift_ks"),
                 ),
                 timeseries(
                     "Jensen–Shannon",
                     "Divergence from the reference, from 0 to 1 bit.",
-                    _max_by_variable("noria_drift_js"),
+                    _by_variable("noria_drift_js"),
+                ),
+                timeseries(
+                    "Chi-square and Kolmogorov–Smirnov, p-value",
+                    "Probability of as large a difference without drift, at one look: by chi-square of categories, by "
+                    "Kolmogorov–Smirnov of scalars. With many values it is small for differences that do not matter.",
+                    _by_variable("noria_drift_p_value", "min"),
+                    unit="percentunit",
                 ),
                 timeseries(
                     "Unseen categories",
                     "Share of the values whose categories the reference does not have.",
-                    _max_by_variable("noria_drift_unseen_ratio"),
+                    _by_variable("noria_drift_unseen_ratio"),
                     unit="percentunit",
                 ),
                 timeseries(

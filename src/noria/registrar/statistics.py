@@ -104,6 +104,7 @@ def _set_gauges(key: SeriesKey, drift: Drift) -> None:
         (declarations.DRIFT_PSI, drift.psi),
         (declarations.DRIFT_KS, drift.ks),
         (declarations.DRIFT_JS, drift.js),
+        (declarations.DRIFT_P_VALUE, drift.p_value),
     ):
         gauge.labels(*key).set(math.nan if value is None else value)
     unseen = sum(drift.unseen.values()) / drift.num_current if drift.num_current else math.nan

@@ -299,6 +299,13 @@ DRIFT_JS = _gauge(
     "Jensen–Shannon divergence from the reference, in bits.",
     *_DRIFT_LABELS,
 )
+DRIFT_P_VALUE = _gauge(
+    _SECTION,
+    "noria_drift_p_value",
+    "Probability of as large a difference without drift, at one look: by chi-square of categories, by "
+    "Kolmogorov–Smirnov of scalars.",
+    *_DRIFT_LABELS,
+)
 DRIFT_UNSEEN = _gauge(
     _SECTION,
     "noria_drift_unseen_ratio",
