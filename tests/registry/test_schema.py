@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy import MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from databases import check_tables
 from noria.config import Config, RegistryConfig
 from noria.registry import schema
 from noria.registry.model_store import ModelStore
@@ -105,6 +106,7 @@ def test_a_registry_of_the_first_version_is_migrated(database, tmp_path):
     url = database_url(old, database, tmp_path / "registry.sqlite")
     open_database(old, url, 1).dispose()
     engine = schema.open_registry_database(database, tmp_path)
+    check_tables(engine, schema.metadata)
     store = ModelStore(engine)
     store.add("shapes", folder(), at(1))
     assert store.tag("shapes", {"stage=prod"}, at(2)).tags == ("stage=prod",)
