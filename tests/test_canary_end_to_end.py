@@ -21,7 +21,7 @@ import pytest
 
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
-from noria.config import Config
+from noria.config import Config, StatisticsConfig, VariableConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines import registrar_link, version_choice
 from noria.frontend.engines.pool import EnginePool
@@ -53,7 +53,8 @@ class Served:
     """A server in threads of this process, whose endpoint has a model and, in the registry, a second version of it."""
 
     def __init__(self, tmp_path: pathlib.Path, sockets: str, first: pathlib.Path, second: pathlib.Path) -> None:
-        self.config = Config(data_dir=str(tmp_path))
+        declared = VariableConfig("image_brightness", ENDPOINT, edges=(0.1, 0.2, 0.3))
+        self.config = Config(data_dir=str(tmp_path), statistics=StatisticsConfig(variables=(declared,)))
         specs = [msgspec.structs.replace(open_model(str(folder)), name=ENDPOINT) for folder in (first, second)]
         self.control, self.canary = (spec.fingerprint for spec in specs)
         self.models = (specs[0],)
@@ -145,14 +146,17 @@ def ask_until(served: Served, condition) -> Counter:
     return seen
 
 
-@pytest.mark.parametrize("fault", ["errors", "latency"])
+@pytest.mark.parametrize("fault", ["errors", "latency", "image_brightness"])
 def test_a_planted_bad_canary_is_rolled_back_and_gets_no_more_requests(served: Served, fault: str) -> None:
     served.engine.delays_s[served.control] = 0.02
-    served.engine.delays_s[served.canary] = 0.02 if fault == "errors" else 0.06
+    served.engine.delays_s[served.canary] = 0.06 if fault == "latency" else 0.02
+    if fault == "image_brightness":
+        served.engine.shades[served.canary] = 0
     if fault == "errors":
         served.engine.failures[served.canary] = {"code": "generation_failed", "message": "no"}
     change = Change(time.time(), "tester")
-    number = served.deployments.deploy(ENDPOINT, "shapes@1", RampPlan((100 * SHARE,)), JudgeSettings(), change)[0].id
+    settings = JudgeSettings(guards=("image_brightness",))
+    number = served.deployments.deploy(ENDPOINT, "shapes@1", RampPlan((100 * SHARE,)), settings, change)[0].id
     seen = ask_until(served, lambda: served.deployments.find(number).state == "rolled_back")
     found = served.deployments.find(number)
     assert (found.last_change.by, found.last_change.why.partition(":")[0]) == ("judge", fault)
