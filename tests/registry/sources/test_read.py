@@ -7,6 +7,7 @@ import huggingface_hub.constants
 import pytest
 
 from noria.errors import ModelError
+from noria.models.location import locate
 from noria.registry.manifest import read_manifest
 from noria.registry.sources.read import read_source
 from registry.sources.hub_server import COMMITS, REPO
@@ -109,6 +110,20 @@ def test_pickles_and_what_serving_does_not_need_are_not_copied(read, memory, tmp
     names = {path.name for path in copied.rglob("*")}
     assert "diffusion_pytorch_model.safetensors" in names
     assert not {"diffusion_pytorch_model.bin", "README.md"} & names
+
+
+def test_the_two_folders_of_mlflows_flavour_for_transformers_are_one_model(read, memory, tmp_path):
+    folder, logged = locate("minilm")[0], "/logged/text/artifacts"
+    memory.pipe_file(f"{logged}/MLmodel", b"flavors: {}")
+    for file in folder.iterdir():
+        if file.is_file():
+            inside = "components/tokenizer" if file.name.startswith(("tokenizer", "vocab", "special")) else "model"
+            memory.pipe_file(f"{logged}/{inside}/{file.name}", file.read_bytes())
+    model = read("memory://logged/text")
+    assert model.kind == "encoder"
+    copied = tmp_path / "data" / "models" / model.url.rpartition("/")[2]
+    assert (copied / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert not (copied / "components").exists()
 
 
 @pytest.mark.parametrize(

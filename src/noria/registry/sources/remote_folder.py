@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from noria.errors import ModelError, NoriaError, short_repr
@@ -16,6 +16,7 @@ from noria.registry.manifest import LINEAGE_FILE
 _MAX_ENTRIES = 10_000
 CHUNK_BYTES = 1_048_576
 _MAX_TEXT_BYTES = 2**26  # of files other than weights; `models/weights.py` reads no larger ones
+_MLFLOW_MODEL, _MLFLOW_TOKENIZER = "/model/", "components/tokenizer/"
 _BAD_PATH = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")  # "", "." and ".." as a name; control characters
 
 
@@ -74,7 +75,7 @@ def model_in(folder: RemoteFolder) -> RemoteFolder:
                 "without .., backslashes and control characters."
             )
     root = find_model_root([file.path for file in folder.files], folder.url)
-    inside = {file.path[len(root) :]: file for file in folder.files if file.path.startswith(root)}
+    inside = _files_of_model(folder.files, root)
     index = next(name for name in INDEX_FILES if name in inside)
     source = f"{folder.url}/{root}{index}"
     family = family_of(index, parse_object(_read_text(folder, root + index), source), source)
@@ -86,7 +87,7 @@ def model_in(folder: RemoteFolder) -> RemoteFolder:
         if not path.endswith(".safetensors"):
             _check_text_size(inside[path].size_bytes, path, folder.url)
     files = tuple(replace(inside[path], path=path) for path in needed)
-    return replace(folder, files=files, read=lambda path: folder.read(root + path))
+    return replace(folder, files=files, read=lambda path: folder.read(inside[path].path))
 
 
 def read_chunks(folder: RemoteFolder, path: str) -> Iterator[bytes]:
@@ -123,3 +124,16 @@ def _read_text(folder: RemoteFolder, path: str) -> bytes:
 def _check_text_size(size_bytes: int, path: str, url: str) -> None:
     if size_bytes > _MAX_TEXT_BYTES:
         raise ModelError(f"{url}: {path} has {size_bytes} bytes; at most {_MAX_TEXT_BYTES} are allowed.")
+
+
+def _files_of_model(files: Sequence[RemoteFile], root: str) -> dict[str, RemoteFile]:
+    """Return the files by their paths in the model's own folder.
+
+    Those of MLflow's flavour "transformers" are in two, `model/` and `components/tokenizer/`.
+    """
+    found = {file.path[len(root) :]: file for file in files if file.path.startswith(root)}
+    if f"/{root}".endswith(_MLFLOW_MODEL):
+        tokenizer = root.removesuffix(_MLFLOW_MODEL.removeprefix("/")) + _MLFLOW_TOKENIZER
+        beside = {file.path[len(tokenizer) :]: file for file in files if file.path.startswith(tokenizer)}
+        found = beside | found
+    return found
