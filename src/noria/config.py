@@ -441,6 +441,18 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "Without it the server serves the models of its configuration only"
         ),
     ] = True
+    source_roots: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of this machine, and URLs of folders in stores (`s3://BUCKET/FOLDER`), below which "
+            "`POST /v1/registry/versions` may read models; besides them the hub, the MLflow server of the environment, "
+            "and models in packages"
+        ),
+    ] = ()
+    max_source_gib: Annotated[
+        float,
+        Meta(gt=0, le=100_000, description="largest model that `POST /v1/registry/versions` copies, GiB"),
+    ] = 64.0
 
 
 VariableKind = Literal["scalar", "category", "value", "counter"]

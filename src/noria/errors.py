@@ -18,7 +18,8 @@
     │   ├── HostNotAllowed               421  the Host header has a name that is not this server's
     │   ├── OperationNotSupported        501  the protocol has the operation, this server does not
     │   ├── IdempotencyConflict          422  the key was used for another body
-    │   └── RegistryConflict             409  the registry lacks what is named, or cannot be changed as asked
+    │   ├── RegistryConflict             409  the registry lacks what is named, or cannot be changed as asked
+    │   └── SourceRejected               422  the source of a model cannot or may not be read, or is no model
     ├── ServingError                     the server's state or load: the request itself was valid
     │   ├── QueueFull                    429  retry later
     │   ├── RateLimited                  429  a limit of the API key, or of one client's share, is reached; retry later
@@ -209,6 +210,13 @@ class RegistryConflict(RequestError):
 
     code = "registry_conflict"
     http_status = 409
+
+
+class SourceRejected(RequestError):
+    """The source of a model cannot be read, may not be read over HTTP, or is no model that is supported."""
+
+    code = "source_rejected"
+    http_status = 422
 
 
 class ServingError(NoriaError):

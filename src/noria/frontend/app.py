@@ -47,6 +47,7 @@ from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.lineage import LineageService
+from noria.frontend.services.model_adding import ModelAdding
 from noria.frontend.services.registry import RegistryConnection
 from noria.frontend.services.served_versions import ServedVersionsService
 from noria.frontend.services.statistics import StatisticsService
@@ -130,8 +131,8 @@ def build_app(
         lambda: clients.num_processes,
     )
     registry = RegistryConnection(functools.partial(open_registry, config))
-    openai = OpenAIRoutes(generation_service, body_reader)
-    live = LiveRoutes(engine_pool, config.frontend)
+    adding = ModelAdding(registry, config)
+    openai, live = OpenAIRoutes(generation_service, body_reader), LiveRoutes(engine_pool, config.frontend)
     uploads, server_routes = UploadedImages(), ServerRoutes(config, engine_pool, clients, rejection_log)
     routes = [
         Route("/t2i", ImageRoutes(generation_service, body_reader).t2i, methods=["POST"]),
@@ -151,7 +152,7 @@ def build_app(
         *LineageRoutes(LineageService(registry), body_reader).routes,
         *DeploymentRoutes(registry, body_reader).routes,
         *StatisticsRoutes(StatisticsService(statistics_file(config))).routes,
-        *RegistryRoutes(registry, ServedVersionsService(engine_pool, config), uploads).routes,
+        *RegistryRoutes(registry, adding, ServedVersionsService(engine_pool, config), uploads, body_reader).routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,
         *OpenInferenceRoutes(open_inference, body_reader).routes,
@@ -184,6 +185,7 @@ def build_app(
                 async with (
                     _background_work(rejection_log, endpoints, statistics, clients, config.frontend.api_keys_file),
                     grpc_server,
+                    contextlib.aclosing(adding),
                 ):
                     yield
             finally:

@@ -10,7 +10,7 @@ from noria.models.location import locate
 from noria.registry.lineage.openlineage import Event, parse_event
 from noria.registry.manifest import LINEAGE_FILE, Manifest, read_manifest
 
-_PACKAGED = ("bundled", "minilm")  # models in Python packages: their folders move with the environment
+PACKAGED = ("bundled", "minilm")  # models in Python packages: their folders move with the environment
 _PACKAGED_SCHEME = "noria"
 _MAX_LINEAGE_BYTES = 16_777_216
 
@@ -36,14 +36,14 @@ def read_model(source: str) -> ModelFolder:
         ModelError: there is no such folder, or it is damaged or not supported.
 
     """
-    if source not in _PACKAGED and not pathlib.Path(source).expanduser().is_dir():
+    if source not in PACKAGED and not pathlib.Path(source).expanduser().is_dir():
         raise ModelError(
             f"no such folder: {source}. Give a model folder, bundled, minilm, hf://OWNER/NAME, "
             "mlflow:models:/NAME@ALIAS, or the URL of a folder, such as s3://BUCKET/FOLDER."
         )
     spec = open_model(source)
     folder = pathlib.Path(spec.folder)
-    url = f"{_PACKAGED_SCHEME}:{source}" if source in _PACKAGED else folder.as_uri()
+    url = f"{_PACKAGED_SCHEME}:{source}" if source in PACKAGED else folder.as_uri()
     return ModelFolder(source, url, spec.kind, spec.fingerprint, read_manifest(folder), _read_lineage(folder))
 
 

@@ -51,7 +51,7 @@ def test_clients_of_frameworks_get_the_vectors_of_sentence_transformers(encoder:
 
 
 def test_aiperf_measures_embeddings(encoder: pathlib.Path, url: str, tmp_path: pathlib.Path) -> None:
-    aiperf = peer_python("aiperf", "aiperf==0.13.0").with_name("aiperf")
+    aiperf = environment_python("aiperf", "aiperf==0.13.0").with_name("aiperf")
     # With either of them it takes the folder of a tokenizer for a name on the hub, and rejects it.
     offline = "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"
     environment = {name: value for name, value in os.environ.items() if name not in offline}

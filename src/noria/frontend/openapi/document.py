@@ -64,6 +64,7 @@ from noria.frontend.routes.openai_images import (
     ModelList,
 )
 from noria.frontend.routes.registry.deployments import DeploymentChangeBody, DeployRequestBody
+from noria.frontend.routes.registry.versions import AddVersionBody
 from noria.frontend.services.request_validation import limits
 from noria.jobs.records import Job
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -106,6 +107,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "Options": {"samples_format": "png"},
     "EmbeddingsRequestBody": {"input": ["a red circle", "a blue square"]},
     "LineageEventBody": lineage.EXAMPLE,
+    "AddVersionBody": registry.EXAMPLE,
     "DeployRequestBody": deployments.EXAMPLE,
     "DeploymentChangeBody": {"endpoint": "t2i"},
     "JobRequestBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
@@ -172,6 +174,7 @@ def _schemas(
         (Options, a1111.DESCRIPTIONS),
         (JobRequestBody, jobs.DESCRIPTIONS),
         (LineageEventBody, lineage.DESCRIPTIONS),
+        (AddVersionBody, registry.DESCRIPTIONS),
         (DeployRequestBody, deployments.DESCRIPTIONS),
         (DeploymentChangeBody, deployments.DESCRIPTIONS),
         (EmbeddingsRequestBody, embeddings.DESCRIPTIONS),

@@ -1,4 +1,4 @@
-"""What the registry's pages read, in the OpenAPI document."""
+"""The registry in the OpenAPI document."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from noria.errors import (
     RateLimited,
     RegistryConflict,
     RegistryUnavailable,
+    SourceRejected,
     UnreadableImage,
 )
 from noria.frontend.http.paths import REGISTRY_PATH
@@ -18,14 +19,28 @@ from noria.frontend.routes.registry.registry import (
     DEFAULT_VERSIONS,
     MAX_NODES,
     MAX_VERSIONS,
+    AddVersionBody,
     ImageLineage,
 )
 from noria.frontend.services.served_versions import ServedVersions
 from noria.registry.lineage.graph import LineageGraph
 from noria.registry.lineage.trace_subjects import MAX_CHARS
 from noria.registry.version_list import VersionList
+from noria.registry.versions import Version
 
-STRUCTS = (VersionList, ServedVersions, LineageGraph, ImageLineage)
+STRUCTS = (AddVersionBody, Version, VersionList, ServedVersions, LineageGraph, ImageLineage)
+
+DESCRIPTIONS = {
+    "model": "the model; it is created if it is new",
+    "source": "bundled, minilm, hf://OWNER/NAME[@REVISION], mlflow:models:/NAME@ALIAS, mlflow:models:/NAME/NUMBER, or "
+    "a folder or URL below one of `registry.source_roots`",
+    "alias": "let it name this version",
+    "run_id": "the run that made it, if its events do not name its digest",
+    "datasets": "URI@VERSION of data that it was made from",
+    "why": "the reason, which is kept",
+}
+
+EXAMPLE = {"model": "shapes", "source": "hf://org/shapes@v1", "alias": "prod"}
 
 
 def page_parameters(default: int, maximum: int) -> list[dict[str, Any]]:
@@ -48,6 +63,16 @@ def paths() -> dict[str, Any]:
         content=json_content(VersionList),
         errors=[InvalidField, RegistryUnavailable],
     )
+    add = operation(
+        "Add a version of a model",
+        "As `noria models add` does: reads the source, copies what is not on the server's machine, and registers the "
+        "content as a version. It takes as long as that takes; if the connection breaks, it goes on, and the same "
+        "request waits for it or finds the version.",
+        body=AddVersionBody,
+        content=json_content(Version),
+        errors=[InvalidBody, InvalidField, RegistryConflict, SourceRejected, RateLimited, RegistryUnavailable],
+    )
+    add["responses"]["201"] = {"description": "added", "content": json_content(Version)}
     served = operation(
         "List the versions that are served",
         "What each engine holds, and how many requests each version answered since the server's start. Needs no "
@@ -77,7 +102,8 @@ def paths() -> dict[str, Any]:
     )
     return {
         f"{REGISTRY_PATH}/versions": {
-            "get": versions | {"parameters": page_parameters(DEFAULT_VERSIONS, MAX_VERSIONS)}
+            "get": versions | {"parameters": page_parameters(DEFAULT_VERSIONS, MAX_VERSIONS)},
+            "post": add,
         },
         f"{REGISTRY_PATH}/served": {"get": served},
         f"{REGISTRY_PATH}/trace": {

@@ -6,7 +6,7 @@ artifacts are read from the same origin, or from one of the `_STORES`, with cred
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -18,7 +18,7 @@ from noria.observe.logs.redaction import redact
 from noria.registry.sources.filesystem import open_filesystem
 from noria.registry.sources.mlflow_run import MlflowRun
 from noria.registry.sources.remote_folder import CHUNK_BYTES, RemoteFile, RemoteFolder, check_num_entries, one_line
-from noria.registry.sources.source import FilesystemSource, MlflowSource, parse_source
+from noria.registry.sources.source import FilesystemSource, MlflowSource, Source, parse_source
 
 _API = "api/2.0/mlflow"
 _ARTIFACTS = "api/2.0/mlflow-artifacts/artifacts"
@@ -65,8 +65,12 @@ class MlflowClient:
         """Close its connections."""
         self._client.close()
 
-    def open(self, source: MlflowSource) -> tuple[RemoteFolder, MlflowRun | None]:
+    def open(
+        self, source: MlflowSource, check: Callable[[Source], Source] = lambda store: store
+    ) -> tuple[RemoteFolder, MlflowRun | None]:
         """List the artifacts of a version, and read its run; None: no run is known.
+
+        `check` raises ModelError if the store that the server names for the artifacts may not be read.
 
         Raises:
             ModelError: there is no such version, or the server does not answer, or it does not serve its artifacts.
@@ -79,7 +83,7 @@ class MlflowClient:
         version = self._as(found.get("model_version"), _ModelVersion)
         named = {"name": version.name, "version": version.version}
         uri = self._get(f"{_API}/model-versions/get-download-uri", **named).get("artifact_uri")
-        folder = self._open_artifacts(str(uri), f"{version.name}/{version.version}")
+        folder = self._open_artifacts(str(uri), f"{version.name}/{version.version}", check)
         return folder, self._read_run(version.run_id) if version.run_id else None
 
     def _read_run(self, run_id: str) -> MlflowRun:
@@ -88,7 +92,7 @@ class MlflowClient:
         experiment = self._as(found.get("experiment"), _Experiment)
         return msgspec.structs.replace(run, experiment=experiment.name)
 
-    def _open_artifacts(self, uri: str, revision: str) -> RemoteFolder:
+    def _open_artifacts(self, uri: str, revision: str, check: Callable[[Source], Source]) -> RemoteFolder:
         if (of_run := _RUN_PATH.fullmatch(uri)) is not None:
             uri = f"{self._read_run(of_run['run']).info.artifact_uri}/{of_run['path']}"
         try:
@@ -98,6 +102,7 @@ class MlflowClient:
                 f"{self._url} keeps the artifacts of {revision} in a URI that is none: {error}."
             ) from error
         if parts.scheme in _STORES and isinstance(store := parse_source(uri, {}), FilesystemSource):
+            check(store)
             return open_filesystem(store.url, revision)
         if parts.scheme != "mlflow-artifacts" or parts.netloc not in ("", urlsplit(self._url).netloc):
             raise ModelError(

@@ -9,29 +9,43 @@ from noria.registry.lineage.run_events import model_ref
 from noria.registry.model_folder import ModelFolder, check_model, read_model
 from noria.registry.sources.copies import copy_model
 from noria.registry.sources.filesystem import open_filesystem, open_hub
+from noria.registry.sources.limits import SourceLimits
 from noria.registry.sources.mlflow import MlflowClient
 from noria.registry.sources.mlflow_run import events_of
 from noria.registry.sources.remote_folder import RemoteFolder, model_in
-from noria.registry.sources.source import FilesystemSource, HubSource, LocalSource, MlflowSource, parse_source
+from noria.registry.sources.source import FilesystemSource, HubSource, LocalSource, MlflowSource, Source, parse_source
 
 
 def read_source(
-    text: str, model: str, data_folder: pathlib.Path, environment: Mapping[str, str], report: Callable[[str], None]
+    text: str,
+    model: str,
+    data_folder: pathlib.Path,
+    environment: Mapping[str, str],
+    report: Callable[[str], None],
+    limits: SourceLimits | None = None,
 ) -> ModelFolder:
     """Return the folder that a source of `model` names, or a copy of it in `data_folder`; `report` says what is copied.
 
+    `limits` are those of what is read for others than the operator.
+
     Raises:
         MissingExtra: a package that serving the model needs is not installed.
-        ModelError: there is no such source, it cannot be read, or it is no model that is supported.
+        ModelError: there is no such source, it cannot or may not be read, or it is no model that is supported.
         RegistryError: the source holds a secret.
 
     """
 
     def copied(remote: RemoteFolder) -> ModelFolder:
-        folder = read_model(str(copy_model(model_in(remote), data_folder / "models", report, check_model)))
+        found = model_in(remote)
+        if limits is not None:
+            limits.check_size(found.url, found.size_bytes)
+        folder = read_model(str(copy_model(found, data_folder / "models", report, check_model)))
         return replace(folder, source=text, revision=remote.revision)
 
-    source = parse_source(text, environment)
+    def allowed(source: Source) -> Source:
+        return source if limits is None else limits.check(source)
+
+    source = allowed(parse_source(text, environment))
     match source:
         case LocalSource():
             return read_model(source.name)
@@ -41,7 +55,7 @@ def read_source(
             return copied(open_filesystem(source.url))
         case MlflowSource():
             with contextlib.closing(MlflowClient(source.server, environment)) as client:
-                remote, run = client.open(source)
+                remote, run = client.open(source, allowed)
                 if run is not None:  # raises before anything is copied
                     events_of(run, source.server, model_ref(model, ""), remote.url)
                 folder = copied(remote)

@@ -17,7 +17,7 @@ from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.routes.registry.lineage import sender_of
-from noria.frontend.routes.registry.registry import page_of, text_parameter
+from noria.frontend.routes.registry.registry import Name, Reason, page_of, text_parameter
 from noria.frontend.services.registry import RegistryConnection
 from noria.registry.deployments.history import DeploymentHistory, read_history
 from noria.registry.deployments.states import Deployment, EndpointStatus, status_of
@@ -25,8 +25,6 @@ from noria.registry.deployments.store import DeploymentStore
 from noria.registry.versions import Change
 
 DEFAULT_HISTORY, MAX_HISTORY = 20, 100  # deployments
-
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class DeployRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,14 +40,14 @@ class DeployRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     max_error_increase: Annotated[float, Meta(gt=0, le=100)] | None = None
     guards: Annotated[tuple[Annotated[str, Meta(pattern=GUARD_PATTERN)], ...], Meta(max_length=MAX_GUARDS)] = ()
     follow: bool = False
-    why: Annotated[str, Meta(max_length=1000)] = ""
+    why: Reason = ""
 
 
 class DeploymentChangeBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a promotion or a rollback."""
 
     endpoint: Name
-    why: Annotated[str, Meta(max_length=1000)] = ""
+    why: Reason = ""
 
 
 class DeploymentList(Struct, frozen=True):

@@ -1,47 +1,80 @@
-"""`/v1/registry`: the versions of models, what the server serves of them, and what made what, for the pages."""
+"""`/v1/registry`: the versions of models, what the server serves of them, and what made what."""
 
 import re
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from sqlalchemy import Engine
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from noria.errors import InvalidField, short_repr
+from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import REGISTRY_PATH
 from noria.frontend.routes.image_metadata import UploadedImages
+from noria.frontend.routes.registry.lineage import sender_of
+from noria.frontend.services.model_adding import ModelAdding, WantedVersion
 from noria.frontend.services.registry import RegistryConnection
 from noria.frontend.services.served_versions import ServedVersionsService
 from noria.images.metadata import GenerationMetadata
 from noria.registry.lineage.graph import LineageGraph, read_lineage
 from noria.registry.lineage.trace_subjects import MAX_CHARS, find_image_subjects, find_subjects
 from noria.registry.version_list import VersionList, read_version_list
+from noria.registry.versions import Change
 
 DEFAULT_VERSIONS, MAX_VERSIONS = 100, 500
 DEFAULT_NODES, MAX_NODES = 200, 500
 """Of a lineage, in each direction. Each takes some queries."""
 _MAX_ROW = 2**53  # of numbers that JavaScript has
+_MAX_DATASETS = 100
+
+NO_NUL = r"^[^\x00]*$"
+"""PostgreSQL stores no text with NUL."""
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)]
+Reason = Annotated[str, Meta(max_length=1000, pattern=NO_NUL)]
+_Location = Annotated[str, Meta(min_length=1, max_length=2000, pattern=NO_NUL)]
+
+
+class AddVersionBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/registry/versions`."""
+
+    model: Name
+    source: _Location
+    alias: Name | None = None
+    run_id: Name | None = None
+    datasets: Annotated[tuple[_Location, ...], Meta(max_length=_MAX_DATASETS)] = ()
+    why: Reason = ""
 
 
 class RegistryRoutes:
-    """The routes that read the registry."""
+    """The routes of models' versions."""
 
-    def __init__(self, registry: RegistryConnection, served: ServedVersionsService, uploads: UploadedImages) -> None:
-        self._registry, self._served, self._uploads = registry, served, uploads
+    def __init__(
+        self,
+        registry: RegistryConnection,
+        adding: ModelAdding,
+        served: ServedVersionsService,
+        uploads: UploadedImages,
+        body_reader: JsonBodyReader,
+    ) -> None:
+        self._registry, self._adding, self._served = registry, adding, served
+        self._uploads, self._body_reader = uploads, body_reader
 
     @property
     def routes(self) -> list[Route]:
         """The routes to serve."""
         return [
-            Route(f"{REGISTRY_PATH}/versions", self.versions),
+            Route(f"{REGISTRY_PATH}/versions", self.versions, methods=["GET", "POST"]),
             Route(f"{REGISTRY_PATH}/served", self.served),
             Route(f"{REGISTRY_PATH}/trace", self.trace, methods=["GET", "POST"]),
         ]
 
     async def versions(self, http: Request) -> Response:
-        """Return the versions of all models, page by page."""
+        """Return the versions of all models, page by page; or add one."""
+        if http.method == "POST":
+            return await self._add(http)
         page = page_of(http, DEFAULT_VERSIONS, MAX_VERSIONS)
 
         def read(engine: Engine) -> VersionList:
@@ -49,6 +82,14 @@ class RegistryRoutes:
                 return read_version_list(connection, *page)
 
         return json_response(await self._registry.run(read))
+
+    async def _add(self, http: Request) -> Response:
+        """Add a version; 200 if it was there, else 201."""
+        body = await self._body_reader.read_json(http, AddVersionBody)
+        wanted = WantedVersion(body.model, body.source, body.alias, body.run_id, body.datasets)
+        change = Change(self._registry.clock(), sender_of(http), body.why)
+        version, was_there = await self._adding.add(wanted, change)
+        return json_response(version, 200 if was_there else 201)
 
     async def served(self, _: Request) -> Response:
         """Return what engines hold, and how many requests each version answered; also while the registry is away."""
