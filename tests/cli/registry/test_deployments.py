@@ -154,7 +154,9 @@ def test_an_unknown_endpoint_names_the_known(noria):
         assert "to the endpoint 't2'. Did you mean 't2i'? Known are t2i." in printed
 
 
-def test_waiting_ends_with_what_happened(noria, store):
+def test_waiting_ends_with_what_happened(noria, store, monkeypatch):
+    monkeypatch.setattr("noria.cli.registry.deployments._FOLLOW_S", 0.0)  # there is no server
+
     def server(act):
         """Act on the pending deployment as soon as there is one, in a thread."""
 

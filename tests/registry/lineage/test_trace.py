@@ -21,6 +21,7 @@ from noria.registry.lineage.trace import (
     find_run,
     trace,
 )
+from noria.registry.lineage.trace_subjects import find_subjects
 from noria.registry.model_store import ModelStore
 from registry.samples import RUNS, SCENES, WEIGHTS, WORDS, at, dataset, event, folder, on_sqlite, step_of
 
@@ -115,9 +116,16 @@ def test_an_endpoint_leads_to_the_versions_that_get_its_requests(engine, registe
         with engine.connect() as connection:
             return find_endpoint(connection, "t2i")
 
+    def find_text(text):
+        with engine.connect() as connection:
+            return find_subjects(connection, text)
+
     for version, plan in (("shapes@1", None), ("shapes@2", RampPlan((5.0,)))):
         deployment, _ = store.deploy("t2i", version, plan, JudgeSettings(), at(2))
         assert find() == (None if plan is None else NodeId("endpoint", "t2i"))
+        if plan is None:
+            with pytest.raises(RegistryError, match=r"no version .* serves the endpoint t2i now.* deployment:1\."):
+                find_text("t2i")
         store.try_lease(deployment.id, "server", 3.0, 10.0)
         store.mounted(deployment.id, "server", at(3))
     assert walk(find(), "up")[:5] == [

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from noria.registry.deployments.store import DeploymentStore
 
 _POLL_S = 0.5
+_FOLLOW_S = 1.0  # within which the front ends follow the routes, once the registry has them
 _MAX_WAIT_S = 30 * 86400.0
 _MAX_EVENTS = 20  # that `status` prints
 _CONFIGURED = "(configuration)"
@@ -267,6 +268,8 @@ def _wait(store: "DeploymentStore", deployment: "Deployment", timeout_s: float) 
     while _outcome(deployment)[0] is None and (left_s := deadline - time.monotonic()) > 0:
         time.sleep(min(_POLL_S, left_s))
         deployment = store.find(deployment.id)
+        if _outcome(deployment)[0]:
+            time.sleep(_FOLLOW_S)
     return deployment
 
 

@@ -15,6 +15,7 @@ const MAX_ROWS = 200; // events
 const RANGES = [["1 hour", 3600], ["1 day", 86400], ["1 week", 604800], ["1 month", 2678400], ["1 year", 31622400]];
 const MIN_PLOT_PX = 260;
 const PLOT_GAP_PX = 24;
+const SHADOW_HUE = 8; // of a version that got no traffic, and so has no colour there
 
 let endpoints = [];
 let history = null; // of the selected endpoint: {endpoint, data, next, seen}
@@ -135,7 +136,7 @@ function showShadow() {
 // ── The judge ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 function showJudge(endpoint) {
-  const canaries = history.data.filter((deployment) => deployment.plan !== null && deployment.state !== "failed");
+  const canaries = history.data.filter(({ plan, shadow_plan, state, events }) => plan !== null && (events.some(({ type, evidence }) => type === "canary" || evidence) || (state === "pending" && shadow_plan === null)));
   const deployment = canaries.find(({ id }) => id === judgedId) ?? canaries[0];
   byId("judged").hidden = deployment === undefined;
   if (deployment === undefined) return;
@@ -163,7 +164,7 @@ function armHues({ version, created }) {
   const changes = trafficChanges(history.data, history.next === null);
   const before = changes.findLast(({ at, shares }) => at <= created.at && shares.length === 1)?.shares[0].version ?? CONFIGURATION;
   const hues = versionHues(changes);
-  return { canary: `hue-${hues.get(version)}`, control: `hue-${hues.get(before)}` };
+  return { canary: `hue-${hues.get(version) ?? SHADOW_HUE}`, control: `hue-${hues.get(before)}` };
 }
 
 function verdictElements({ outcome, reason, e }) {

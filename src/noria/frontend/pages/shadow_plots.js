@@ -31,7 +31,7 @@ export function shadowPlots(points, width, hues) {
   if (timed.length) plots.push(plot(timed, width, "Computing time", "Of the shadow, in multiples of the control’s, without the wait in queues.", significant, [[hues.canary, "shadow", ({ shadow_s, control_s }) => shadow_s / control_s]], 1));
   const compared = points.filter(({ num_distances }) => num_distances);
   if (compared.length) {
-    plots.push(plot(compared, width, "Distance of outputs", "Of images the mean difference of pixels, 0 to 1; of numbers the cosine distance, 0 to 2.", significant, [
+    plots.push(plot(compared, width, "Distance of outputs", "Of images the pixels’, 0 to 1; of numbers the cosine’s, 0 to 2.", significant, [
       [hues.canary, "mean", ({ distance, num_distances }) => distance / num_distances],
       ["total", "largest", ({ max_distance }) => max_distance],
     ]));

@@ -45,7 +45,10 @@ def find_subjects(connection: Connection, what: str, direction: Direction = "up"
         return [find_run(connection, what)]
     if direction == "up" and (endpoint := find_endpoint(connection, what)) is not None:
         return [endpoint]
-    return [NodeId("model", find_version(connection, what).digest)]
+    try:
+        return [NodeId("model", find_version(connection, what).digest)]
+    except RegistryError as error:
+        raise _explained(connection, what, error) from None
 
 
 def find_image_subjects(
@@ -79,6 +82,17 @@ def find_image_subjects(
             "models add noria-shapes bundled)."
         )
     return [NodeId("model", each) for each in digests]
+
+
+def _explained(connection: Connection, what: str, error: RegistryError) -> RegistryError:
+    """Return the error that says what to do if a text is no model, but an endpoint that no deployment serves now."""
+    query = sa.select(sa.func.max(deployments.c.id)).join(endpoints).where(endpoints.c.name == what)
+    if (latest := connection.scalar(query)) is None:
+        return error
+    return RegistryError(
+        f"no version of the registry serves the endpoint {what} now; the model of the server's configuration does. "
+        f"Trace its latest deployment: deployment:{latest}."
+    )
 
 
 def _find_node(connection: Connection, kind: str, key: str) -> NodeId:
