@@ -1,10 +1,10 @@
 """A process that works beside others and leaves the cores to them.
 
 A low priority is not enough where others compute on several cores at once, as a step of an image does. One of its
-threads often waits for the others, for less than a millisecond; whatever is runnable then gets its core, and keeps the
-scheduler from moving another of its threads there. On 2 cores, a process under SCHED_IDLE that took 0.4 of a core made
-images take 1.9 times as long; at niceness 19 it was 2.5 times. So such a process also pauses while others want its
-core, and is runnable for a small part of the time only.
+threads often waits for the others, for less than a millisecond; whatever is runnable then gets its core, which
+presumably keeps the kernel from moving another of its threads there. On 2 cores, a process under SCHED_IDLE that took
+0.4 of a core made images take 1.9 times as long; at niceness 19 it was 2.5 times (docs/benchmarks/deploys.md). So
+such a process also pauses while others want its core, and is runnable for a small part of the time only.
 """
 
 import contextlib
