@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from noria.registry.manifest import read_manifest
-from peer_environment import peer_python
+from python_environment import environment_python
 from waiting import wait_until
 
 # The server starts in some seconds; pip takes minutes, the first time.
@@ -31,7 +31,7 @@ SIGNED = {
 @pytest.fixture(scope="module")
 def s3(bundled_folder):
     """A server with the bundled model in s3://models/released/shapes: its URL, and the folder of its packages."""
-    python = peer_python("s3", *PACKAGES)
+    python = environment_python("s3", *PACKAGES)
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     with subprocess.Popen([python, "-m", "moto.server", "-p", str(port)], stderr=subprocess.DEVNULL) as process:

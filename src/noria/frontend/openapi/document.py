@@ -64,7 +64,7 @@ from noria.frontend.routes.openai_images import (
     ModelList,
 )
 from noria.frontend.routes.registry.deployments import DeploymentChangeBody, DeployRequestBody
-from noria.frontend.routes.registry.versions import AddVersionBody
+from noria.frontend.routes.registry.registry import AddVersionBody
 from noria.frontend.services.request_validation import limits
 from noria.jobs.records import Job
 from noria.protocol.diffusion import DiffusionModelSpec
