@@ -190,7 +190,8 @@ def test_a_shadow_gets_copies_and_no_traffic(own, open_page, check_accessibility
     )
     expect(page.get_by_role("region", name="Changes, the latest first")).to_contain_text("which gets copies")
     section = page.get_by_role("region", name="Shadow and control")
-    expect(section).to_contain_text("shapes@5, shadow: copies of 10 % of the requests.No copy was answered yet.")
+    expect(section).to_contain_text("shapes@5, shadow: copies of 10 % of the requests.")
+    expect(section).to_contain_text("No copy was answered yet.")
     for number, seconds in ((10, 30.0), (40, 60.0)):
         counts = ShadowCounts(
             num_answers=number, num_errors=number // 10, num_dropped=3, num_timed=number, shadow_s=2.0, control_s=1.0,
