@@ -116,7 +116,7 @@ def test_the_two_folders_of_mlflows_flavour_for_transformers_are_one_model(read,
     folder, logged = locate("minilm")[0], "/logged/text/artifacts"
     memory.pipe_file(f"{logged}/MLmodel", b"flavors: {}")
     for file in folder.iterdir():
-        if file.is_file():
+        if file.is_file() and file.name != "modules.json":  # which a model of transformers does not have
             inside = "components/tokenizer" if file.name.startswith(("tokenizer", "vocab", "special")) else "model"
             memory.pipe_file(f"{logged}/{inside}/{file.name}", file.read_bytes())
     model = read("memory://logged/text")
