@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import diffusers.schedulers
 import diffusers.utils.logging
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from noria.sampling import step
 from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
 from noria.sampling.probe import pipeline_options
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria.sampling.tables import SamplerTable
 
 SHAPE_CHW = (4, 8, 8)
@@ -71,12 +73,12 @@ def quiet_diffusers() -> Iterator[None]:
 
 
 def diffusers_samples(
-    choice: SchedulerChoice, config: dict, num_steps: int, seed: int, **set_timesteps
+    choice: SchedulerChoice, config: dict, num_steps: int, seed: int, schedule: dict | None = None
 ) -> list[torch.Tensor]:
     """x_0, x_1, … [C, H, W] of a pipeline's loop in float32."""
     with quiet_diffusers():
         scheduler = _diffusers_scheduler(choice, config)
-        scheduler.set_timesteps(num_steps, **set_timesteps)
+        scheduler.set_timesteps(**(schedule or {"num_inference_steps": num_steps}))
         generator = torch.Generator().manual_seed(seed)
         options = pipeline_options(scheduler, generator)
         sample = torch.randn((1, *SHAPE_CHW), generator=generator) * getattr(scheduler, "init_noise_sigma", 1.0)
@@ -125,15 +127,23 @@ def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
     return samples
 
 
-def check(choice: SchedulerChoice, config: dict, num_steps: int, mu: float | None = None) -> None:
-    ours = table_samples(compile_sampler(choice, config, num_steps, mu=mu), SEED)
-    theirs = diffusers_samples(choice, config, num_steps, SEED, **({} if mu is None else {"mu": mu}))
+def check(
+    choice: SchedulerChoice,
+    config: dict,
+    num_steps: int,
+    schedule: Schedule = DEFAULT_SCHEDULE,
+    arguments: dict | None = None,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Compare a sampler of `schedule` with a scheduler whose `set_timesteps` gets `arguments`."""
+    ours = table_samples(compile_sampler(choice, config, num_steps, schedule), SEED)
+    theirs = diffusers_samples(choice, config, num_steps, SEED, arguments)
     assert len(ours) == len(theirs), f"{choice.name}: diffusers makes {len(theirs) - 1} calls for {num_steps} steps"
     largest = 1.0
     for call, (mine, real) in enumerate(zip(ours, theirs, strict=True)):
         largest = max(largest, float(real.abs().max()))
         error = float((mine - real).abs().max()) / largest
-        assert error <= TOLERANCE, (
+        assert error <= tolerance, (
             f"{choice.name}, {num_steps} steps, sample {call} of {len(ours) - 1}: off by {error:.1e}"
         )
 
@@ -168,9 +178,59 @@ def test_sample_prediction_follows_diffusers(name):
     check(scheduler_names.find(name), STABLE_DIFFUSION | {"prediction_type": "sample"}, 10)
 
 
+SHIFTED = FLOW | {"use_dynamic_shifting": True}
+# A few float32 operations a call, without the cancellation that `TOLERANCE` allows for.
+FLOW_TOLERANCE = 1e-6
+
+
 @pytest.mark.parametrize("name", ["flow-euler", "flow-euler-a", "flow-lcm", "flow-unipc", "flow-dpm++2m"])
 def test_a_shift_with_the_size_follows_diffusers(name):
-    check(scheduler_names.find(name), FLOW | {"use_dynamic_shifting": True}, 8, mu=0.9)
+    check(scheduler_names.find(name), SHIFTED, 8, Schedule(mu=0.9), {"num_inference_steps": 8, "mu": 0.9})
+
+
+@pytest.mark.parametrize("config", [{}, {"shift_terminal": 0.02}, {"stochastic_sampling": True}], ids=str)
+@pytest.mark.parametrize("num_steps", [2, 4, 12, 50])
+def test_sigmas_and_shift_of_the_pipelines_follow_diffusers_exactly(config, num_steps):
+    """As the pipelines of FLUX and Qwen-Image set them; without sigmas, other times result."""
+    sigmas, mu = np.linspace(1.0, 1 / num_steps, num_steps), 0.81
+    schedule = Schedule(sigmas=tuple(sigmas.tolist()), mu=mu)
+    arguments = {"sigmas": sigmas, "mu": mu}
+    check(scheduler_names.find("flow-euler"), SHIFTED | config, num_steps, schedule, arguments, FLOW_TOLERANCE)
+
+
+def test_the_sigmas_of_the_pipelines_are_not_those_of_the_scheduler():
+    sigmas = Schedule(sigmas=tuple(np.linspace(1.0, 1 / 12, 12).tolist()), mu=0.81)
+    last, without = (
+        compile_sampler("flow-euler", SHIFTED, 12, each).timesteps[-1] for each in (sigmas, Schedule(mu=0.81))
+    )
+    assert last > 100 > 10 > without
+
+
+@pytest.mark.parametrize("name", ["flow-unipc", "flow-dpm++2m"])
+def test_a_scheduler_with_sigmas_of_its_own_gets_the_shift_alone_as_from_the_pipelines(name):
+    schedule = Schedule(sigmas=(1.0, 0.75, 0.5, 0.25), mu=0.9)
+    check(scheduler_names.find(name), SHIFTED, 4, schedule, {"num_inference_steps": 4, "mu": 0.9})
+
+
+@pytest.mark.parametrize("name", ["flow-lcm", "flow-euler-a"])
+def test_sigmas_alone_follow_diffusers(name):
+    sigmas = (1.0, 0.7, 0.4)
+    check(scheduler_names.find(name), FLOW, 3, Schedule(sigmas=sigmas), {"sigmas": list(sigmas)})
+
+
+@pytest.mark.parametrize("name", ["dpm++2m", "euler", "lcm"])
+def test_timesteps_follow_diffusers(name):
+    timesteps = (999, 845, 730, 587, 443, 310, 193, 116, 53, 13)  # "align your steps" of SD 1.5
+    check(
+        scheduler_names.find(name), STABLE_DIFFUSION, 10, Schedule(timesteps=timesteps), {"timesteps": list(timesteps)}
+    )
+
+
+def test_sigmas_with_timesteps_follow_diffusers():
+    sigmas, timesteps = (1.0, 0.6, 0.2), (900.0, 500.0, 300.0)  # as the pipeline of CogView4 gives both
+    schedule = Schedule(sigmas, timesteps, 0.7)
+    arguments = {"sigmas": list(sigmas), "timesteps": list(timesteps), "mu": 0.7}
+    check(scheduler_names.find("flow-euler"), SHIFTED, 3, schedule, arguments, FLOW_TOLERANCE)
 
 
 def test_the_tolerance_tells_neighbouring_schedulers_apart():

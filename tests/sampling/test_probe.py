@@ -4,14 +4,15 @@ import pytest
 from noria.errors import InvalidField
 from noria.images.scheduler_names import SchedulerChoice, find
 from noria.sampling.probe import MAX_STEPS, SchedulerSetup, Trace, probe
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
 MODEL = {"_class_name": "PNDMScheduler"}
 FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
 
 
-def trace(choice: SchedulerChoice | str, config=MODEL, num_steps=10, mu=None) -> Trace:
+def trace(choice: SchedulerChoice | str, config=MODEL, num_steps=10, schedule=DEFAULT_SCHEDULE) -> Trace:
     choice = find(choice) if isinstance(choice, str) else choice
-    return probe(SchedulerSetup.of(choice, config), num_steps, mu)
+    return probe(SchedulerSetup.of(choice, config), num_steps, schedule)
 
 
 def made_up(diffusers_class: str, **overrides) -> SchedulerChoice:
@@ -79,8 +80,22 @@ def test_a_scheduler_of_another_family_is_rejected():
     assert "flow-heun" in rejection("ddim", FLOW).message
 
 
-def test_a_scheduler_that_cannot_shift_its_schedule_is_rejected():
-    assert rejection("flow-heun", FLOW, mu=0.8).field == "scheduler"
+@pytest.mark.parametrize(
+    ("choice", "config", "schedule"),
+    [
+        ("flow-heun", FLOW, Schedule(mu=0.8)),
+        ("flow-heun", FLOW, Schedule(sigmas=(1.0, 0.5))),
+        ("dpm++2s", MODEL, Schedule(sigmas=(1.0, 0.5))),
+        ("pndm", MODEL, Schedule(timesteps=(999.0, 500.0))),
+    ],
+)
+def test_a_scheduler_that_cannot_take_the_models_schedule_is_rejected(choice, config, schedule):
+    error = rejection(choice, config, schedule=schedule)
+    assert error.field == "scheduler"
+    assert "cannot be set by" in error.message
+
+
+def test_a_model_that_shifts_its_schedule_needs_mu():
     assert "mu" in rejection("flow-euler", FLOW | {"use_dynamic_shifting": True}).message
 
 

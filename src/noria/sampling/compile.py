@@ -17,6 +17,7 @@ from noria.errors import InvalidField
 from noria.images import scheduler_names
 from noria.images.scheduler_names import SchedulerChoice
 from noria.sampling.probe import MIN_DENOMINATOR, Array, SchedulerSetup, Trace, probe, unusable
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria.sampling.tables import NOISE_COLUMN, NUM_COLUMNS, WINDOW, SamplerTable, output_column, sample_column
 
 # Schedulers that compute in float32 fit to 1e-7, others to 1e-14: below this no better fit is searched.
@@ -28,11 +29,14 @@ _FIT_TOLERANCE = 1e-6  # too short a recurrence is off by 1e-3 at 20 steps, but 
 
 
 def compile_sampler(
-    choice: SchedulerChoice | str, model_config: Mapping[str, object], num_steps: int, *, mu: float | None = None
+    choice: SchedulerChoice | str,
+    model_config: Mapping[str, object],
+    num_steps: int,
+    schedule: Schedule = DEFAULT_SCHEDULE,
 ) -> SamplerTable:
     """Compile `choice` for a model whose scheduler_config.json is `model_config`; cached.
 
-    `mu` is the shift of a flow schedule that depends on the image's size (`use_dynamic_shifting`), None for others.
+    `schedule` is what the model's pipeline says of the steps' times.
 
     Raises:
         InvalidField: field "scheduler": the scheduler cannot be used with this model; field "inference_steps": it
@@ -41,7 +45,7 @@ def compile_sampler(
     """
     if isinstance(choice, str):
         choice = scheduler_names.find(choice)
-    key = (SchedulerSetup.of(choice, model_config), num_steps, mu)
+    key = (SchedulerSetup.of(choice, model_config), num_steps, schedule)
     compiled = _cache.get(key)
     if compiled is None:
         compiled = _compile_in_thread(*key)
@@ -51,16 +55,18 @@ def compile_sampler(
     return compiled
 
 
-def is_compiled(scheduler: str, model_config: Mapping[str, object], num_steps: int) -> bool:
+def is_compiled(
+    scheduler: str, model_config: Mapping[str, object], num_steps: int, schedule: Schedule = DEFAULT_SCHEDULE
+) -> bool:
     """Whether `compile_sampler` would return or raise at once; the answer is held until a cache's worth is compiled."""
     try:
         choice = scheduler_names.find(scheduler)
     except InvalidField:
         return True
-    return _cache.get((SchedulerSetup.of(choice, model_config), num_steps, None)) is not None
+    return _cache.get((SchedulerSetup.of(choice, model_config), num_steps, schedule)) is not None
 
 
-_Key = tuple[SchedulerSetup, int, float | None]
+_Key = tuple[SchedulerSetup, int, Schedule]
 
 
 class _Cache:
@@ -99,20 +105,20 @@ def _size_bytes(entry: SamplerTable | InvalidField) -> int:
     return _ENTRY_BYTES + sum(array.nbytes for array in arrays)
 
 
-def _compile_in_thread(setup: SchedulerSetup, num_steps: int, mu: float | None) -> SamplerTable | InvalidField:
+def _compile_in_thread(setup: SchedulerSetup, num_steps: int, schedule: Schedule) -> SamplerTable | InvalidField:
     """Return the table, or the rejection."""
     # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
     # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
     # loop's thread.
     with ThreadPoolExecutor(1) as executor:
         try:
-            return executor.submit(_compile, setup, num_steps, mu).result()
+            return executor.submit(_compile, setup, num_steps, schedule).result()
         except InvalidField as rejection:
             return rejection
 
 
-def _compile(setup: SchedulerSetup, num_steps: int, mu: float | None) -> SamplerTable:
-    return _fit_table(setup.name, num_steps, probe(setup, num_steps, mu))
+def _compile(setup: SchedulerSetup, num_steps: int, schedule: Schedule) -> SamplerTable:
+    return _fit_table(setup.name, num_steps, probe(setup, num_steps, schedule))
 
 
 def _fit_table(name: str, num_steps: int, trace: Trace) -> SamplerTable:

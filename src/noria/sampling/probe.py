@@ -26,7 +26,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from noria.errors import InvalidField
 from noria.images import scheduler_names
 from noria.images.scheduler_names import SchedulerChoice
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria.sampling.tables import NoiseDtype
 
 Array = NDArray[np.float64]
@@ -84,10 +85,8 @@ class Trace:
     noise_dtype: NoiseDtype
 
 
-def probe(setup: SchedulerSetup, num_steps: int, mu: float | None = None) -> Trace:
-    """Run the scheduler with `num_steps` on the basis vectors.
-
-    `mu` is the shift of a flow schedule that depends on the image's size (`use_dynamic_shifting`), None for others.
+def probe(setup: SchedulerSetup, num_steps: int, schedule: Schedule = DEFAULT_SCHEDULE) -> Trace:
+    """Run the scheduler with `num_steps` of `schedule` on the basis vectors.
 
     Raises:
         InvalidField: field "scheduler": the scheduler cannot be used with this model, or is not linear; field
@@ -100,7 +99,7 @@ def probe(setup: SchedulerSetup, num_steps: int, mu: float | None = None) -> Tra
     with _lock, _silence_diffusers():
         scheduler = copy.deepcopy(_make_scheduler(setup))
         try:
-            _set_timesteps(setup.name, scheduler, num_steps, mu)
+            _set_timesteps(setup.name, scheduler, num_steps, schedule)
             trace, witnesses = _run(setup.name, scheduler)
         except InvalidField:
             raise
@@ -172,13 +171,14 @@ def _make_scheduler(setup: SchedulerSetup) -> Any:
         ) from error
 
 
-def _set_timesteps(name: str, scheduler: Any, num_steps: int, mu: float | None) -> None:
-    if mu is None:
-        scheduler.set_timesteps(num_steps)
-        return
-    if "mu" not in inspect.signature(scheduler.set_timesteps).parameters:
-        raise unusable(name, "it cannot shift its schedule with the image's size, as this model requires")
-    scheduler.set_timesteps(num_steps, mu=mu)
+def _set_timesteps(name: str, scheduler: Any, num_steps: int, schedule: Schedule) -> None:
+    if scheduler.config.get("use_flow_sigmas"):  # derived by itself: the pipelines of flow models give it none
+        schedule = replace(schedule, sigmas=None)
+    arguments, accepted = schedule.arguments(num_steps), inspect.signature(scheduler.set_timesteps).parameters
+    for argument in arguments:
+        if argument not in accepted:
+            raise unusable(name, f"its schedule cannot be set by {argument}, as this model's pipeline sets it")
+    scheduler.set_timesteps(**arguments)
 
 
 # ── The run ───────────────────────────────────────────────────────────────────────────────────────────────────────────
