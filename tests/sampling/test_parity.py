@@ -9,6 +9,7 @@ import copy
 import functools
 import inspect
 import json
+import math
 import warnings
 from collections.abc import Iterator
 
@@ -25,7 +26,7 @@ from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
 from noria.sampling.probe import pipeline_options
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
-from noria.sampling.tables import SamplerTable
+from noria.sampling.tables import SamplerTable, fold, ring_window
 
 SHAPE_CHW = (4, 8, 8)
 
@@ -112,18 +113,18 @@ def _make_scheduler(name: str, config_json: str):
 def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
     """x_0, x_1, … [C, H, W] of one image alone."""
     stream = NoiseStream(seed, SHAPE_CHW, torch.float32)
-    history = step.empty_history(1, SHAPE_CHW)
+    window = ring_window(table.window)
+    history, coefficients = step.empty_history(1, math.prod(SHAPE_CHW), window), fold(table.coefficients, window)
     start = stream.initial() * table.init_noise_sigma
     step.init_slot(history, 0, start)
     slots, samples = torch.zeros(1, dtype=torch.int64), [start]
     for call in range(table.num_calls):
         cursors = torch.tensor([call])
         inputs = step.model_inputs(history, slots, cursors, torch.tensor(table.input_scale[[call]]))
-        outputs = toy_model(inputs, torch.tensor(table.timesteps[[call]]))
-        noise = stream.next()[None] if table.noise[call] else None
-        samples.append(
-            step.advance(history, slots, cursors, outputs, noise, torch.tensor(table.coefficients[[call]]))[0]
-        )
+        outputs = toy_model(inputs.unflatten(1, SHAPE_CHW), torch.tensor(table.timesteps[[call]])).flatten(1)
+        noise = stream.next().flatten()[None] if table.noise[call] else None
+        after = step.advance(history, slots, cursors, outputs, noise, torch.tensor(coefficients[[call]]))
+        samples.append(after[0].unflatten(0, SHAPE_CHW))
     return samples
 
 

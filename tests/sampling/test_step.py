@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,9 +8,10 @@ from hypothesis import strategies as st
 
 from noria.sampling import step
 from noria.sampling.compile import compile_sampler
-from noria.sampling.tables import NUM_COLUMNS, WINDOW, SamplerTable
+from noria.sampling.tables import WINDOW, WINDOWS, SamplerTable, fold, num_columns, ring_window, window_of
 
 SHAPE_CHW = (4, 8, 8)
+NUM_ELEMENTS = math.prod(SHAPE_CHW)
 CONFIG = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 MIX = [
     ("ddim", 9),
@@ -28,9 +32,9 @@ class Image:
         name, num_steps = MIX[number]
         self.table: SamplerTable = compile_sampler(name, CONFIG, num_steps)
         random = torch.Generator().manual_seed(number)
-        self.start = torch.randn(SHAPE_CHW, generator=random) * self.table.init_noise_sigma
-        self.outputs = torch.randn((self.table.num_calls, *SHAPE_CHW), generator=random)
-        self.noise = torch.randn((self.table.num_calls, *SHAPE_CHW), generator=random)
+        self.start = torch.randn(NUM_ELEMENTS, generator=random) * self.table.init_noise_sigma
+        self.outputs = torch.randn((self.table.num_calls, NUM_ELEMENTS), generator=random)
+        self.noise = torch.randn((self.table.num_calls, NUM_ELEMENTS), generator=random)
         self.cursor = 0
 
     @property
@@ -41,7 +45,8 @@ class Image:
 def advance(history, images: list[Image], slots: list[int]) -> torch.Tensor:
     """Advance `images` in their slots by one call."""
     cursors = [image.cursor for image in images]
-    rows = torch.stack([torch.tensor(image.table.coefficients[image.cursor]) for image in images])
+    rows = np.stack([image.table.coefficients[image.cursor] for image in images])
+    rows = torch.from_numpy(fold(rows, window_of(history.shape[1])))
     outputs = torch.stack([image.outputs[image.cursor] for image in images])
     noise = torch.stack([image.noise[image.cursor] for image in images])
     has_noise = any(image.table.noise[image.cursor] for image in images)
@@ -54,7 +59,8 @@ def advance(history, images: list[Image], slots: list[int]) -> torch.Tensor:
 
 
 def run_in_own_batch(number: int) -> torch.Tensor:
-    image, history = Image(number), step.empty_history(1, SHAPE_CHW)
+    image = Image(number)
+    history = step.empty_history(1, NUM_ELEMENTS, ring_window(image.table.window))
     step.init_slot(history, 0, image.start)
     while not image.done:
         samples = advance(history, [image], [0])
@@ -66,14 +72,20 @@ def run_in_own_batch(number: int) -> torch.Tensor:
     st.permutations(range(len(MIX))), st.lists(st.integers(0, 4), min_size=len(MIX), max_size=len(MIX)), st.randoms()
 )
 def test_an_image_in_a_mixed_batch_equals_the_image_alone(slots, joins_at, random):
-    """Bitwise, whatever its slot, its position in the batch, the other images and the iteration at which each joins."""
-    history = step.empty_history(len(MIX), SHAPE_CHW)
+    """Bitwise, whatever its slot, its position in the batch, the other images and the iteration at which each joins.
+
+    Alone it has a history as wide as its table needs; together all have one that becomes wider as they join.
+    """
+    history = step.empty_history(len(MIX), NUM_ELEMENTS, 1)
     images = [Image(number) for number in range(len(MIX))]
     finished: dict[int, torch.Tensor] = {}
     iteration = 0
     while len(finished) < len(MIX):
         for number in range(len(MIX)):
             if joins_at[number] == iteration:
+                window = ring_window(images[number].table.window)
+                if window > window_of(history.shape[1]):
+                    history = step.widen(history, window)
                 step.init_slot(history, slots[number], images[number].start)
         in_flight = [n for n in range(len(MIX)) if joins_at[n] <= iteration and n not in finished]
         random.shuffle(in_flight)
@@ -89,7 +101,7 @@ def test_an_image_in_a_mixed_batch_equals_the_image_alone(slots, joins_at, rando
 
 
 def test_nan_in_a_slot_does_not_reach_its_next_image():
-    history = step.empty_history(1, SHAPE_CHW)
+    history = step.empty_history(1, NUM_ELEMENTS, WINDOW)
     history.fill_(float("nan"))
     image = Image(0)
     step.init_slot(history, 0, image.start)
@@ -97,7 +109,7 @@ def test_nan_in_a_slot_does_not_reach_its_next_image():
 
 
 def test_nan_from_the_model_stays_in_its_image():
-    history = step.empty_history(2, SHAPE_CHW)
+    history = step.empty_history(2, NUM_ELEMENTS, WINDOW)
     broken, intact = Image(2), Image(2)
     broken.outputs[1] = float("nan")
     for slot in (0, 1):
@@ -109,10 +121,10 @@ def test_nan_from_the_model_stays_in_its_image():
 
 
 def test_the_models_input_is_the_scaled_current_sample():
-    history = step.empty_history(3, SHAPE_CHW)
+    history = step.empty_history(3, NUM_ELEMENTS, WINDOW)
     history[1, 6 % WINDOW] = 5.0
     inputs = step.model_inputs(history, torch.tensor([1]), torch.tensor([6]), torch.tensor([0.5]))
-    assert inputs.shape == (1, *SHAPE_CHW)
+    assert inputs.shape == (1, NUM_ELEMENTS)
     assert (inputs == 2.5).all()
 
 
@@ -126,8 +138,10 @@ def test_guidance_returns_an_unguided_output_exactly(dtype):
     assert torch.equal(guided[0], uncond[0].float() + 7.5 * (cond[0].float() - uncond[0].float()))
 
 
-def test_the_weighted_sum_includes_every_column():
-    history = torch.arange(1.0, NUM_COLUMNS + 1)[None, :, None, None, None].expand(1, NUM_COLUMNS, *SHAPE_CHW).clone()
-    weights = torch.tensor([[10.0**k for k in range(NUM_COLUMNS)]], dtype=torch.float64)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_weighted_sum_includes_every_column(window):
+    columns = num_columns(window)
+    history = torch.arange(1.0, columns + 1)[None, :, None].expand(1, columns, NUM_ELEMENTS).clone()
+    weights = torch.tensor([[10.0**k for k in range(columns)]], dtype=torch.float64)
     summed = step._weighted_sum(history.double(), weights)
-    assert (summed == 987654321).all()
+    assert (summed == int("987654321"[-columns:])).all()

@@ -3,7 +3,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from noria.sampling.tables import NOISE_COLUMN, NUM_COLUMNS, WINDOW, SamplerTable, output_column, sample_column
+from noria.sampling.compile import compile_sampler
+from noria.sampling.tables import (
+    NOISE_COLUMN,
+    NUM_COLUMNS,
+    WINDOW,
+    SamplerTable,
+    fold,
+    num_columns,
+    output_column,
+    ring_window,
+    sample_column,
+)
 
 
 def table(**changes) -> SamplerTable:
@@ -58,3 +69,14 @@ def test_a_table_is_read_only():
         read_only.coefficients[0, 0] = 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         read_only.num_steps = 3
+
+
+@pytest.mark.parametrize(("name", "window"), [("ddim", 1), ("dpm++2m", 2), ("unipc", 4), ("pndm", 4)])
+def test_folding_keeps_every_coefficient(name, window):
+    compiled = compile_sampler(name, {}, 12)
+    assert ring_window(compiled.window) == window
+    folded = fold(compiled.coefficients, window)
+    assert folded.shape == (compiled.num_calls, num_columns(window))
+    for row, wide in zip(folded, compiled.coefficients, strict=True):
+        assert sorted(row[row != 0]) == sorted(wide[wide != 0])
+        assert row[-1] == wide[NOISE_COLUMN]

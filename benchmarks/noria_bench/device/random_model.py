@@ -16,6 +16,7 @@ from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.diffusion_model import Conditioning, TensorSpec
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria_bench.device.architectures import SD15, build_unet
 
 _VAE: dict[str, Any] = {
@@ -51,6 +52,14 @@ class RandomModel:
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self._unet = unet.to(memory_format=self._memory_format)
         self._vae = vae.to(memory_format=self._memory_format)
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return [C, H, W] of the latents of an image of this size."""
+        return self.latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
+        """Return the scheduler's own times, whatever the size."""
+        return DEFAULT_SCHEDULE
 
     def text_encode(self, prompts: list[str]) -> Conditioning:
         """The conditioning of prompts."""

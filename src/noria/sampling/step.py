@@ -1,45 +1,60 @@
 """One denoising step for a batch of images with any schedulers, step counts and positions; no Python per image.
 
-Each running image has a slot of the history `[S, K, C, H, W]`, laid out as in `tables.py`, and a cursor, the index of
-its next call. A step is `model_inputs`, the model, `guide`, `advance`; then the caller increments every cursor.
+Each running image has a slot of the history `[S, K, E]` and a cursor, the index of its next call. The columns are laid
+out as in `tables.py`, for the history's own window: the smallest of `WINDOWS` that no image's table exceeds. A step is
+`model_inputs`, the model, `guide`, `advance`; then the caller increments every cursor.
 
 Rules: all arithmetic is float32, whatever the model's dtype. The result of an image is bitwise independent of its slot,
-its position in the batch and the other images. Nothing here waits for the device. This module does not know tables,
-requests, prompts or seeds.
+its position in the batch, the other images and the window. Nothing here waits for the device. This module does not know
+tables, requests, prompts, seeds or the shape of latents.
 
-Tensor shapes: S slots, B images of this batch, K = NUM_COLUMNS columns of history, C channels, H × W latent size.
+Tensor shapes: S slots, B images of this batch, K columns of history, E elements of an image's latents.
 """
 
 import torch
 
-from noria.sampling.tables import NOISE_COLUMN, NUM_COLUMNS, WINDOW
+from noria.sampling.tables import num_columns, window_of
+
+_AXIS = 1  # of the columns
 
 
-def empty_history(num_slots: int, shape_CHW: tuple[int, int, int], device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return a history `[S, K, C, H, W]` of zeros."""
-    return torch.zeros((num_slots, NUM_COLUMNS, *shape_CHW), dtype=torch.float32, device=device)
+def empty_history(num_slots: int, num_elements: int, window: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return a history `[S, K, E]` of zeros for tables of at most `window`."""
+    return torch.zeros((num_slots, num_columns(window), num_elements), dtype=torch.float32, device=device)
 
 
-def init_slot(history_SKCHW: torch.Tensor, slot: int, start_CHW: torch.Tensor) -> None:
-    """Initialize `slot` for a new image at cursor 0; `start_CHW` is its initial noise times `init_noise_sigma`.
+def widen(history_SKE: torch.Tensor, window: int) -> torch.Tensor:
+    """Return the history with a larger window, in which every running image continues at its cursor.
+
+    Each column is copied to every place that it could have: an image that looks back `w` calls reads only the copies in
+    the places of its last `w` calls.
+    """
+    old = window_of(history_SKE.shape[_AXIS])
+    samples_SWE, outputs_SWE, noise_S1E = history_SKE.split([old, old, 1], dim=_AXIS)
+    copies = window // old
+    return torch.cat([samples_SWE] * copies + [outputs_SWE] * copies + [noise_S1E], dim=_AXIS)
+
+
+def init_slot(history_SKE: torch.Tensor, slot: int, start: torch.Tensor) -> None:
+    """Initialize `slot` for a new image at cursor 0; `start`, of any shape, is its noise times `init_noise_sigma`.
 
     Zeroes the slot first: columns with coefficient 0 are multiplied too, and 0 · NaN of the previous image would be
     NaN.
     """
-    history_SKCHW[slot].zero_()
-    history_SKCHW[slot, 0] = start_CHW.to(history_SKCHW.dtype)
+    history_SKE[slot].zero_()
+    history_SKE[slot, 0] = start.flatten().to(history_SKE.dtype)
 
 
-def samples(history_SKCHW: torch.Tensor, slots_B: torch.Tensor, cursors_B: torch.Tensor) -> torch.Tensor:
-    """Return the current samples `[B, C, H, W]`; of an image with its cursor after the last call, the final latent."""
-    return history_SKCHW[slots_B, cursors_B % WINDOW]
+def samples(history_SKE: torch.Tensor, slots_B: torch.Tensor, cursors_B: torch.Tensor) -> torch.Tensor:
+    """Return the current samples `[B, E]`; of an image with its cursor after the last call, the final latent."""
+    return history_SKE[slots_B, cursors_B % window_of(history_SKE.shape[_AXIS])]
 
 
 def model_inputs(
-    history_SKCHW: torch.Tensor, slots_B: torch.Tensor, cursors_B: torch.Tensor, input_scale_B: torch.Tensor
+    history_SKE: torch.Tensor, slots_B: torch.Tensor, cursors_B: torch.Tensor, input_scale_B: torch.Tensor
 ) -> torch.Tensor:
-    """Return the model's inputs `[B, C, H, W]`: each current sample times the input scale of its row."""
-    return samples(history_SKCHW, slots_B, cursors_B) * _per_image(input_scale_B)
+    """Return the model's inputs `[B, E]`: each current sample times the input scale of its row."""
+    return samples(history_SKE, slots_B, cursors_B) * input_scale_B[:, None]
 
 
 def guide(cond_BCHW: torch.Tensor, uncond_BCHW: torch.Tensor, guidance_B: torch.Tensor) -> torch.Tensor:
@@ -48,43 +63,43 @@ def guide(cond_BCHW: torch.Tensor, uncond_BCHW: torch.Tensor, guidance_B: torch.
     An unguided image passes its output as both, with any finite g, and the result equals it exactly.
     """
     cond_BCHW, uncond_BCHW = cond_BCHW.float(), uncond_BCHW.float()
-    return uncond_BCHW + _per_image(guidance_B) * (cond_BCHW - uncond_BCHW)
+    return uncond_BCHW + guidance_B[:, None, None, None] * (cond_BCHW - uncond_BCHW)
 
 
 def advance(
-    history_SKCHW: torch.Tensor,
+    history_SKE: torch.Tensor,
     slots_B: torch.Tensor,
     cursors_B: torch.Tensor,
-    outputs_BCHW: torch.Tensor,
-    noise_BCHW: torch.Tensor | None,
+    outputs_BE: torch.Tensor,
+    noise_BE: torch.Tensor | None,
     coefficients_BK: torch.Tensor,
 ) -> torch.Tensor:
-    """Write the model's outputs of call `cursors_B` and the next samples to the history; return these `[B, C, H, W]`.
+    """Write the model's outputs of call `cursors_B` and the next samples to the history; return these `[B, E]`.
 
-    `noise_BCHW` is None if no image of the batch draws noise at this call; images that draw none can have any finite
-    values there. Slots are distinct, except that padding rows can share one that no image has. Stale history is
-    harmless while it is finite: `init_slot` zeroes it, and NaN from the model stays in the slot of its image.
+    The coefficients are laid out for the history's window. `noise_BE` is None if no image of the batch draws noise at
+    this call; images that draw none can have any finite values there. Slots are distinct, except that padding rows can
+    share one that no image has. Stale history is harmless while it is finite: `init_slot` zeroes it, and NaN from the
+    model stays in the slot of its image.
     """
-    history_SKCHW[slots_B, WINDOW + cursors_B % WINDOW] = outputs_BCHW.float()
-    if noise_BCHW is not None:
-        history_SKCHW[slots_B, NOISE_COLUMN] = noise_BCHW.float()
-    next_BCHW = _weighted_sum(history_SKCHW[slots_B], coefficients_BK)  # indexing copies
-    history_SKCHW[slots_B, (cursors_B + 1) % WINDOW] = next_BCHW
-    return next_BCHW
+    window = window_of(history_SKE.shape[_AXIS])
+    history_SKE[slots_B, window + cursors_B % window] = outputs_BE.float()
+    if noise_BE is not None:
+        history_SKE[slots_B, 2 * window] = noise_BE.float()
+    next_BE = _weighted_sum(history_SKE[slots_B], coefficients_BK)  # indexing copies
+    history_SKE[slots_B, (cursors_B + 1) % window] = next_BE
+    return next_BE
 
 
-def _weighted_sum(history_BKCHW: torch.Tensor, coefficients_BK: torch.Tensor) -> torch.Tensor:
-    """Return Σ_k coefficients[b, k] · history[b, k], by a product and a fixed tree of additions in `history_BKCHW`.
+def _weighted_sum(history_BKE: torch.Tensor, coefficients_BK: torch.Tensor) -> torch.Tensor:
+    """Return Σ_k coefficients[b, k] · history[b, k], by a product and a fixed tree of additions in `history_BKE`.
 
     A matrix product would be shorter, but its order of summation depends on the batch size, and a GPU may compute it in
-    TF32. Elementwise additions always round the same way.
+    TF32. Elementwise additions always round the same way. The tree halves the window, so that a narrower window, which
+    only leaves out zeros, adds in the same order.
     """
-    terms_BKCHW = history_BKCHW.mul_(coefficients_BK[:, :, None, None, None])
-    halves = terms_BKCHW[:, :WINDOW].add_(terms_BKCHW[:, WINDOW:NOISE_COLUMN])
-    quarters = halves[:, 0::2].add_(halves[:, 1::2])
-    return quarters[:, 0].add_(quarters[:, 1]) + terms_BKCHW[:, NOISE_COLUMN]
-
-
-def _per_image(values_B: torch.Tensor) -> torch.Tensor:
-    """Reshape `values_B` to multiply a `[B, C, H, W]`."""
-    return values_B[:, None, None, None]
+    window = window_of(history_BKE.shape[_AXIS])
+    terms_BKE = history_BKE.mul_(coefficients_BK[:, :, None])
+    sums = terms_BKE[:, :window].add_(terms_BKE[:, window : 2 * window])
+    while sums.shape[_AXIS] > 1:
+        sums = sums[:, 0::2].add_(sums[:, 1::2])
+    return sums[:, 0] + terms_BKE[:, 2 * window]

@@ -10,6 +10,8 @@ The history is a ring, so a step moves no data. Column j of `coefficients` is th
     j = WINDOW … 2·WINDOW-1     the model's output m_q with q ≡ j (mod WINDOW)
     j = 2·WINDOW                the noise n_i
 
+A batch whose tables all look back fewer calls has a ring of fewer columns, for which `fold` lays coefficients out.
+
 Rules: rows are calls, not steps (PNDM makes N + 1 calls in N steps, Heun 2N - 1); arrays are read-only; a table is
 checked when it is created. This module knows neither diffusers nor torch.
 """
@@ -21,8 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 4  # PNDM, LMS and IPNDM use the last four model outputs; no supported scheduler uses more
-NUM_COLUMNS = 2 * WINDOW + 1
+NUM_COLUMNS = 2 * WINDOW + 1  # of a table
 NOISE_COLUMN = 2 * WINDOW
+
+WINDOWS = (1, 2, WINDOW)
+"""The windows that a history can have: powers of two, so that sums over it are added in the same order."""
 
 NoiseDtype = Literal["model", "float32"]
 
@@ -35,6 +40,32 @@ def sample_column(call: int) -> int:
 def output_column(call: int) -> int:
     """Column of the ring that holds m_call."""
     return WINDOW + call % WINDOW
+
+
+def num_columns(window: int) -> int:
+    """Columns of a history with a ring of `window` calls."""
+    return 2 * window + 1
+
+
+def window_of(num_columns: int) -> int:
+    """Return the window of a history with that many columns."""
+    return num_columns // 2
+
+
+def ring_window(window: int) -> int:
+    """Return the smallest of `WINDOWS` that holds `window` calls."""
+    return next(ring for ring in WINDOWS if ring >= window)
+
+
+def fold(coefficients_NK: NDArray[np.float32], window: int) -> NDArray[np.float32]:
+    """Lay out rows of tables that look back at most `window` calls for a ring of that many: [N, 2·window + 1].
+
+    Exact: of the columns that share a place, at most one is not zero.
+    """
+    if window == WINDOW:
+        return coefficients_NK
+    rings = coefficients_NK[:, :NOISE_COLUMN].reshape(len(coefficients_NK), 2, WINDOW // window, window).sum(2)
+    return np.concatenate([rings.reshape(len(rings), 2 * window), coefficients_NK[:, NOISE_COLUMN:]], axis=1)
 
 
 @dataclass(frozen=True, eq=False)

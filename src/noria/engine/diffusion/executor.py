@@ -4,7 +4,7 @@ A step gathers the current samples of its images, makes one UNet call (two rows 
 and applies to each image the current row of its sampler's table, all in one weighted sum. There is no loop over
 requests on the device.
 
-Shapes: S slots, B images of a step, R UNet rows, K history entries, C × H × W latents.
+Shapes: B images of a step, R UNet rows, E elements of the C × H × W latents of an image.
 """
 
 import logging
@@ -33,8 +33,9 @@ from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
+from noria.sampling.schedule import Schedule
 from noria.sampling.step import advance, guide, init_slot, model_inputs, samples
-from noria.sampling.tables import SamplerTable
+from noria.sampling.tables import SamplerTable, fold, window_of
 from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class PreparedImageRequest(BaseImageRequest):
     """A request with its compiled sampler."""
 
     table: SamplerTable
+    latent_shape: tuple[int, int, int]  # [C, H, W] of an image
     preview_calls: frozenset[int]  # calls after which its images get a preview
 
     @property
@@ -70,7 +72,7 @@ class DiffusionExecutor:
         self._buckets = sorted(config.buckets)
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise: dict[ItemId, NoiseStream] = {}
-        self._latents = LatentSlots(config.slots, model.latent_channels, model.latent_scale, model.device)
+        self._latents = LatentSlots(config.slots, model.device)
         # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
         self._conditioning = {
             name: torch.zeros(2 * config.slots, *spec.shape, dtype=spec.dtype, device=model.device)
@@ -98,12 +100,22 @@ class DiffusionExecutor:
             raise InvalidField(
                 f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
             )
-        table = compile_sampler(payload.scheduler, self.model.scheduler_config, payload.inference_steps)
-        return PreparedImageRequest(request, table, preview_calls(table.num_calls, payload.partial_images))
+        table = compile_sampler(
+            payload.scheduler, self.model.scheduler_config, payload.inference_steps, self._schedule(request)
+        )
+        shape = self.model.latent_shape(payload.width, payload.height)
+        return PreparedImageRequest(request, table, shape, preview_calls(table.num_calls, payload.partial_images))
 
     def is_compiled(self, request: ImageRequest) -> bool:
         """Whether this scheduler with this number of steps is in the cache, as a table or as a rejection."""
-        return is_compiled(request.payload.scheduler, self.model.scheduler_config, request.payload.inference_steps)
+        payload = request.payload
+        return is_compiled(
+            payload.scheduler, self.model.scheduler_config, payload.inference_steps, self._schedule(request)
+        )
+
+    def _schedule(self, request: ImageRequest) -> Schedule:
+        payload = request.payload
+        return self.model.schedule(payload.width, payload.height, payload.inference_steps)
 
     def accept(self, prepared: PreparedImageRequest) -> None:
         """Keep a request until `forget`."""
@@ -204,25 +216,22 @@ class DiffusionExecutor:
                 if payload.guided:
                     rows[2 * assignment.slot] = embeddings[payload.negative_prompt][name]
                 rows[2 * assignment.slot + 1] = embeddings[payload.prompt][name]
-            noise = NoiseStream(
-                payload.seed,
-                self._latents.size(prepared.batch_key),
-                self.model.dtype,
-                image=assignment.image.index,
-            )
+            shape = prepared.latent_shape
+            history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
+            noise = NoiseStream(payload.seed, shape, self.model.dtype, image=assignment.image.index)
             self._noise[assignment.image] = noise
             start = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
-            init_slot(self._history(prepared.batch_key), assignment.slot, start)
+            init_slot(history, assignment.slot, start)
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
         prepared = [self._requests[step.image.attempt_id] for step in steps]
-        history = self._history(prepared[0].batch_key)
+        history, shape = self._latents[prepared[0].batch_key], prepared[0].latent_shape
         slots, calls = [step.slot for step in steps], [step.call for step in steps]
         slots_B, calls_B = self._to_device(slots), self._to_device(calls)
         scales_B = self._to_device(
             np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         )
-        inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B)
+        inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B).unflatten(1, shape)
         timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, timesteps)
         preview_indices = [
@@ -233,10 +242,9 @@ class DiffusionExecutor:
         thumbnails = self._make_previews(
             steps, thumbnail_indices, inputs_BCHW, outputs_BCHW, timesteps, max_px=THUMBNAIL_MAX_PX
         )
-        coefficients_BK = self._to_device(
-            np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
-        )
-        advance(history, slots_B, calls_B, outputs_BCHW, self._draw_noise(steps, prepared), coefficients_BK)
+        rows = np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
+        coefficients_BK = self._to_device(fold(rows, window_of(history.shape[1])))
+        advance(history, slots_B, calls_B, outputs_BCHW.flatten(1), self._draw_noise(steps, prepared), coefficients_BK)
         # `advance` and these come last: a step that runs out of memory is repeated, unless it has advanced.
         self._previews += previews
         self._thumbnails += thumbnails
@@ -296,25 +304,25 @@ class DiffusionExecutor:
         ]
 
     def _draw_noise(self, steps: list[Step], prepared: list[PreparedImageRequest]) -> torch.Tensor | None:
-        """[B, C, H, W] of this call's noise, zero for samplers that need none; None if no image's sampler needs any."""
+        """[B, E] of this call's noise, zero for samplers that need none; None if no image's sampler needs any."""
         needs_noise = [p.table.noise[step.call] > 0 for step, p in zip(steps, prepared, strict=True)]
         if not any(needs_noise):
             return None
-        noise_BCHW = torch.zeros(len(steps), *self._latents.size(prepared[0].batch_key), dtype=torch.float32)
+        noise_BCHW = torch.zeros(len(steps), *prepared[0].latent_shape, dtype=torch.float32)
         for b, (step, p) in enumerate(zip(steps, prepared, strict=True)):
             if needs_noise[b]:
                 noise_BCHW[b] = self._noise[step.image].next(
                     torch.float32 if p.table.noise_dtype == "float32" else self.model.dtype, call=step.call
                 )
-        return noise_BCHW.to(self.model.device, non_blocking=True)
+        return noise_BCHW.flatten(1).to(self.model.device, non_blocking=True)
 
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
-        history = self._history(prepared[0].batch_key)
+        history, shape = self._latents[prepared[0].batch_key], prepared[0].latent_shape
         padding = self._config.decode_batch - len(assignments) if self._buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
-        latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls))
+        latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls)).unflatten(1, shape)
         pixels_BHWC, finite_B = self.model.decode(latents_BCHW), latents_BCHW.isfinite().all(dim=(1, 2, 3))
         finite_B, _ = to_host(finite_B)
         pixels_BHWC, copied = to_host(pixels_BHWC)
@@ -325,9 +333,8 @@ class DiffusionExecutor:
         ids = sorted({self._requests[image.attempt_id].request.request_id for image in images})
         return fields(event=event, num_images=len(images), request_ids=ids)
 
-    def _history(self, batch_key: BatchKey) -> torch.Tensor:
-        in_use = {self._requests[image.attempt_id].batch_key for image in self._noise}
-        return self._latents.history(batch_key, in_use)
+    def _keys_in_use(self) -> set[BatchKey]:
+        return {self._requests[image.attempt_id].batch_key for image in self._noise}
 
     def _bucket(self, num_rows: int) -> int:
         """The number of rows that `num_rows` are padded to; above the largest bucket there is no padding."""

@@ -1,34 +1,52 @@
 """The slots' tensors on the device: each image's history of samples and model outputs.
 
-Shapes: S slots, K history entries (defined in `sampling/tables.py`), C × H × W latents.
+Shapes: S slots, K columns of history (defined in `sampling/tables.py`), E elements of an image's latents.
 """
+
+import math
 
 import torch
 
-from noria.sampling.step import empty_history
+from noria.sampling.step import empty_history, widen
+from noria.sampling.tables import ring_window, window_of
 from noria.scheduling.types import BatchKey
 
-_MAX_IDLE_HISTORIES = 4
+MAX_IDLE_BYTES = 256 * 2**20
+"""Of histories that no image uses, kept because allocating and zeroing them again delays a join."""
 
 
 class LatentSlots:
     """Histories by batch key, allocated when the first image of a key joins; few unused ones are kept."""
 
-    def __init__(self, num_slots: int, channels: int, latent_scale: int, device: torch.device) -> None:
-        self._num_slots, self._channels, self._scale, self._device = num_slots, channels, latent_scale, device
-        self._histories: dict[BatchKey, torch.Tensor] = {}
+    def __init__(self, num_slots: int, device: torch.device, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
+        self._num_slots, self._device, self._max_idle_bytes = num_slots, device, max_idle_bytes
+        self._histories: dict[BatchKey, torch.Tensor] = {}  # the most recently joined last
 
-    def size(self, batch_key: BatchKey) -> tuple[int, int, int]:
-        """[C, H, W] of one image's latents."""
-        return self._channels, batch_key.height_px // self._scale, batch_key.width_px // self._scale
+    def __getitem__(self, batch_key: BatchKey) -> torch.Tensor:
+        """[S, K, E] float32 of the running images of `batch_key`."""
+        return self._histories[batch_key]
 
-    def history(self, batch_key: BatchKey, in_use: set[BatchKey]) -> torch.Tensor:
-        """[S, K, C, H, W] float32 of `batch_key`; may free those of keys not `in_use`, least recently used first."""
-        history = self._histories.pop(batch_key, None)
+    def join(self, batch_key: BatchKey, shape: tuple[int, ...], window: int, in_use: set[BatchKey]) -> torch.Tensor:
+        """[S, K, E] float32 for another image with latents of `shape` whose table looks back `window` calls.
+
+        Allocates or widens it where necessary. Frees those of keys not `in_use`, least recently joined first, as far as
+        they take more than the maximum.
+        """
+        self._free_idle(in_use | {batch_key})
+        history, window = self._histories.get(batch_key), ring_window(window)
         if history is None:
-            idle = [other for other in self._histories if other not in in_use]
-            for other in idle[: max(0, len(self._histories) - _MAX_IDLE_HISTORIES + 1)]:
-                del self._histories[other]
-            history = empty_history(self._num_slots, self.size(batch_key), self._device)
+            history = empty_history(self._num_slots, math.prod(shape), window, self._device)
+        elif window > window_of(history.shape[1]):
+            history = widen(history, window)
+        self._histories.pop(batch_key, None)
         self._histories[batch_key] = history
         return history
+
+    def _free_idle(self, in_use: set[BatchKey]) -> None:
+        idle = {key: history.nbytes for key, history in self._histories.items() if key not in in_use}
+        num_bytes = sum(idle.values())
+        for key, of_key in idle.items():
+            if num_bytes <= self._max_idle_bytes:
+                break
+            del self._histories[key]
+            num_bytes -= of_key

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from noria.sampling.schedule import Schedule
+
 Conditioning = Mapping[str, torch.Tensor]
 """What a model is conditioned on: tensors by name, each with one row per prompt, or per UNet row in a model call."""
 
@@ -25,13 +27,19 @@ class DiffusionModel(Protocol):
 
     device: torch.device
     dtype: torch.dtype
-    latent_channels: int
-    latent_scale: int  # pixels of a side per latent
     conditioning_specs: Mapping[str, TensorSpec]  # for each name, the rows of its tensor
     scheduler_config: dict[str, Any]
     alpha_bars: np.ndarray  # ᾱ of each training timestep
     prediction_type: str  # diffusers' name for what the UNet predicts
     preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return [C, H, W] of the latents of an image of this size."""
+        ...
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
+        """Return how the model's pipeline sets the times of the steps of an image of this size."""
+        ...
 
     def text_encode(self, prompts: list[str]) -> Conditioning:
         """Return the conditioning of B prompts: every name of `conditioning_specs`, with B rows."""

@@ -24,6 +24,7 @@ from noria.models.families import FAMILIES
 from noria.models.weights import variant
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.previews import fit_colours
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -87,6 +88,14 @@ class StableDiffusion:
             return cls(
                 tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
             )
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return [C, H, W] of the latents of an image of this size."""
+        return self.latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
+        """Return the scheduler's own times, whatever the size."""
+        return DEFAULT_SCHEDULE
 
     def text_encode(self, prompts: list[str]) -> Conditioning:
         """Return the conditioning of prompts padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
