@@ -127,7 +127,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "have the rest"
         ),
     ] = "auto"
-    embedding_cache: Annotated[int, Meta(ge=0, description="prompt embeddings kept for reuse, in prompts")] = 256
+    embedding_cache_bytes: Annotated[
+        int, Meta(ge=0, description="prompt embeddings kept for reuse; a prompt of SD 1.5 has 118,272 in float16")
+    ] = 134_217_728
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU, 64 on a GPU"),

@@ -6,7 +6,6 @@ work. Shapes: B images, R UNet rows, C × H × W latents.
 """
 
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.images import scheduler_names
-from noria.models.diffusion.diffusion_model import Conditioning, TensorSpec
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria_bench.device.architectures import SD15, build_unet
@@ -34,9 +33,7 @@ class RandomModel:
     def __init__(self, device: torch.device, dtype: torch.dtype, config: EngineConfig, unet: Any, vae: Any) -> None:
         self.device, self.dtype = device, dtype
         self.latent_channels, self.latent_scale = 4, 8
-        self.conditioning_specs: Mapping[str, TensorSpec] = {
-            "encoder_hidden_states": TensorSpec((SD15.num_tokens, unet.config.cross_attention_dim), dtype)
-        }
+        self._text_shape = SD15.num_tokens, unet.config.cross_attention_dim
         self.scheduler_config: dict[str, Any] = {
             "beta_start": 0.00085,
             "beta_end": 0.012,
@@ -61,21 +58,21 @@ class RandomModel:
         """Return the scheduler's own times, whatever the size."""
         return DEFAULT_SCHEDULE
 
-    def text_encode(self, prompts: list[str]) -> Conditioning:
-        """The conditioning of prompts."""
-        shape = self.conditioning_specs["encoder_hidden_states"].shape
+    def text_encode(self, prompts: list[str]) -> list[Conditioning]:
+        """The conditioning of each prompt."""
         embeddings = {}
         for prompt in dict.fromkeys(prompts):
             generator = torch.Generator(self.device).manual_seed(zlib.crc32(prompt.encode()))
-            embeddings[prompt] = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
-        return {"encoder_hidden_states": torch.stack([embeddings[prompt] for prompt in prompts])}
+            tokens = torch.randn(self._text_shape, generator=generator, device=self.device, dtype=self.dtype)
+            embeddings[prompt] = Conditioning({"encoder_hidden_states": tokens})
+        return [embeddings[prompt] for prompt in prompts]
 
     def predict(
-        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: Conditioning
+        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: ConditioningRows
     ) -> torch.Tensor:
         """The UNet's output [R, C, H, W]."""
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
-        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, **conditioning, return_dict=False)[0]
+        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, **conditioning.tokens, return_dict=False)[0]
         return output
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequ
 from noria.engine.diffusion.loading import max_rows
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.images import scheduler_names
+from noria.models.diffusion.conditioning import collate
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.request import EngineRequest, ImageRequest
 from noria.scheduling.costs import CostModel
@@ -190,9 +191,9 @@ def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch
     scheduler: Any = getattr(diffusers, choice.diffusers_class).from_config(model.scheduler_config, **choice.overrides)
     scheduler.set_timesteps(template.inference_steps, device=device)
     prompts = [each.prompt for each in templates for _ in range(each.n)]
-    conditioning = model.text_encode([""] * len(prompts) + prompts if template.guided else prompts)
+    conditioning = collate(model.text_encode([""] * len(prompts) + prompts if template.guided else prompts))
     generators = [torch.Generator().manual_seed(each.seed + k) for each in templates for k in range(each.n)]
-    shape = model.latent_channels, template.height // model.latent_scale, template.width // model.latent_scale
+    shape = model.latent_shape(template.width, template.height)
     noise = [torch.randn(shape, generator=generator, dtype=model.dtype) for generator in generators]
     latents_BCHW = torch.stack(noise).to(device) * scheduler.init_noise_sigma
     random = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}

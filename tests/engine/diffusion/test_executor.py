@@ -18,7 +18,7 @@ from noria.engine.loop import EngineLoop, PreviewReady, RequestEnded, ResultRead
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
-from noria.models.diffusion.diffusion_model import TensorSpec
+from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.stable_diffusion import StableDiffusion
 from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
@@ -167,21 +167,20 @@ def test_with_one_padded_bucket_an_image_alone_equals_the_image_in_a_mixed_batch
 
 def test_a_model_gets_the_same_rows_of_every_tensor_it_is_conditioned_on(tiny, monkeypatch):
     spec, executor = tiny
-    model, rows, checksum = executor.model, [], lambda text: text.double().sum(dim=(1, 2))
+    model, rows, checksum = executor.model, [], lambda text: text.double().sum(dim=(-2, -1))
     real_text_encode, real_predict = model.text_encode, model.predict
 
     def text_encode(prompts):
-        encoded = real_text_encode(prompts)
-        return {**encoded, "checksum": checksum(encoded["encoder_hidden_states"])}
+        encoded = [each.tokens for each in real_text_encode(prompts)]
+        return [Conditioning(each, {"checksum": checksum(each["encoder_hidden_states"])}) for each in encoded]
 
     def predict(latents_RCHW, timesteps_R, conditioning):
-        conditioning = dict(conditioning)
-        torch.testing.assert_close(conditioning.pop("checksum"), checksum(conditioning["encoder_hidden_states"]))
+        expected = checksum(conditioning.tokens["encoder_hidden_states"])
+        torch.testing.assert_close(conditioning.vectors["checksum"], expected)
         rows.append(len(latents_RCHW))
         return real_predict(latents_RCHW, timesteps_R, conditioning)
 
-    specs = {**model.conditioning_specs, "checksum": TensorSpec((), torch.float64)}
-    for name, value in {"text_encode": text_encode, "predict": predict, "conditioning_specs": specs}.items():
+    for name, value in {"text_encode": text_encode, "predict": predict}.items():
         monkeypatch.setattr(model, name, value)
     requests = [make_request(spec, number, guidance_scale=float(number)) for number in range(5)]
     generate(DiffusionExecutor(model, executor._config), requests, arrivals=[0, 0, 1, 3, 9])

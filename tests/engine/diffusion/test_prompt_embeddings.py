@@ -1,36 +1,62 @@
-"""Prompts are encoded together, once, and cached one by one."""
+"""Prompts are encoded together, once, and cached one by one; the rows of a call are made once for the same prompts."""
 
 import torch
 
-from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
+from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
+from noria.models.diffusion.conditioning import Conditioning
+
+LETTER_BYTES = 4
 
 
-def test_prompts_are_encoded_together_once_and_the_oldest_is_evicted():
+def encode(prompts):
+    """One float32 for each letter."""
+    longest = torch.ones(len(prompts), max(map(len, prompts)), 1)
+    return [Conditioning({"text": row[: len(prompt)]}) for row, prompt in zip(longest, prompts, strict=True)]
+
+
+def make_cache(max_bytes=10**6, padded_batch=None):
     batches = []
 
-    def encode(prompts):
+    def record(prompts):
         batches.append(prompts)
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        return {"lengths": lengths, "squares": lengths**2}
+        return encode(prompts)
 
-    cache = PromptEmbeddingCache(encode, capacity=2, padded_batch=None)
-    assert cache.get(["a", "bb", "a"]) == {"a": {"lengths": 1, "squares": 1}, "bb": {"lengths": 2, "squares": 4}}
+    return PromptEmbeddingCache(record, max_bytes, padded_batch), batches
+
+
+def test_prompts_are_encoded_together_once_and_the_oldest_are_evicted_by_bytes():
+    cache, batches = make_cache(max_bytes=5 * LETTER_BYTES)
+    found = cache.get(["a", "bb", "a"])
+    assert {prompt: len(each.tokens["text"]) for prompt, each in found.items()} == {"a": 1, "bb": 2}
     cache.get(["bb", "ccc"])
+    cache.get(["bb"])
     cache.get(["a"])
     assert batches == [["a", "bb"], ["ccc"], ["a"]]
+    assert list(cache._entries) == ["bb", "a"]  # "ccc" had to go: together they have six letters
+
+
+def test_a_prompt_larger_than_the_cache_is_encoded_and_not_kept():
+    cache, batches = make_cache(max_bytes=2 * LETTER_BYTES)
+    for _ in range(2):
+        assert len(cache.get(["long"])["long"].tokens["text"]) == 4
+    assert batches == [["long"], ["long"]]
+    assert cache._num_bytes == 0
 
 
 def test_at_a_padded_bucket_prompts_are_encoded_in_batches_of_one_size():
-    sizes = []
-
-    def encode(prompts):
-        sizes.append(len(prompts))
-        return {"text": torch.zeros(len(prompts), 1)}
-
-    PromptEmbeddingCache(encode, capacity=99, padded_batch=4).get([str(k) for k in range(6)])
-    assert sizes == [4, 4]
+    cache, batches = make_cache(padded_batch=4)
+    cache.get([str(k) for k in range(6)])
+    assert [len(batch) for batch in batches] == [4, 4]
 
 
 def test_an_embedding_does_not_keep_its_batch_in_memory():
-    cache = PromptEmbeddingCache(lambda prompts: {"text": torch.zeros(len(prompts), 7, 5)}, capacity=9, padded_batch=8)
-    assert cache.get(["a"])["a"]["text"].untyped_storage().nbytes() == 7 * 5 * 4
+    cache, _ = make_cache(padded_batch=8)
+    assert cache.get(["abc"])["abc"].tokens["text"].untyped_storage().nbytes() == 3 * LETTER_BYTES
+
+
+def test_the_rows_of_a_call_are_kept_until_a_prompt_changes():
+    rows, (a, b) = CollatedRows(), encode(["aa", "bb"])
+    first = rows.get([a, b, a])
+    assert rows.get([a, b, a]) is first
+    assert rows.get([a, a, b]) is not first
+    assert rows.get([a]).tokens["text"].shape == (1, 2, 1)

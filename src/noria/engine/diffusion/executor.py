@@ -20,13 +20,14 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.latents import LatentSlots
-from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
+from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.errors import InvalidField
+from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest
@@ -57,6 +58,14 @@ class PreparedImageRequest(BaseImageRequest):
         return self.table.num_calls
 
 
+@dataclass(frozen=True)
+class _ImageConditioning:
+    """What an image is conditioned on."""
+
+    prompt: Conditioning
+    negative: Conditioning | None  # None: not guided
+
+
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
@@ -73,12 +82,11 @@ class DiffusionExecutor:
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise: dict[ItemId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.device)
-        # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
-        self._conditioning = {
-            name: torch.zeros(2 * config.slots, *spec.shape, dtype=spec.dtype, device=model.device)
-            for name, spec in model.conditioning_specs.items()
-        }
-        self._embeddings = PromptEmbeddingCache(model.text_encode, config.embedding_cache, 8 if self._buckets else None)
+        self._conditioning: dict[ItemId, _ImageConditioning] = {}  # of running images
+        self._rows = CollatedRows()
+        self._embeddings = PromptEmbeddingCache(
+            model.text_encode, config.embedding_cache_bytes, 8 if self._buckets else None
+        )
         self._decoded: dict[ItemId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
         self._fill_detector = PipelineFillDetector(_MAX_ITERATIONS_AHEAD)
@@ -126,6 +134,7 @@ class DiffusionExecutor:
         request = self._requests.pop(attempt_id).request
         for index in range(request.payload.n):
             self._noise.pop(ItemId(attempt_id, index), None)
+            self._conditioning.pop(ItemId(attempt_id, index), None)
             self._decoded.pop(ItemId(attempt_id, index), None)
 
     def take_result(self, image: ItemId) -> DecodedImage:
@@ -212,10 +221,8 @@ class DiffusionExecutor:
             [text for p in payloads for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]]
         )
         for assignment, prepared, payload in zip(assignments, requests, payloads, strict=True):
-            for name, rows in self._conditioning.items():
-                if payload.guided:
-                    rows[2 * assignment.slot] = embeddings[payload.negative_prompt][name]
-                rows[2 * assignment.slot + 1] = embeddings[payload.prompt][name]
+            negative = embeddings[payload.negative_prompt] if payload.guided else None
+            self._conditioning[assignment.image] = _ImageConditioning(embeddings[payload.prompt], negative)
             shape = prepared.latent_shape
             history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
             noise = NoiseStream(payload.seed, shape, self.model.dtype, image=assignment.image.index)
@@ -233,7 +240,7 @@ class DiffusionExecutor:
         )
         inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B).unflatten(1, shape)
         timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
-        outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, timesteps)
+        outputs_BCHW = self._predict(inputs_BCHW, prepared, [step.image for step in steps], timesteps)
         preview_indices = [
             b for b, step in enumerate(steps) if step.call in self._requests[step.image.attempt_id].preview_calls
         ]
@@ -250,18 +257,24 @@ class DiffusionExecutor:
         self._thumbnails += thumbnails
 
     def _predict(
-        self, inputs_BCHW: torch.Tensor, prepared: list[PreparedImageRequest], slots: list[int], timesteps: np.ndarray
+        self,
+        inputs_BCHW: torch.Tensor,
+        prepared: list[PreparedImageRequest],
+        image_ids: list[ItemId],
+        timesteps: np.ndarray,
     ) -> torch.Tensor:
         """One UNet call with guidance applied: [B, C, H, W] float32.
 
         Rows: negative prompts of guided images, then all prompts.
         """
-        guided = [b for b, p in enumerate(prepared) if p.request.payload.guided]
+        texts = [self._conditioning[image] for image in image_ids]
+        negatives = [(b, text.negative) for b, text in enumerate(texts) if text.negative is not None]
+        guided = [b for b, _ in negatives]
         images = guided + list(range(len(prepared)))
-        text = [2 * slots[b] for b in guided] + [2 * slot + 1 for slot in slots]
+        rows = [negative for _, negative in negatives] + [text.prompt for text in texts]
         padding = self._bucket(len(images)) - len(images)
-        images_R, text_R = self._to_device(images + images[:1] * padding), self._to_device(text + text[:1] * padding)
-        conditioning = {name: rows[text_R] for name, rows in self._conditioning.items()}
+        images_R = self._to_device(images + images[:1] * padding)
+        conditioning = self._rows.get(rows + rows[:1] * padding)
         outputs_RCHW = self.model.predict(
             inputs_BCHW[images_R], self._to_device(timesteps)[images_R], conditioning
         ).float()

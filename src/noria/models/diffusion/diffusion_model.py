@@ -3,23 +3,13 @@
 Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.sampling.schedule import Schedule
-
-Conditioning = Mapping[str, torch.Tensor]
-"""What a model is conditioned on: tensors by name, each with one row per prompt, or per UNet row in a model call."""
-
-
-class TensorSpec(NamedTuple):
-    """One row of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class DiffusionModel(Protocol):
@@ -27,7 +17,6 @@ class DiffusionModel(Protocol):
 
     device: torch.device
     dtype: torch.dtype
-    conditioning_specs: Mapping[str, TensorSpec]  # for each name, the rows of its tensor
     scheduler_config: dict[str, Any]
     alpha_bars: np.ndarray  # ᾱ of each training timestep
     prediction_type: str  # diffusers' name for what the UNet predicts
@@ -41,12 +30,12 @@ class DiffusionModel(Protocol):
         """Return how the model's pipeline sets the times of the steps of an image of this size."""
         ...
 
-    def text_encode(self, prompts: list[str]) -> Conditioning:
-        """Return the conditioning of B prompts: every name of `conditioning_specs`, with B rows."""
+    def text_encode(self, prompts: list[str]) -> list[Conditioning]:
+        """Return the conditioning of each prompt."""
         ...
 
     def predict(
-        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: Conditioning
+        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: ConditioningRows
     ) -> torch.Tensor:
         """Return the UNet's raw output [R, C, H, W]."""
         ...

@@ -4,14 +4,13 @@ Loads the parts of a folder in diffusers format (safetensors only, checked befor
 diffusers' pipeline: `engine/diffusion/executor.py` replaces the pipeline's loop, for many requests at once. Knows
 nothing of requests or slots.
 
-Conditioned on one tensor, by the name of the UNet's argument: `encoder_hidden_states` [rows, T, D].
+Conditioned on one tensor of tokens, by the name of the UNet's argument: `encoder_hidden_states` [rows, T, D].
 
 Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, C latent channels, H × W latent size.
 """
 
 import contextlib
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError
-from noria.models.diffusion.diffusion_model import Conditioning, TensorSpec
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.families import FAMILIES
 from noria.models.weights import variant
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -49,9 +48,6 @@ class StableDiffusion:
         self.latent_channels: int = unet.config.in_channels
         self.latent_scale: int = 2 ** (len(vae.config.block_out_channels) - 1)
         self._num_tokens: int = tokenizer.model_max_length
-        self.conditioning_specs: Mapping[str, TensorSpec] = {
-            "encoder_hidden_states": TensorSpec((self._num_tokens, text_encoder.config.hidden_size), self.dtype)
-        }
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         for part in (text_encoder, unet, vae):
             part.eval().requires_grad_(requires_grad=False)
@@ -97,8 +93,8 @@ class StableDiffusion:
         """Return the scheduler's own times, whatever the size."""
         return DEFAULT_SCHEDULE
 
-    def text_encode(self, prompts: list[str]) -> Conditioning:
-        """Return the conditioning of prompts padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
+    def text_encode(self, prompts: list[str]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
         tokens = self.tokenizer(
             prompts, padding="max_length", max_length=self._num_tokens, truncation=True, return_tensors="pt"
         )
@@ -108,7 +104,7 @@ class StableDiffusion:
             else None
         )
         embeddings_BTD = self.text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
-        return {"encoder_hidden_states": embeddings_BTD.to(self.dtype)}
+        return [Conditioning({"encoder_hidden_states": each_TD}) for each_TD in embeddings_BTD.to(self.dtype)]
 
     def _encode_pixels(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
         """Return latents [N, C, H, W], in the UNet's scale, of pixels in -1 to 1."""
@@ -119,11 +115,17 @@ class StableDiffusion:
         return scaled
 
     def predict(
-        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: Conditioning
+        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: ConditioningRows
     ) -> torch.Tensor:
         """Return the UNet's raw output [R, C, H, W], of the kind `prediction_type`."""
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
-        outputs = self._unet(latents_RCHW, timesteps_R, **conditioning, return_dict=False)
+        outputs = self._unet(
+            latents_RCHW,
+            timesteps_R,
+            **conditioning.tokens,
+            encoder_attention_mask=conditioning.mask_RT,
+            return_dict=False,
+        )
         output_RCHW: torch.Tensor = outputs[0]
         return output_RCHW
 
