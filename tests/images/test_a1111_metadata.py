@@ -57,7 +57,7 @@ def test_what_the_form_can_represent_is_read_back(prompt, negative_prompt, guida
         assert getattr(read, field) == getattr(written, field)
     assert read.guidance_scale == guidance
     if fits_infotext(prompt) and fits_infotext(negative_prompt):
-        assert (read.prompt, read.negative_prompt) == (prompt, negative_prompt)
+        assert (read.prompt, read.negative_prompt) == (prompt, negative_prompt or None)
 
 
 def test_a_text_written_by_a1111_is_read():

@@ -136,7 +136,7 @@ TEXT = "a cat\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 512x512
     ids=["png", "utf-16-be", "utf-16-le", "ascii", "bare", "exif in png"],
 )
 def test_files_of_other_programs_are_read(read, data):
-    assert read(data) == GenerationMetadata("a cat", "", 5, 512, 512, 20, 7.0, "euler-a")
+    assert read(data) == GenerationMetadata("a cat", None, 5, 512, 512, 20, 7.0, "euler-a")
 
 
 BOMB = b"noria\0\0" + zlib.compress(b" " * 10_000_000)

@@ -15,6 +15,7 @@ from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria_bench.device.architectures import SD15, build_unet
 
@@ -33,6 +34,7 @@ class RandomModel:
     def __init__(self, device: torch.device, dtype: torch.dtype, config: EngineConfig, unet: Any, vae: Any) -> None:
         self.device, self.dtype = device, dtype
         self.latent_channels, self.latent_scale = 4, 8
+        self.guidance = CLASSIFIER_FREE
         self._text_shape = SD15.num_tokens, unet.config.cross_attention_dim
         self.scheduler_config: dict[str, Any] = {
             "beta_start": 0.00085,

@@ -21,6 +21,7 @@ import msgspec
 from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import ImageRequest
+from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step import forecast, scheduler
@@ -45,7 +46,7 @@ class SimulatedDevice(FakeExecutor):
         self._rng, self._iteration_s = random.Random(2), 0.0
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        rows = sum(2 if self._accepted[step.image.attempt_id].request.payload.guided else 1 for step in plan.steps)
+        rows = sum(self._accepted[step.image.attempt_id].num_rows for step in plan.steps)
         exact_s = (
             TEXT_ENCODE_S * len(plan.joins),
             CostCurve(dict(STEP_S)).at(rows) if rows else 0.0,
@@ -97,7 +98,7 @@ def open_loop(load: float, policy: str, num_requests: int = 1000) -> float:
     arrivals, now = [], 0.0
     for number in range(num_requests):
         request = make_request(number, rng, rng.choice(IMAGES))
-        rows = (2 if request.payload.guided else 1) * request.payload.n
+        rows = (2 if CLASSIFIER_FREE.is_active(request.payload.guidance_scale) else 1) * request.payload.n
         deadline_s = (
             rng.choice(DEADLINE_FACTORS) * request.payload.inference_steps * CostCurve(dict(STEP_S)).at(rows) + 0.1
         )

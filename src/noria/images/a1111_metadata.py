@@ -107,7 +107,7 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
     version = take("Version", rf"{_VERSION_PREFIX}\S+")
     return GenerationMetadata(
         prompt=prompt,
-        negative_prompt=negative_prompt,
+        negative_prompt=negative_prompt or None,
         seed=take_int("Seed"),
         width=width,
         height=height,

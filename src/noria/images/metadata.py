@@ -36,7 +36,7 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
             try:
-                getattr(self, field).encode()
+                (getattr(self, field) or "").encode()
             except UnicodeEncodeError as error:
                 raise InvalidField(
                     f"{field} has an unpaired surrogate at character {error.start}, which UTF-8 cannot encode.",

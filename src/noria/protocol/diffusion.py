@@ -26,13 +26,14 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     schedulers: tuple[str, ...]  # short names of those that the model supports
     default_steps: int
     default_guidance: float
+    guidance_rescale: float = 0.0  # see `sampling/guidance.py`
 
 
 class ImageSettings(Struct, frozen=True):
     """The settings of one image as far as they are given; `None` means not given."""
 
     prompt: str
-    negative_prompt: str = ""
+    negative_prompt: str | None = None  # absent is not empty: SDXL is guided by zeros then
     seed: int | None = None
     width: int | None = None  # px
     height: int | None = None  # px
@@ -55,18 +56,10 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     """The complete settings of `n` images of one prompt; image k has the seed `seed` + k."""
 
     prompt: str
-    negative_prompt: str
+    negative_prompt: str | None
     seed: int
     n: int = 1
     partial_images: int = 0  # previews of each image
-
-    @property
-    def guided(self) -> bool:
-        """Whether each step needs a second, unconditional row (Ho and Salimans, 2022).
-
-        As in diffusers, not for a scale ≤ 1.
-        """
-        return self.guidance_scale > 1.0
 
     @property
     def num_results(self) -> int:

@@ -2,7 +2,7 @@
 
 Each running image has a slot of the history `[S, K, E]` and a cursor, the index of its next call. The columns are laid
 out as in `tables.py`, for the history's own window: the smallest of `WINDOWS` that no image's table exceeds. A step is
-`model_inputs`, the model, `guide`, `advance`; then the caller increments every cursor.
+`model_inputs`, the model with its guidance, `advance`; then the caller increments every cursor.
 
 Rules: all arithmetic is float32, whatever the model's dtype. The result of an image is bitwise independent of its slot,
 its position in the batch, the other images and the window. Nothing here waits for the device. This module does not know
@@ -55,15 +55,6 @@ def model_inputs(
 ) -> torch.Tensor:
     """Return the model's inputs `[B, E]`: each current sample times the input scale of its row."""
     return samples(history_SKE, slots_B, cursors_B) * input_scale_B[:, None]
-
-
-def guide(cond_BCHW: torch.Tensor, uncond_BCHW: torch.Tensor, guidance_B: torch.Tensor) -> torch.Tensor:
-    """Classifier-free guidance u + g·(c - u) in float32 (Ho and Salimans, 2022, eq. 6 with g = 1 + w).
-
-    An unguided image passes its output as both, with any finite g, and the result equals it exactly.
-    """
-    cond_BCHW, uncond_BCHW = cond_BCHW.float(), uncond_BCHW.float()
-    return uncond_BCHW + guidance_B[:, None, None, None] * (cond_BCHW - uncond_BCHW)
 
 
 def advance(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.protocol.request import ImageRequest
+from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, Step
 from noria.testing.virtual_clock import VirtualClock
 
@@ -62,7 +63,7 @@ class FakeExecutor:
 
     def prepare(self, request: ImageRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
         """Wrap the request; there is nothing to prepare."""
-        return FakePreparedRequest(request)
+        return FakePreparedRequest(request, CLASSIFIER_FREE.is_active(request.payload.guidance_scale))
 
     def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
         """True."""

@@ -40,7 +40,7 @@ def metric_delta():
 
 def make_iteration(side_px=64, images=2, oom_phase=None):
     steps = tuple(Step(ItemId(f"r{k}", 0), k, 0) for k in range(images))
-    stepped = FakePreparedRequest(make_image_request(model="m", width=side_px, height=side_px))
+    stepped = FakePreparedRequest(make_image_request(model="m", width=side_px, height=side_px), guided=True)
     return Iteration(IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, stepped)
 
 

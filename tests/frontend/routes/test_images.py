@@ -58,7 +58,7 @@ def test_defaults_are_those_of_the_model(client, engine, spec):
         6.5,
         "ddim",
     )
-    assert (request.payload.n, request.payload.negative_prompt) == (1, "")
+    assert (request.payload.n, request.payload.negative_prompt) == (1, None)
     assert 0 <= request.payload.seed < 2**32
 
 

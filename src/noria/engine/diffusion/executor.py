@@ -35,7 +35,7 @@ from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
 from noria.sampling.schedule import Schedule
-from noria.sampling.step import advance, guide, init_slot, model_inputs, samples
+from noria.sampling.step import advance, init_slot, model_inputs, samples
 from noria.sampling.tables import SamplerTable, fold, window_of
 from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
 
@@ -50,6 +50,7 @@ class PreparedImageRequest(BaseImageRequest):
 
     table: SamplerTable
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image
+    negative_prompt: str | None  # as the model encodes it; None: zeros
     preview_calls: frozenset[int]  # calls after which its images get a preview
 
     @property
@@ -112,7 +113,15 @@ class DiffusionExecutor:
             payload.scheduler, self.model.scheduler_config, payload.inference_steps, self._schedule(request)
         )
         shape = self.model.latent_shape(payload.width, payload.height)
-        return PreparedImageRequest(request, table, shape, preview_calls(table.num_calls, payload.partial_images))
+        guidance = self.model.guidance
+        return PreparedImageRequest(
+            request,
+            guided=guidance.is_active(payload.guidance_scale),
+            table=table,
+            latent_shape=shape,
+            negative_prompt=guidance.negative(payload.negative_prompt),
+            preview_calls=preview_calls(table.num_calls, payload.partial_images),
+        )
 
     def is_compiled(self, request: ImageRequest) -> bool:
         """Whether this scheduler with this number of steps is in the cache, as a table or as a rejection."""
@@ -216,12 +225,12 @@ class DiffusionExecutor:
     def _join(self, assignments: Iterable[SlotAssignment]) -> None:
         assignments = list(assignments)
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
-        payloads = [prepared.request.payload for prepared in requests]
         embeddings = self._embeddings.get(
-            [text for p in payloads for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]]
+            text for p in requests for text in ([p.negative_prompt] if p.guided else []) + [p.request.payload.prompt]
         )
-        for assignment, prepared, payload in zip(assignments, requests, payloads, strict=True):
-            negative = embeddings[payload.negative_prompt] if payload.guided else None
+        for assignment, prepared in zip(assignments, requests, strict=True):
+            payload = prepared.request.payload
+            negative = embeddings[prepared.negative_prompt] if prepared.guided else None
             self._conditioning[assignment.image] = _ImageConditioning(embeddings[payload.prompt], negative)
             shape = prepared.latent_shape
             history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
@@ -286,7 +295,7 @@ class DiffusionExecutor:
         scales = np.array(
             [p.request.payload.guidance_scale if b in negative else 1.0 for b, p in enumerate(prepared)], np.float32
         )
-        return guide(prompted, outputs_RCHW[negative_B], self._to_device(scales))
+        return self.model.guidance.combine(prompted, outputs_RCHW[negative_B], self._to_device(scales))
 
     def _make_previews(
         self,

@@ -17,6 +17,7 @@ class BaseImageRequest:
     """What the engine's threads ask of every prepared image request."""
 
     request: ImageRequest
+    guided: bool  # whether each call has a second row, for the negative prompt
 
     @property
     def batch_key(self) -> BatchKey:
@@ -33,7 +34,7 @@ class BaseImageRequest:
     @property
     def num_rows(self) -> int:
         """Rows of each image in a model call: two with guidance."""
-        return 2 if self.request.payload.guided else 1
+        return 2 if self.guided else 1
 
     @property
     def num_tokens(self) -> tuple[int, ...]:

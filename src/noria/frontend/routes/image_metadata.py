@@ -135,7 +135,7 @@ def usable_settings(
     rejected = []
     for field in _SETTINGS:
         value = getattr(metadata, field)
-        if value is None or (field == "negative_prompt" and not value):
+        if value is None:
             continue
         try:
             single_setting: dict[str, Any] = {"prompt": "", field: value}

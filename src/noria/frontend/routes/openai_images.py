@@ -60,7 +60,7 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     user: IgnoredText | None = None
     safety_identifier: IgnoredText | None = None
     seed: int | None = None
-    negative_prompt: str = ""
+    negative_prompt: str | None = None
     inference_steps: int | None = None
     guidance_scale: float | None = None
     scheduler: str | None = None

@@ -76,7 +76,9 @@ def validate(
         model=spec.name,
         payload=DiffusionPayload(
             prompt=_check_length("prompt", body.prompt, config),
-            negative_prompt=_check_length("negative_prompt", body.negative_prompt, config),
+            negative_prompt=None
+            if body.negative_prompt is None
+            else _check_length("negative_prompt", body.negative_prompt, config),
             n=int(checked("n", body.n)),
             seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
             width=int(checked("width", body.width)),

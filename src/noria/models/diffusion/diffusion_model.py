@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
 
 
@@ -17,6 +18,7 @@ class DiffusionModel(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    guidance: Guidance
     scheduler_config: dict[str, Any]
     alpha_bars: np.ndarray  # ᾱ of each training timestep
     prediction_type: str  # diffusers' name for what the UNet predicts

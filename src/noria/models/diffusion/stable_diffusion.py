@@ -22,6 +22,7 @@ from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.families import FAMILIES
 from noria.models.weights import variant
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 from noria.sampling.previews import fit_colours
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
@@ -40,10 +41,11 @@ class StableDiffusion:
         vae: Any,
         scheduler_config: dict[str, Any],
         config: EngineConfig,
+        guidance: Guidance = CLASSIFIER_FREE,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
         self.tokenizer, self.text_encoder, self.unet, self.vae = tokenizer, text_encoder, unet, vae
-        self.scheduler_config = scheduler_config
+        self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device, self.dtype = unet.device, unet.dtype
         self.latent_channels: int = unet.config.in_channels
         self.latent_scale: int = 2 ** (len(vae.config.block_out_channels) - 1)
@@ -82,7 +84,13 @@ class StableDiffusion:
             vae = _load_part(getattr(diffusers, vae_class), spec, "vae", dtype)
             scheduler_config = diffusers.DDIMScheduler.load_config(folder / "scheduler")
             return cls(
-                tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
+                tokenizer,
+                text_encoder.to(device),
+                unet.to(device),
+                vae.to(device),
+                dict(scheduler_config),
+                config,
+                Guidance(rescale=spec.guidance_rescale),
             )
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:

@@ -115,6 +115,7 @@ class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     default_scheduler: str | None = None
     default_steps: Annotated[int, Meta(ge=1, le=1000)] = _DEFAULT_STEPS
     default_guidance: Annotated[float, Meta(ge=0, le=50)] = _DEFAULT_GUIDANCE
+    guidance_rescale: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of all requests; 0.7 for models with zero terminal SNR
 
 
 def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
@@ -155,6 +156,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         schedulers=tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
         default_steps=overrides.default_steps,
         default_guidance=overrides.default_guidance,
+        guidance_rescale=overrides.guidance_rescale,
         num_parameters=num_tensor_parameters(shapes["unet"]),
     )
 

@@ -128,7 +128,7 @@ def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompt
     }
 
 
-def prompt_fields(name: str, text: str, prompts: LogPrompts) -> dict[str, object]:
+def prompt_fields(name: str, text: str | None, prompts: LogPrompts) -> dict[str, object]:
     """Return the field of a prompt that `prompts` allows, if any."""
     match prompts:
         case "full" if text:

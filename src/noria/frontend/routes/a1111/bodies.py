@@ -136,7 +136,7 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
             raise InvalidField(f"{name} is {got}; allowed is 1 or more.", field=name)
     return ImageRequestBody(
         prompt=body.prompt or "",
-        negative_prompt=body.negative_prompt or "",
+        negative_prompt=body.negative_prompt or None,  # A1111 guides SDXL by zeros then, too
         model=model,
         seed=None if body.seed == -1 else body.seed,
         width=body.width,

@@ -238,8 +238,8 @@ def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
     info = {
         "prompt": request.payload.prompt,
         "all_prompts": [request.payload.prompt] * num_images,
-        "negative_prompt": request.payload.negative_prompt,
-        "all_negative_prompts": [request.payload.negative_prompt] * num_images,
+        "negative_prompt": request.payload.negative_prompt or "",
+        "all_negative_prompts": [request.payload.negative_prompt or ""] * num_images,
         "seed": request.payload.seed,
         "all_seeds": seeds,
         "subseed": request.payload.seed,

@@ -1,0 +1,51 @@
+"""How the outputs for a prompt and for its negative prompt become one output. This module imports no torch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Classifier-free guidance as a family of models uses it (Ho and Salimans, 2022).
+
+    With c and u, the outputs for the prompt and for the negative prompt, and the request's scale g, the output is
+    u + g·(c - u) for "uncond" (eq. 6 with g = 1 + w), and c + g·(c - u) for "cond".
+    """
+
+    form: Literal["uncond", "cond"] = "uncond"
+    active_above: float = 1.0  # a request with this scale or less has no row for its negative prompt
+    rescale: float = 0.0  # φ of Lin et al. (2024), eq. 16: how much of the output's deviation becomes that of c
+    negative_absent: Literal["empty", "zeros"] = "empty"  # what a request without a negative prompt has instead
+
+    def is_active(self, scale: float) -> bool:
+        """Whether an image with this scale needs a second row in each model call."""
+        return scale > self.active_above
+
+    def negative(self, prompt: str | None) -> str | None:
+        """Return the negative prompt to encode; None: zeros."""
+        return "" if prompt is None and self.negative_absent == "empty" else prompt
+
+    def combine(
+        self, cond_BCHW: "torch.Tensor", uncond_BCHW: "torch.Tensor", scale_B: "torch.Tensor"
+    ) -> "torch.Tensor":
+        """Return the guided outputs in float32.
+
+        An unguided image passes its output as both, with scale 1, and the result equals it exactly.
+        """
+        cond_BCHW, uncond_BCHW = cond_BCHW.float(), uncond_BCHW.float()
+        scale_B111 = scale_B[:, None, None, None]
+        origin_BCHW = uncond_BCHW if self.form == "uncond" else cond_BCHW
+        guided_BCHW = origin_BCHW + scale_B111 * (cond_BCHW - uncond_BCHW)
+        if not self.rescale:
+            return guided_BCHW
+        axes = tuple(range(1, guided_BCHW.ndim))
+        ratio_B111 = cond_BCHW.std(axes, keepdim=True) / guided_BCHW.std(axes, keepdim=True)
+        rescaled_BCHW = self.rescale * (guided_BCHW * ratio_B111) + (1 - self.rescale) * guided_BCHW
+        return rescaled_BCHW.where(scale_B111 > self.active_above, guided_BCHW)
+
+
+CLASSIFIER_FREE = Guidance()
+"""That of Stable Diffusion."""

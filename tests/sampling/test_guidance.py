@@ -1,0 +1,51 @@
+"""Guidance as data: which images are guided, by what, and how outputs are combined."""
+
+import pytest
+import torch
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
+
+from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
+
+SHAPE_CHW = (4, 8, 8)
+FORMS = [CLASSIFIER_FREE, Guidance("cond", 0.0), Guidance(rescale=0.7)]
+
+
+def outputs(dtype=torch.float32):
+    return torch.randn((2, 2, *SHAPE_CHW), generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.mark.parametrize("guidance", FORMS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_unguided_output_is_returned_exactly_beside_a_guided_one(guidance, dtype):
+    cond, uncond = outputs(dtype)
+    uncond[1] = cond[1]
+    combined = guidance.combine(cond, uncond, torch.tensor([7.5, 1.0]))
+    assert combined.dtype == torch.float32
+    assert torch.equal(combined[1], cond[1].float())
+    assert not torch.equal(combined[0], cond[0].float())
+
+
+def test_both_forms_follow_their_formula():
+    cond, uncond = outputs()
+    scale_B = torch.tensor([7.5, 2.0])
+    by_form = {form: Guidance(form).combine(cond, uncond, scale_B) for form in ("uncond", "cond")}
+    for b, scale in enumerate(scale_B):
+        assert torch.equal(by_form["uncond"][b], uncond[b] + scale * (cond[b] - uncond[b]))
+        assert torch.equal(by_form["cond"][b], cond[b] + scale * (cond[b] - uncond[b]))
+
+
+def test_the_deviation_is_rescaled_as_by_diffusers():
+    cond, uncond = outputs()
+    guided = CLASSIFIER_FREE.combine(cond, uncond, torch.tensor([7.5, 2.0]))
+    rescaled = Guidance(rescale=0.7).combine(cond, uncond, torch.tensor([7.5, 2.0]))
+    torch.testing.assert_close(rescaled, rescale_noise_cfg(guided, cond, guidance_rescale=0.7))
+
+
+def test_an_image_is_guided_above_the_bound_of_its_family():
+    assert [CLASSIFIER_FREE.is_active(scale) for scale in (0.0, 1.0, 1.1)] == [False, False, True]
+    assert [Guidance("cond", 0.0).is_active(scale) for scale in (0.0, 0.5)] == [False, True]
+
+
+def test_an_absent_negative_prompt_is_not_an_empty_one():
+    assert [CLASSIFIER_FREE.negative(text) for text in (None, "", "x")] == ["", "", "x"]
+    assert [Guidance(negative_absent="zeros").negative(text) for text in (None, "", "x")] == [None, "", "x"]
