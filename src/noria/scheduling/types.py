@@ -26,7 +26,7 @@ class ItemId:
 
 
 class BatchKey(NamedTuple):
-    """Images with equal keys (one version of one model, one size, the same adapters) can share a model call.
+    """Images with equal keys (one version of one model, one size, one stage) can share a model call.
 
     Texts have no size: their width and height are 0.
     """
@@ -34,7 +34,7 @@ class BatchKey(NamedTuple):
     width_px: int
     height_px: int
     model: ModelKey = ModelKey()
-    adapters: tuple[str, ...] = ()  # names of the LoRAs in use; always empty, since none are served yet
+    stage: int = 0  # of a model whose later calls are of another denoiser; 0, since no family with two is served yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,15 +109,15 @@ def test_warm_up_requests_have_the_default_size(spec, device):
 
 def test_cached_costs_are_loaded_and_their_knee_is_found(spec, tmp_path):
     costs = known_costs(spec)
-    with_adapter = BatchKey(64, 64, spec.key, ("lora",))
+    second_stage = BatchKey(64, 64, spec.key, 1)
     another_version = BatchKey(1, 1, ModelKey(spec.name, "another version"))
-    costs.steps |= {with_adapter: CostCurve({1: 0.2, 8: 1.6}), another_version: CostCurve({1: 9.0})}
+    costs.steps |= {second_stage: CostCurve({1: 0.2, 8: 1.6}), another_version: CostCurve({1: 9.0})}
     CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").save(costs)
     loaded = CostModel(max_rows=8)
     assert CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").load(loaded)
     batch_key = default_batch_key(spec)
     assert (loaded.steps, loaded.decodes, loaded.text_encode_s_by_model) == (
-        {each: costs.steps[each] for each in (batch_key, with_adapter)},
+        {each: costs.steps[each] for each in (batch_key, second_stage)},
         costs.decodes,
         costs.text_encode_s_by_model,
     )

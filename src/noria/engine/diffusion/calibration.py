@@ -63,7 +63,7 @@ class CachedCurve(msgspec.Struct, frozen=True):
     width_px: int
     height_px: int
     seconds: dict[int, float]  # by rows (steps) or images (decodes)
-    adapters: tuple[str, ...] = ()
+    stage: int = 0
 
 
 class CachedCosts(msgspec.Struct, frozen=True):
@@ -224,11 +224,11 @@ class CostCache:
             _log.warning("the measured costs cannot be cached: %s", error)
 
     def _batch_key(self, curve: CachedCurve) -> BatchKey:
-        return BatchKey(curve.width_px, curve.height_px, self._model, curve.adapters)
+        return BatchKey(curve.width_px, curve.height_px, self._model, curve.stage)
 
 
 def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
-    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.adapters)
+    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.stage)
 
 
 def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
