@@ -45,8 +45,6 @@ class RandomModel:
             "clip_sample": False,
         }
         # For previews, which are not used.
-        self.alpha_bars = np.ones(1000)
-        self.prediction_type = "epsilon"
         self.preview_colours = torch.zeros(5, 3, device=device)
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self._unet = unet.to(memory_format=self._memory_format)
@@ -76,6 +74,10 @@ class RandomModel:
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
         output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, **conditioning.tokens, return_dict=False)[0]
         return output
+
+    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
+        """Weights of previews, which are not used."""
+        return np.ones((2, len(timesteps_B)), np.float32)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Pixels [B, height, width, 3], uint8."""

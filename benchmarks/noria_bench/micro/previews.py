@@ -88,7 +88,7 @@ def _measure_previews_s(executor: "DiffusionExecutor", spec: DiffusionModelSpec)
     """Median seconds of the previews of one step of all images: estimate the clean latents, map to colours, convert."""
     import torch
 
-    from noria.sampling.previews import clean_latents, clean_weights, preview_pixels
+    from noria.sampling.previews import clean_latents, preview_pixels
 
     size = NUM_IMAGES, 4, spec.default_height_px // 8, spec.default_width_px // 8
     inputs, outputs, timesteps = torch.randn(size), torch.randn(size), np.full(NUM_IMAGES, 500.0, np.float32)
@@ -96,7 +96,7 @@ def _measure_previews_s(executor: "DiffusionExecutor", spec: DiffusionModelSpec)
     with torch.inference_mode():
         for _ in range(300):
             started = time.perf_counter()
-            weights = torch.from_numpy(clean_weights(timesteps, model.alpha_bars, model.prediction_type))
+            weights = torch.from_numpy(model.clean_weights(timesteps))
             clean = clean_latents(inputs, outputs, weights)
             for pixels in preview_pixels(clean, model.preview_colours):
                 pixels.numpy().data.cast("B")

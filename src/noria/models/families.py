@@ -49,6 +49,9 @@ class Family:
     # "module:name" of what is called, which is imported only then:
     inspect_with: str  # (folder, family) → spec; the module must not import torch
     load_with: str  # (spec, config, device) → what the kind's runtime runs
+    gpu_dtype: str = (
+        "float16"  # of a diffusion model on a GPU, unless the operator chooses: not where float16 overflows
+    )
 
     @property
     def weight_stems(self) -> Mapping[str, str]:

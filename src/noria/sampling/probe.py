@@ -11,10 +11,10 @@ vectors. So the scheduler of diffusers runs once, in float64, on a sample of man
 After every call the sample *is* the vector of its coefficients. The witnesses reveal a scheduler that is not linear (it
 clips, or thresholds): then they are not the same combination.
 
-Settings that diffusers' Stable Diffusion pipeline forces on a scheduler (no clipping, steps_offset 1) are forced here
-too. During a probe the `randn_tensor` of the scheduler's module is replaced, under a lock of this module: that is safe
-in all threads of Noria, but not beside another thread that runs diffusers' own samplers in the same process. This
-module does not know models, requests or devices, nor how a table is made of a trace.
+Clipping, which is not linear, is always off, as diffusers' Stable Diffusion pipeline has it. During a probe the
+`randn_tensor` of the scheduler's module is replaced, under a lock of this module: that is safe in all threads of Noria,
+but not beside another thread that runs diffusers' own samplers in the same process. This module does not know models,
+requests or devices, nor how a table is made of a trace.
 """
 
 import contextlib
@@ -159,7 +159,7 @@ def _make_scheduler(setup: SchedulerSetup) -> Any:
         raise unusable(setup.name, "the model's configuration enables thresholding, which is not linear")
     forced: dict[str, object] = {}
     if setup.family == "diffusion":
-        forced = {"clip_sample": False, "steps_offset": 1}
+        forced = {"clip_sample": False}
     if setup.family == "flow" and "shift" in model_config:
         forced = {"flow_shift": model_config["shift"]}  # one setting, which FlowMatch* and the others name differently
     settings = {key: value for key, value in forced.items() if key in known} | json.loads(setup.overrides)

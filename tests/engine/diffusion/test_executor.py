@@ -159,7 +159,7 @@ def test_with_one_padded_bucket_an_image_alone_equals_the_image_in_a_mixed_batch
     spec, executor = padded
     requests = mixed_requests(spec)
     together = generate(executor, requests, arrivals=[(5 * k) % 19 for k in range(16)])
-    fresh = DiffusionExecutor(executor.model, executor._config)  # without cached embeddings of the batch
+    fresh = DiffusionExecutor(executor.model, executor.config)  # without cached embeddings of the batch
     for request in requests:
         single = generate(fresh, [request])[request.request_id, 0]
         assert np.array_equal(single, together[request.request_id, 0]), request
@@ -183,7 +183,7 @@ def test_a_model_gets_the_same_rows_of_every_tensor_it_is_conditioned_on(tiny, m
     for name, value in {"text_encode": text_encode, "predict": predict}.items():
         monkeypatch.setattr(model, name, value)
     requests = [make_request(spec, number, guidance_scale=float(number)) for number in range(5)]
-    generate(DiffusionExecutor(model, executor._config), requests, arrivals=[0, 0, 1, 3, 9])
+    generate(DiffusionExecutor(model, executor.config), requests, arrivals=[0, 0, 1, 3, 9])
     assert len(set(rows)) > 2
 
 
@@ -314,7 +314,7 @@ def test_a_model_that_cannot_generate_raises_at_warm_up(tiny, monkeypatch):
 
     monkeypatch.setattr(executor.model, "predict", broken)
     with pytest.raises(ModelError, match="no kernel image"):
-        warm_up(executor, spec, executor._config)
+        warm_up(executor, spec, executor.config)
 
 
 def test_weights_without_all_parameters_are_rejected(tiny_folder, tmp_path):

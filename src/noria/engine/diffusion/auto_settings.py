@@ -4,6 +4,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.families import FAMILIES
 from noria.protocol.diffusion import DiffusionModelSpec
 
 FULL_SIZE_PARAMETERS = 200_000_000
@@ -53,7 +54,7 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
             )
     return msgspec.structs.replace(
         config,
-        dtype=("float32" if on_cpu else "float16") if config.dtype == "auto" else config.dtype,
+        dtype=("float32" if on_cpu else FAMILIES[spec.family].gpu_dtype) if config.dtype == "auto" else config.dtype,
         slots=slots if config.slots == "auto" else config.slots,
         threads=max(1, machine.num_cores // len(config.devices)) if config.threads == "auto" else config.threads,
     )

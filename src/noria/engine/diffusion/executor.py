@@ -33,7 +33,7 @@ from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.noise import NoiseStream
-from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
+from noria.sampling.previews import clean_latents, downscale, preview_pixels
 from noria.sampling.schedule import Schedule
 from noria.sampling.step import advance, init_slot, model_inputs, samples
 from noria.sampling.tables import SamplerTable, fold, window_of
@@ -77,7 +77,7 @@ class DiffusionExecutor:
     def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
         assert isinstance(config.slots, int)
         self.model = model
-        self._config = config
+        self.config = config
         self._max_images = config.slots + config.queue_limit  # of a request
         self._buckets = sorted(config.buckets)
         self._requests: dict[str, PreparedImageRequest] = {}
@@ -313,7 +313,7 @@ class DiffusionExecutor:
         if len(indices) < len(steps):
             indices_B = self._to_device(indices)
             inputs_BCHW, outputs_BCHW = inputs_BCHW[indices_B], outputs_BCHW[indices_B]
-        weights_2B = clean_weights(timesteps[indices], self.model.alpha_bars, self.model.prediction_type)
+        weights_2B = self.model.clean_weights(timesteps[indices])
         clean_BCHW = clean_latents(inputs_BCHW, outputs_BCHW, self._to_device(weights_2B))
         if max_px is not None:
             clean_BCHW = downscale(clean_BCHW, max_px)
@@ -341,7 +341,7 @@ class DiffusionExecutor:
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         history, shape = self._latents[prepared[0].batch_key], prepared[0].latent_shape
-        padding = self._config.decode_batch - len(assignments) if self._buckets else 0
+        padding = self.config.decode_batch - len(assignments) if self._buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
         latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls)).unflatten(1, shape)

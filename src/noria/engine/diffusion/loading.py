@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from noria.config import EngineConfig, cache_folder
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.calibration import (
@@ -97,7 +99,11 @@ def load_runtime(
         shape_costs=lambda: shape_costs(costs),
         on_idle=costs.refresh_knees,  # when it delays no step and changes no running batch
         save_costs=changes.save_costs,
-        resolved_settings={"dtype": config.dtype, "slots": config.slots, "threads": config.threads},
+        resolved_settings={
+            "dtype": executors[models[0].key].config.dtype,
+            "slots": config.slots,
+            "threads": config.threads,
+        },
         load_beside=changes.load_beside,
         release=changes.release,
         free_memory=changes.free_memory,
@@ -118,7 +124,7 @@ class _ModelChanges:
         device: str,
         free_bytes: Callable[[str], int],
     ) -> None:
-        """`config` has no "auto" left."""
+        """Of `config` only the dtype can be "auto", which each family resolves."""
         self._executor, self._scheduler, self._config = executor, scheduler, config
         self._device, self._free_bytes = device, free_bytes
 
@@ -132,16 +138,17 @@ class _ModelChanges:
 
         """
         assert isinstance(spec, DiffusionModelSpec)
-        check_memory(spec.name, self._needed_bytes(spec), self._device, self._free_bytes)
+        config = resolve_auto(self._config, spec, self._device, detect_machine())
+        check_memory(spec.name, _needed_bytes(spec, config), self._device, self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
-        executor = run_apart(_on_one_core(lambda: self._load_warm(spec)), niceness)
-        cache = cost_cache(spec, self._config, executor.model.device)
+        executor = run_apart(_on_one_core(lambda: self._load_warm(spec, config)), niceness)
+        cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
         alike = None
         if not (is_cached := cache.load(costs)):
             alike = next((other.key for other in self.specs.values() if have_same_architecture(other, spec)), None)
             if alike is None:
-                measure = functools.partial(measure_costs, executor, spec, self._config, costs)
+                measure = functools.partial(measure_costs, executor, spec, config, costs)
                 run_apart(_on_one_core(measure))
                 costs = costs.as_estimates()
 
@@ -155,13 +162,10 @@ class _ModelChanges:
 
         return LoadedModel(add, costs.longest_s)
 
-    def _load_warm(self, spec: DiffusionModelSpec) -> "DiffusionExecutor":
-        executor = _load(spec, self._config, self._device)
-        warm_up(executor, spec, self._config)
+    def _load_warm(self, spec: DiffusionModelSpec, config: EngineConfig) -> "DiffusionExecutor":
+        executor = _load(spec, config, self._device)
+        warm_up(executor, spec, config)
         return executor
-
-    def _needed_bytes(self, spec: DiffusionModelSpec) -> int:
-        return count_parameters(spec) * (4 if self._config.dtype == "float32" else 2)
 
     def release(self, model: ModelKey) -> None:
         """Drop a model of which there is no request."""
@@ -185,6 +189,10 @@ class _ModelChanges:
         """Write the cost caches."""
         for cache in self.cost_caches.values():
             cache.save(self._scheduler.costs)
+
+
+def _needed_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
+    return count_parameters(spec) * (4 if config.dtype == "float32" else 2)
 
 
 def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:
@@ -218,7 +226,7 @@ def load_or_measure_costs(
     costs, caches = CostModel(max_rows(config)), []
     for spec in models:
         executor = executors[spec.key]
-        cache = cost_cache(spec, config, executor.model.device)
+        cache = cost_cache(spec, executor.config, executor.model.device)
         warm_up(executor, spec, config)
         if not cache.load(costs):
             measure_costs(executor, spec, config, costs)
@@ -320,6 +328,8 @@ def load_executors(
 ) -> "tuple[dict[ModelKey, DiffusionExecutor], EngineConfig]":
     """Return every model's executor, and `config` resolved for all: with the fewest slots that any of them gets.
 
+    Its dtype stays as it is, because families choose different ones; an executor's own `config` has it.
+
     Raises:
         ConfigError: the device does not exist.
         ModelError: a model cannot be loaded.
@@ -327,5 +337,6 @@ def load_executors(
     """
     machine = detect_machine()
     resolved = [resolve_auto(config, spec, resolve_device(device, machine), machine) for spec in models]
-    config = min(resolved, key=lambda each: each.slots)
+    slots, threads = min(each.slots for each in resolved), resolved[0].threads
+    config = msgspec.structs.replace(config, slots=slots, threads=threads)
     return {spec.key: load_executor(spec, config, device)[0] for spec in models}, config

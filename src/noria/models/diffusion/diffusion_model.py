@@ -20,8 +20,6 @@ class DiffusionModel(Protocol):
     dtype: torch.dtype
     guidance: Guidance
     scheduler_config: dict[str, Any]
-    alpha_bars: np.ndarray  # ᾱ of each training timestep
-    prediction_type: str  # diffusers' name for what the UNet predicts
     preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
@@ -40,6 +38,10 @@ class DiffusionModel(Protocol):
         self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: ConditioningRows
     ) -> torch.Tensor:
         """Return the UNet's raw output [R, C, H, W]."""
+        ...
+
+    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
+        """Return [2, B] float32: a preview is the first times the model's input plus the second times its output."""
         ...
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

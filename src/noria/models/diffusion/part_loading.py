@@ -1,0 +1,77 @@
+"""Loads the parts of a folder in diffusers format, for all families. Safetensors only, checked before by the catalog.
+
+diffusers and transformers read the weights. With accelerate installed they create a part without memory for parameters
+and then put the file's tensors in their place; else a part would first be filled with random numbers in float32.
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+
+from noria.errors import ModelError
+from noria.models.families import FAMILIES
+from noria.models.weights import variant
+from noria.protocol.diffusion import DiffusionModelSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch.dtype, device: str) -> Any:
+    """Load one part onto a device, to be called and not trained.
+
+    Raises:
+        ModelError: weights are missing, which the libraries would silently fill with random numbers.
+
+    """
+    folder, stem = spec.path / name, FAMILIES[spec.family].weight_stems[name]
+    part, info = part_class.from_pretrained(
+        folder,
+        dtype=dtype,
+        output_loading_info=True,
+        use_safetensors=True,
+        local_files_only=True,
+        variant=variant(folder, stem),
+    )
+    missing_keys = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
+    if missing_keys:
+        raise ModelError(
+            f"the weights in {folder} do not match its configuration: {len(missing_keys)} parameters are missing or "
+            f"have another shape, the first is {missing_keys[0]}. Save the model again with save_pretrained."
+        )
+    return part.to(device).eval().requires_grad_(requires_grad=False)
+
+
+def load_vae(spec: DiffusionModelSpec, dtype: torch.dtype, device: str) -> Any:
+    """Load the VAE, whose class the folder names."""
+    import diffusers
+
+    index_file = spec.path / "model_index.json"
+    index = diffusers.DiffusionPipeline.load_config(spec.path)
+    name = FAMILIES[spec.family].check_class(index_file, "vae", index["vae"][1])
+    return load_part(getattr(diffusers, name), spec, "vae", dtype, device)
+
+
+def load_scheduler_config(spec: DiffusionModelSpec) -> dict[str, Any]:
+    """Return the folder's scheduler_config.json."""
+    import diffusers
+
+    return dict(diffusers.DDIMScheduler.load_config(spec.path / "scheduler"))
+
+
+@contextlib.contextmanager
+def loading(spec: DiffusionModelSpec) -> Any:
+    """Convert the libraries' exceptions to a ModelError that names the model.
+
+    Disables progress bars and warnings of diffusers and transformers, until the process ends; errors still raise.
+    """
+    import diffusers
+    import transformers
+
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(f"the model in {spec.folder} cannot be loaded: {error}") from error

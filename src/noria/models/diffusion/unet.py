@@ -1,0 +1,88 @@
+"""A UNet2DConditionModel as the denoiser of a family: memory format, attention, compilation, and its call.
+
+Shapes: R rows of a call (two for a guided image), C latent channels, H × W latent size.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+from noria.models.diffusion.conditioning import ConditioningRows
+from noria.sampling.previews import clean_weights
+
+
+class DenoisingUnet:
+    """A loaded UNet, called by rows; device and dtype are its own."""
+
+    def __init__(self, unet: Any, scheduler_config: dict[str, Any], config: EngineConfig) -> None:
+        """`scheduler_config` says the noise schedule and what the UNet predicts; `config` has no "auto" left."""
+        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        unet.to(memory_format=self._memory_format)
+        set_attention(unet, config.attention)
+        self._dtype: torch.dtype = unet.dtype
+        self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
+        self._alpha_bars = _alpha_bars(scheduler_config)
+        self._prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
+
+    def predict(
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        **others: torch.Tensor | Mapping[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Return the raw output [R, C, H, W], of the kind that the model predicts; `others` go to the UNet."""
+        latents_RCHW = latents_RCHW.to(self._dtype).contiguous(memory_format=self._memory_format)
+        outputs = self._unet(
+            latents_RCHW,
+            timesteps_R,
+            **conditioning.tokens,
+            encoder_attention_mask=conditioning.mask_RT,
+            **others,
+            return_dict=False,
+        )
+        output_RCHW: torch.Tensor = outputs[0]
+        return output_RCHW
+
+    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
+        """Return the weights of input and output in a preview; see `clean_weights` in `sampling/previews.py`."""
+        return clean_weights(timesteps_B, self._alpha_bars, self._prediction_type)
+
+
+def _alpha_bars(scheduler_config: dict[str, Any]) -> np.ndarray:
+    """Return ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
+    import diffusers
+
+    return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
+
+
+def set_attention(unet: Any, kind: str) -> None:
+    """Choose the UNet's implementation of attention, by the values of `engine.attention`.
+
+    Raises:
+        ConfigError: xformers is not installed or does not work on this device.
+
+    """
+    if kind == "sdpa":  # torch's scaled_dot_product_attention, diffusers' default
+        from diffusers.models.attention_processor import AttnProcessor2_0
+
+        unet.set_attn_processor(AttnProcessor2_0())
+    elif kind == "plain":
+        from diffusers.models.attention_processor import AttnProcessor
+
+        unet.set_attn_processor(AttnProcessor())
+    elif kind == "sliced":
+        unet.set_attention_slice("auto")
+    elif kind == "xformers":
+        try:
+            unet.enable_xformers_memory_efficient_attention()
+        except (ImportError, ModuleNotFoundError, ValueError) as error:
+            raise ConfigError(
+                f"engine.attention is 'xformers', which does not work here: {error}. Use 'sdpa'."
+            ) from error
+    else:
+        raise AssertionError(kind)

@@ -1,0 +1,52 @@
+"""A VAE between pixels and the latents of a denoiser, for families whose latents are one number times the VAE's.
+
+Shapes: B images, C latent channels, H × W latent size.
+"""
+
+from typing import Any
+
+import torch
+
+from noria.config import EngineConfig
+from noria.sampling.previews import fit_colours
+
+
+class LatentVae:
+    """An AutoencoderKL or AutoencoderTiny; device and dtype are its own."""
+
+    def __init__(self, vae: Any, config: EngineConfig) -> None:
+        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        self._vae = vae.to(memory_format=self._memory_format)
+        self.scale: int = 2 ** (len(vae.config.block_out_channels) - 1)  # pixels of a side per latent
+        self._factor: float = vae.config.scaling_factor
+        mean, std = (getattr(vae.config, name, None) for name in ("latents_mean", "latents_std"))
+        self._mean_std_2C: torch.Tensor | None = None
+        if mean is not None and std is not None:
+            self._mean_std_2C = torch.tensor([list(mean), list(std)], device=vae.device, dtype=vae.dtype)
+
+    def encode(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
+        """Return latents [N, C, H, W], in the denoiser's scale, of pixels in -1 to 1."""
+        encoded = self._vae.encode(pixels_N3HW.to(self._vae.device, self._vae.dtype))
+        # AutoencoderTiny returns latents, AutoencoderKL a distribution.
+        latents: torch.Tensor = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
+        if self._mean_std_2C is None:
+            return latents * self._factor
+        mean, std = self._mean_std_2C[:, None, :, None, None]
+        return (latents - mean) * self._factor / std
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
+        latents_BCHW = latents_BCHW.to(self._vae.dtype)
+        if self._mean_std_2C is None:
+            scaled = latents_BCHW / self._factor
+        else:
+            mean, std = self._mean_std_2C[:, None, :, None, None]
+            scaled = latents_BCHW * std / self._factor + mean
+        image = self._vae.decode(scaled.contiguous(memory_format=self._memory_format), return_dict=False)[0]
+        image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
+        return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
+
+    @torch.inference_mode()
+    def fit_preview_colours(self) -> torch.Tensor:
+        """Return the map of `fit_colours` for this VAE, on its device."""
+        return fit_colours(self.encode, self.scale).to(self._vae.device)
