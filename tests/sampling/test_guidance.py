@@ -44,6 +44,7 @@ def test_the_deviation_is_rescaled_as_by_diffusers():
 def test_an_image_is_guided_above_the_bound_of_its_family():
     assert [CLASSIFIER_FREE.is_active(scale) for scale in (0.0, 1.0, 1.1)] == [False, False, True]
     assert [Guidance("cond", 0.0).is_active(scale) for scale in (0.0, 0.5)] == [False, True]
+    assert not Guidance(embedded=True).is_active(8.0)
 
 
 def test_an_absent_negative_prompt_is_not_an_empty_one():

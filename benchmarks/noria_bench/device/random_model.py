@@ -6,6 +6,7 @@ work. Shapes: B images, R UNet rows, C × H × W latents.
 """
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,17 +59,21 @@ class RandomModel:
         """Return the scheduler's own times, whatever the size."""
         return DEFAULT_SCHEDULE
 
-    def text_encode(self, prompts: list[str]) -> list[Conditioning]:
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """The conditioning of each prompt."""
         embeddings = {}
         for prompt in dict.fromkeys(prompts):
-            generator = torch.Generator(self.device).manual_seed(zlib.crc32(prompt.encode()))
+            generator = torch.Generator(self.device).manual_seed(zlib.crc32((prompt or "").encode()))
             tokens = torch.randn(self._text_shape, generator=generator, device=self.device, dtype=self.dtype)
             embeddings[prompt] = Conditioning({"encoder_hidden_states": tokens})
         return [embeddings[prompt] for prompt in prompts]
 
     def predict(
-        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: ConditioningRows
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """The UNet's output [R, C, H, W]."""
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)

@@ -18,11 +18,12 @@ class Guidance:
     form: Literal["uncond", "cond"] = "uncond"
     active_above: float = 1.0  # a request with this scale or less has no row for its negative prompt
     rescale: float = 0.0  # φ of Lin et al. (2024), eq. 16: how much of the output's deviation becomes that of c
+    embedded: bool = False  # the model takes the scale itself, in one row, and no negative prompt
     negative_absent: Literal["empty", "zeros"] = "empty"  # what a request without a negative prompt has instead
 
     def is_active(self, scale: float) -> bool:
         """Whether an image with this scale needs a second row in each model call."""
-        return scale > self.active_above
+        return scale > self.active_above and not self.embedded
 
     def negative(self, prompt: str | None) -> str | None:
         """Return the negative prompt to encode; None: zeros."""

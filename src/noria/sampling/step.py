@@ -30,7 +30,7 @@ def widen(history_SKE: torch.Tensor, window: int) -> torch.Tensor:
     the places of its last `w` calls.
     """
     old = window_of(history_SKE.shape[_AXIS])
-    samples_SWE, outputs_SWE, noise_S1E = history_SKE.split([old, old, 1], dim=_AXIS)
+    samples_SWE, outputs_SWE, noise_S1E = torch.split(history_SKE, [old, old, 1], dim=_AXIS)
     copies = window // old
     return torch.cat([samples_SWE] * copies + [outputs_SWE] * copies + [noise_S1E], dim=_AXIS)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from generating import difference, generate
 from noria.config import EngineConfig
 from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -63,35 +64,6 @@ def make_request(spec, number, **fields):
         guidance_scale=4.0,
     )
     return make_image_request(**(defaults | fields))
-
-
-def generate(executor, requests, arrivals=None):
-    """Images [height, width, 3] by (request id, index); request k is submitted before iteration `arrivals[k]`."""
-    arrivals = arrivals or [0] * len(requests)
-    images, ends = {}, {}
-
-    def on_event(event):
-        request = event.prepared.request
-        if isinstance(event, ResultReady):
-            pixels = np.frombuffer(event.result.pixels.rgb(), np.uint8)
-            images[request.request_id, event.index] = pixels.reshape(request.payload.height, request.payload.width, 3)
-        elif isinstance(event, RequestEnded):
-            ends[request.request_id] = event.event
-
-    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
-    waiting = sorted(zip(arrivals, requests, strict=True), key=lambda pair: pair[0])
-    iteration = 0
-    while waiting or loop.scheduler.num_running or loop.scheduler.num_waiting:
-        while waiting and waiting[0][0] <= iteration:
-            loop.submit(executor.prepare(waiting.pop(0)[1]))
-        loop.run_iteration()
-        iteration += 1
-    assert {end.finish_reason for end in ends.values()} == {FinishReason.FINISHED}, ends
-    return images
-
-
-def difference(a, b):
-    return int(np.abs(a.astype(int) - b.astype(int)).max())
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +146,11 @@ def test_a_model_gets_the_same_rows_of_every_tensor_it_is_conditioned_on(tiny, m
         encoded = [each.tokens for each in real_text_encode(prompts)]
         return [Conditioning(each, {"checksum": checksum(each["encoder_hidden_states"])}) for each in encoded]
 
-    def predict(latents_RCHW, timesteps_R, conditioning):
+    def predict(latents_RCHW, timesteps_R, conditioning, guidance_R):
         expected = checksum(conditioning.tokens["encoder_hidden_states"])
         torch.testing.assert_close(conditioning.vectors["checksum"], expected)
         rows.append(len(latents_RCHW))
-        return real_predict(latents_RCHW, timesteps_R, conditioning)
+        return real_predict(latents_RCHW, timesteps_R, conditioning, guidance_R)
 
     for name, value in {"text_encode": text_encode, "predict": predict}.items():
         monkeypatch.setattr(model, name, value)

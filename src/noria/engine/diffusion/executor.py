@@ -67,6 +67,11 @@ class _ImageConditioning:
     negative: Conditioning | None  # None: not guided
 
 
+def _scales(prepared: list[PreparedImageRequest]) -> np.ndarray:
+    """Return the guidance scales, [B] float32."""
+    return np.array([p.request.payload.guidance_scale for p in prepared], np.float32)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
@@ -247,7 +252,7 @@ class DiffusionExecutor:
         scales_B = self._to_device(
             np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         )
-        inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B).unflatten(1, shape)
+        inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B).reshape(-1, *shape)
         timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         outputs_BCHW = self._predict(inputs_BCHW, prepared, [step.image for step in steps], timesteps)
         preview_indices = [
@@ -285,16 +290,17 @@ class DiffusionExecutor:
         images_R = self._to_device(images + images[:1] * padding)
         conditioning = self._rows.get(rows + rows[:1] * padding)
         outputs_RCHW = self.model.predict(
-            inputs_BCHW[images_R], self._to_device(timesteps)[images_R], conditioning
+            inputs_BCHW[images_R],
+            self._to_device(timesteps)[images_R],
+            conditioning,
+            self._to_device(_scales(prepared))[images_R] if self.model.guidance.embedded else None,
         ).float()
         prompted = outputs_RCHW[len(guided) : len(images)]
         if not guided:
             return prompted
         negative = {b: row for row, b in enumerate(guided)}
         negative_B = self._to_device([negative.get(b, len(guided) + b) for b in range(len(prepared))])
-        scales = np.array(
-            [p.request.payload.guidance_scale if b in negative else 1.0 for b, p in enumerate(prepared)], np.float32
-        )
+        scales = np.where([p.guided for p in prepared], _scales(prepared), np.float32(1.0))
         return self.model.guidance.combine(prompted, outputs_RCHW[negative_B], self._to_device(scales))
 
     def _make_previews(
@@ -344,7 +350,7 @@ class DiffusionExecutor:
         padding = self.config.decode_batch - len(assignments) if self._buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
-        latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls)).unflatten(1, shape)
+        latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls)).reshape(-1, *shape)
         pixels_BHWC, finite_B = self.model.decode(latents_BCHW), latents_BCHW.isfinite().all(dim=(1, 2, 3))
         finite_B, _ = to_host(finite_B)
         pixels_BHWC, copied = to_host(pixels_BHWC)

@@ -1,7 +1,7 @@
 """The text encoder's outputs: a cache for the most recently used prompts, and the rows of the last model call."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, collate
 
@@ -14,13 +14,16 @@ class PromptEmbeddingCache:
     """
 
     def __init__(
-        self, text_encode: Callable[[list[str]], list[Conditioning]], max_bytes: int, padded_batch: int | None
+        self,
+        text_encode: Callable[[Sequence[str | None]], list[Conditioning]],
+        max_bytes: int,
+        padded_batch: int | None,
     ) -> None:
         self._text_encode, self._max_bytes, self._padded_batch = text_encode, max_bytes, padded_batch
-        self._entries: OrderedDict[str, Conditioning] = OrderedDict()
+        self._entries: OrderedDict[str | None, Conditioning] = OrderedDict()
         self._num_bytes = 0
 
-    def get(self, prompts: Iterable[str]) -> dict[str, Conditioning]:
+    def get(self, prompts: Iterable[str | None]) -> dict[str | None, Conditioning]:
         """Return the conditioning of each distinct prompt."""
         wanted = dict.fromkeys(prompts)
         missing = [prompt for prompt in wanted if prompt not in self._entries]
@@ -28,7 +31,7 @@ class PromptEmbeddingCache:
         size = self._padded_batch or max(1, len(missing))
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
-            padding = [""] * (size - len(chunk)) if self._padded_batch else []
+            padding: list[str | None] = [""] * (size - len(chunk)) if self._padded_batch else []
             encoded = self._text_encode(chunk + padding)
             # A view would keep the whole batch in memory as long as one of its prompts is cached.
             found |= {prompt: row.clone() for prompt, row in zip(chunk, encoded, strict=False)}

@@ -11,7 +11,8 @@ from noria.protocol.request import ImageRequestBody
 
 DESCRIPTIONS = {
     "prompt": "what the image shows",
-    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1",
+    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1. For SDXL, null is "
+    "not an empty one",
     "seed": "the same seed and settings give the same image; image k of n uses seed + k; default: random",
     "width": "in pixels",
     "height": "in pixels",

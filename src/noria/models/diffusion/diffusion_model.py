@@ -3,6 +3,7 @@
 Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,14 +31,18 @@ class DiffusionModel(Protocol):
         """Return how the model's pipeline sets the times of the steps of an image of this size."""
         ...
 
-    def text_encode(self, prompts: list[str]) -> list[Conditioning]:
-        """Return the conditioning of each prompt."""
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt; None, if `guidance` makes it of an absent one, is zeros."""
         ...
 
     def predict(
-        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: ConditioningRows
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the UNet's raw output [R, C, H, W]."""
+        """Return the denoiser's raw output [R, C, H, W]; `guidance_R` are the scales of a model that embeds them."""
         ...
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:

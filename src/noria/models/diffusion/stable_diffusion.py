@@ -8,6 +8,7 @@ Conditioned on one tensor of tokens, by the name of the UNet's argument: `encode
 Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, C latent channels, H × W latent size.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,14 +60,15 @@ class StableDiffusion:
             from diffusers import UNet2DConditionModel
             from transformers import CLIPTextModel, CLIPTokenizer
 
+            unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
             return cls(
                 CLIPTokenizer.from_pretrained(spec.path / "tokenizer"),
                 load_part(CLIPTextModel, spec, "text_encoder", dtype, device),
-                load_part(UNet2DConditionModel, spec, "unet", dtype, device),
+                unet,
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec) | {"steps_offset": 1},  # as the pipeline sets it, whatever the file says
                 config,
-                Guidance(rescale=spec.guidance_rescale),
+                Guidance(rescale=spec.guidance_rescale, embedded=unet.config.time_cond_proj_dim is not None),
             )
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
@@ -77,10 +79,10 @@ class StableDiffusion:
         """Return the scheduler's own times, whatever the size."""
         return DEFAULT_SCHEDULE
 
-    def text_encode(self, prompts: list[str]) -> list[Conditioning]:
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
         tokens = self.tokenizer(
-            prompts, padding="max_length", max_length=self._num_tokens, truncation=True, return_tensors="pt"
+            list(prompts), padding="max_length", max_length=self._num_tokens, truncation=True, return_tensors="pt"
         )
         mask = (
             tokens.attention_mask.to(self.device)
@@ -91,10 +93,14 @@ class StableDiffusion:
         return [Conditioning({"encoder_hidden_states": each_TD}) for each_TD in embeddings_BTD.to(self.dtype)]
 
     def predict(
-        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: ConditioningRows
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the UNet's raw output [R, C, H, W]."""
-        return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning)
+        return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning, guidance_R)
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview."""

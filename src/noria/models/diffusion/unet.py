@@ -25,6 +25,7 @@ class DenoisingUnet:
         set_attention(unet, config.attention)
         self._dtype: torch.dtype = unet.dtype
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
+        self._guidance_width: int | None = unet.config.time_cond_proj_dim
         self._alpha_bars = _alpha_bars(scheduler_config)
         self._prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
 
@@ -33,20 +34,38 @@ class DenoisingUnet:
         latents_RCHW: torch.Tensor,
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
-        **others: torch.Tensor | Mapping[str, torch.Tensor] | None,
+        guidance_R: torch.Tensor | None,
+        **others: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Return the raw output [R, C, H, W], of the kind that the model predicts; `others` go to the UNet."""
+        """Return the raw output [R, C, H, W], of the kind that the model predicts.
+
+        `guidance_R` are the scales for a UNet that is guided by their embedding, else None; `others` go to the UNet.
+        """
         latents_RCHW = latents_RCHW.to(self._dtype).contiguous(memory_format=self._memory_format)
         outputs = self._unet(
             latents_RCHW,
             timesteps_R,
             **conditioning.tokens,
             encoder_attention_mask=conditioning.mask_RT,
+            timestep_cond=self._guidance_embedding(guidance_R),
             **others,
             return_dict=False,
         )
         output_RCHW: torch.Tensor = outputs[0]
         return output_RCHW
+
+    def _guidance_embedding(self, guidance_R: torch.Tensor | None) -> torch.Tensor | None:
+        """Return [R, time_cond_proj_dim] of w = g - 1 (Luo et al., 2023), as the pipelines of diffusers embed it."""
+        if guidance_R is None:
+            return None
+        assert self._guidance_width is not None
+        half = self._guidance_width // 2
+        # In the order of diffusers' operations: angles are thousands of radians, and so would be their rounding.
+        exponent = torch.log(torch.tensor(10000.0)) / (half - 1)
+        frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -exponent).to(guidance_R.device)
+        angles = ((guidance_R - 1) * 1000)[:, None] * frequencies[None]
+        embedding = torch.cat([angles.sin(), angles.cos()], dim=1).to(self._dtype)
+        return torch.nn.functional.pad(embedding, (0, self._guidance_width % 2))
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview; see `clean_weights` in `sampling/previews.py`."""

@@ -32,7 +32,8 @@ class LatentVae:
         if self._mean_std_2C is None:
             return latents * self._factor
         mean, std = self._mean_std_2C[:, None, :, None, None]
-        return (latents - mean) * self._factor / std
+        normalized: torch.Tensor = (latents - mean) * self._factor / std
+        return normalized
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
