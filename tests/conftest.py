@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+import tiny_models
 from databases import database, postgresql  # noqa: F401 - fixtures
 from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from waiting import wait_until
@@ -105,59 +106,13 @@ def bundled_folder():
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
     """A model folder like Stable Diffusion 1.x (epsilon, AutoencoderKL, PNDM) with few random weights: 32 × 32 px."""
-    import torch
-    from diffusers import AutoencoderKL, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel
+    return tiny_models.save_stable_diffusion(tmp_path_factory.mktemp("tiny-model"))
 
-    folder = tmp_path_factory.mktemp("tiny-model")
-    shutil.copytree(BUNDLED / "tokenizer", folder / "tokenizer")
-    shutil.copytree(BUNDLED / "scheduler", folder / "scheduler")
-    torch.manual_seed(0)
-    parts = {
-        "text_encoder": CLIPTextModel(
-            CLIPTextConfig(
-                vocab_size=176,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                max_position_embeddings=24,
-                bos_token_id=0,
-                eos_token_id=1,
-                pad_token_id=1,
-            )
-        ),
-        "unet": UNet2DConditionModel(
-            sample_size=8,
-            block_out_channels=(16, 32),
-            layers_per_block=1,
-            norm_num_groups=8,
-            cross_attention_dim=32,
-            attention_head_dim=4,
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        ),
-        "vae": AutoencoderKL(
-            block_out_channels=(16, 16, 16),
-            norm_num_groups=8,
-            down_block_types=("DownEncoderBlock2D",) * 3,
-            up_block_types=("UpDecoderBlock2D",) * 3,
-            latent_channels=4,
-        ),
-    }
-    for name, part in parts.items():
-        part.save_pretrained(folder / name)
-    (folder / "scheduler" / "scheduler_config.json").write_text(
-        '{"_class_name": "PNDMScheduler", "beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", '
-        '"num_train_timesteps": 1000, "skip_prk_steps": true, "steps_offset": 1, "set_alpha_to_one": false}'
-    )
-    (folder / "model_index.json").write_text(
-        '{"_class_name": "StableDiffusionPipeline", "_diffusers_version": "0.42.1", "requires_safety_checker": false, '
-        '"scheduler": ["diffusers", "PNDMScheduler"], "text_encoder": ["transformers", "CLIPTextModel"], '
-        '"tokenizer": ["transformers", "CLIPTokenizer"], "unet": ["diffusers", "UNet2DConditionModel"], '
-        '"vae": ["diffusers", "AutoencoderKL"], "safety_checker": [null, null], "feature_extractor": [null, null]}'
-    )
-    return folder
+
+@pytest.fixture(scope="session")
+def tiny_xl_folder(tmp_path_factory):
+    """A model folder like Stable Diffusion XL with few random weights: 32 × 32 px."""
+    return tiny_models.save_stable_diffusion_xl(tmp_path_factory.mktemp("tiny-xl"))
 
 
 @pytest.fixture(scope="session")

@@ -113,6 +113,27 @@ _ROWS = (
         load_with="noria.models.diffusion.stable_diffusion:StableDiffusion.load",
     ),
     Family(
+        name="stable-diffusion-xl",
+        description="Stable Diffusion XL and models distilled from it, without the refiner",
+        index_file="model_index.json",
+        class_names=("StableDiffusionXLPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
+                "tokenizer_2": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
+                "text_encoder": Part(("CLIPTextModel",), "model"),
+                "text_encoder_2": Part(("CLIPTextModelWithProjection",), "model"),
+                "unet": Part(("UNet2DConditionModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL", "AutoencoderTiny"), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.stable_diffusion_xl_folder:inspect",
+        load_with="noria.models.diffusion.stable_diffusion_xl:StableDiffusionXL.load",
+    ),
+    Family(
         name="text-encoder",
         description="text encoders: embeddings, classification, reranking",
         index_file="config.json",

@@ -46,10 +46,16 @@ def load_vae(spec: DiffusionModelSpec, dtype: torch.dtype, device: str) -> Any:
     """Load the VAE, whose class the folder names."""
     import diffusers
 
-    index_file = spec.path / "model_index.json"
-    index = diffusers.DiffusionPipeline.load_config(spec.path)
+    index_file, index = spec.path / "model_index.json", load_pipeline_config(spec)
     name = FAMILIES[spec.family].check_class(index_file, "vae", index["vae"][1])
     return load_part(getattr(diffusers, name), spec, "vae", dtype, device)
+
+
+def load_pipeline_config(spec: DiffusionModelSpec) -> dict[str, Any]:
+    """Return the folder's model_index.json."""
+    import diffusers
+
+    return dict(diffusers.DiffusionPipeline.load_config(spec.path))
 
 
 def load_scheduler_config(spec: DiffusionModelSpec) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""Stable Diffusion XL on one device, and models distilled from it: two text encoders, a UNet that knows the size.
+
+As `stable_diffusion.py`, without diffusers' pipeline, and with its numbers. What differs:
+
+- Conditioned on tokens of both encoders side by side, from before their last layers, `encoder_hidden_states`
+  [rows, T, D1 + D2]; on the second one's pooled output [rows, P]; and on six numbers of the size.
+- A negative prompt that is absent is all zeros, if the folder says so (`force_zeros_for_empty_prompt`).
+- A UNet with `time_cond_proj_dim`, as that of LCM, takes the guidance scale itself, in one row.
+- A VAE with `force_upcast` overflows in float16, and so is in float32 then.
+
+Shapes: B images, R UNet rows, T tokens, C latent channels, H × W latent size.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_pipeline_config,
+    load_scheduler_config,
+    load_vae,
+    loading,
+)
+from noria.models.diffusion.unet import DenoisingUnet
+from noria.models.diffusion.vae import LatentVae
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import Guidance
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
+
+TextEncoder = tuple[Any, Any]
+"""A tokenizer and its text encoder."""
+
+
+class StableDiffusionXL:
+    """The parts of one StableDiffusionXLPipeline folder, ready on a device."""
+
+    def __init__(
+        self,
+        text_encoders: tuple[TextEncoder, TextEncoder],
+        unet: Any,
+        vae: Any,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+        guidance: Guidance,
+    ) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet.
+
+        The second text encoder has the pooled output.
+        """
+        self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
+        self.device, self.dtype = unet.device, unet.dtype
+        self._text_encoders = text_encoders
+        self._denoiser = DenoisingUnet(unet, scheduler_config, config)
+        self._vae = LatentVae(vae, config)
+        self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
+        self._latent_channels: int = unet.config.in_channels
+
+    @classmethod
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "StableDiffusionXL":
+        """Read the parts of `spec.folder` onto `device`.
+
+        Raises:
+            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
+
+        """
+        dtype = DTYPES[config.dtype]
+        with loading(spec):
+            from diffusers import UNet2DConditionModel
+            from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+            first, second = (
+                (
+                    CLIPTokenizer.from_pretrained(spec.path / f"tokenizer{suffix}"),
+                    load_part(part_class, spec, f"text_encoder{suffix}", dtype, device),
+                )
+                for suffix, part_class in (("", CLIPTextModel), ("_2", CLIPTextModelWithProjection))
+            )
+            unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
+            vae = load_vae(spec, dtype, device)
+            if dtype is torch.float16 and getattr(vae.config, "force_upcast", False):
+                vae = vae.float()
+            zeros = load_pipeline_config(spec).get("force_zeros_for_empty_prompt", True)
+            guidance = Guidance(
+                rescale=spec.guidance_rescale,
+                embedded=unet.config.time_cond_proj_dim is not None,
+                negative_absent="zeros" if zeros else "empty",
+            )
+            return cls((first, second), unet, vae, load_scheduler_config(spec), config, guidance)
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return [C, H, W] of the latents of an image of this size."""
+        return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
+        """Return the scheduler's own times, whatever the size."""
+        return DEFAULT_SCHEDULE
+
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, as by diffusers' `encode_prompt`; of None it is zeros."""
+        texts = ["" if prompt is None else prompt for prompt in prompts]
+        hidden, pooled_BP = [], None
+        for tokenizer, text_encoder in self._text_encoders:
+            tokens = tokenizer(
+                texts,
+                padding="max_length",
+                max_length=tokenizer.model_max_length,
+                truncation=True,
+                return_tensors="pt",
+            )
+            outputs = text_encoder(tokens.input_ids.to(self.device), output_hidden_states=True)
+            hidden.append(outputs.hidden_states[-2])
+            pooled_BP = outputs[0]  # the last one's: with a projection, its pooled output comes first
+        assert pooled_BP is not None
+        embeddings_BTD = torch.cat(hidden, dim=-1).to(self.dtype)
+        return [
+            _conditioning(tokens_TD, pooled_P)
+            if prompt is not None
+            else _conditioning(torch.zeros_like(tokens_TD), torch.zeros_like(pooled_P))
+            for prompt, tokens_TD, pooled_P in zip(prompts, embeddings_BTD, pooled_BP.to(self.dtype), strict=True)
+        ]
+
+    def predict(
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the UNet's raw output [R, C, H, W]."""
+        num_rows, _, height, width = latents_RCHW.shape
+        size_6 = _size_ids(width * self.latent_scale, height * self.latent_scale, self.dtype, self.device)
+        added = {"text_embeds": conditioning.vectors["text_embeds"], "time_ids": size_6.expand(num_rows, -1)}
+        return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning, guidance_R, added_cond_kwargs=added)
+
+    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
+        """Return the weights of input and output in a preview."""
+        return self._denoiser.clean_weights(timesteps_B)
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return pixels [B, height, width, 3], uint8."""
+        return self._vae.decode(latents_BCHW)
+
+
+def _conditioning(tokens_TD: torch.Tensor, pooled_P: torch.Tensor) -> Conditioning:
+    return Conditioning({"encoder_hidden_states": tokens_TD}, {"text_embeds": pooled_P})
+
+
+@functools.lru_cache(maxsize=64)
+def _size_ids(width_px: int, height_px: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return [1, 6]: original size, crop and target size, of an image that is neither scaled nor cropped."""
+    return torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=dtype, device=device)

@@ -1,0 +1,50 @@
+"""Checks and describes a folder of Stable Diffusion XL: two tokenizers and text encoders, unet, vae, scheduler.
+
+This module knows neither torch nor what the parts compute; `stable_diffusion_xl.py` loads them.
+"""
+
+import pathlib
+
+from noria.errors import ModelError
+from noria.models.diffusion.unet_folder import UnetConfig, make_spec, read_folder
+from noria.models.families import Family
+from noria.models.weights import REDOWNLOAD_HINT, read_object
+from noria.protocol.diffusion import DiffusionModelSpec
+
+_NUM_SIZES = 6  # original size, crop, target size: two numbers each
+
+
+def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, without name and fingerprint.
+
+    Raises:
+        ModelError: a file is damaged, or a part is not supported.
+
+    """
+    found = read_folder(folder, family)
+    _check_added_input(folder / "unet" / "config.json", found.unet, found.text_encoders[-1].projection_dim)
+    scheduler_file = folder / "scheduler" / "scheduler_config.json"
+    if read_object(scheduler_file).get("clip_sample"):
+        raise ModelError(
+            f"{scheduler_file}: clip_sample is true: the scheduler would clip, which is not linear. Set it to false; "
+            "models of latents are trained without."
+        )
+    if found.unet.time_cond_proj_dim is not None:  # distilled, as LCM
+        return make_spec(folder, family, found, default_steps=4, default_guidance=8.0)
+    return make_spec(folder, family, found, default_steps=25, default_guidance=5.0)
+
+
+def _check_added_input(unet_file: pathlib.Path, unet: UnetConfig, pooled_width: int) -> None:
+    """Check that the UNet takes the pooled text and six numbers, in their widths."""
+    if unet.addition_embed_type != "text_time":
+        raise ModelError(
+            f"{unet_file}: addition_embed_type is {unet.addition_embed_type!r}; a UNet of SDXL has 'text_time'."
+        )
+    width = pooled_width + _NUM_SIZES * (unet.addition_time_embed_dim or 0)
+    if unet.projection_class_embeddings_input_dim != width:
+        raise ModelError(
+            f"{unet_file}: projection_class_embeddings_input_dim is {unet.projection_class_embeddings_input_dim}, but "
+            f"the second text encoder's projection_dim {pooled_width} and {_NUM_SIZES} numbers of "
+            f"addition_time_embed_dim {unet.addition_time_embed_dim} make {width}: the parts belong to two models, or "
+            f"this is the refiner, which is not supported. {REDOWNLOAD_HINT}"
+        )

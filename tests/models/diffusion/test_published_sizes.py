@@ -1,0 +1,86 @@
+"""Parameters and memory of models as they are published, built without memory on the meta device."""
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from noria.models.diffusion.conditioning import Conditioning
+
+_TEXT = {"vocab_size": 49408, "max_position_embeddings": 77}
+XL_UNET = {
+    "sample_size": 128,
+    "block_out_channels": (320, 640, 1280),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "use_linear_projection": True,
+    "cross_attention_dim": 2048,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+
+
+@pytest.fixture(scope="module")
+def xl():
+    """The parts of Stable Diffusion XL, in float16 but for the VAE, which overflows there."""
+    with torch.device("meta"):
+        first = CLIPTextConfig(
+            **_TEXT, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12
+        )
+        second = CLIPTextConfig(
+            **_TEXT,
+            hidden_size=1280,
+            intermediate_size=5120,
+            num_hidden_layers=32,
+            num_attention_heads=20,
+            projection_dim=1280,
+        )
+        vae = AutoencoderKL(
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+            latent_channels=4,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+        )
+        return {
+            "unet": UNet2DConditionModel(**XL_UNET).half(),
+            "text_encoder": CLIPTextModel(first).half(),
+            "text_encoder_2": CLIPTextModelWithProjection(second).half(),
+            "vae": vae,
+        }
+
+
+def test_parameters_of_stable_diffusion_xl(xl):
+    parameters = {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in xl.items()}
+    assert parameters == {
+        "unet": 2_567_463_684,
+        "text_encoder": 123_060_480,
+        "text_encoder_2": 694_659_840,
+        "vae": 83_653_863,
+    }
+
+
+def test_memory_of_stable_diffusion_xl(xl):
+    """That of docs/models.md."""
+    weights = sum(parameter.nbytes for part in xl.values() for parameter in part.parameters())
+    assert round(weights / 1e9, 1) == 7.1
+    tokens, pooled = torch.empty(77, 2048, dtype=torch.float16), torch.empty(1280, dtype=torch.float16)
+    assert Conditioning({"tokens": tokens}, {"pooled": pooled}).nbytes == 317_952
+
+
+def test_the_unet_takes_what_the_family_gives_it(xl):
+    rows, dtype = 3, torch.float16
+    with torch.device("meta"):
+        output = xl["unet"](
+            torch.empty(rows, 4, 104, 152, dtype=dtype),
+            torch.empty(rows),
+            torch.empty(rows, 77, 768 + 1280, dtype=dtype),
+            added_cond_kwargs={
+                "text_embeds": torch.empty(rows, xl["text_encoder_2"].config.projection_dim, dtype=dtype),
+                "time_ids": torch.empty(rows, 6, dtype=dtype),
+            },
+        ).sample
+    assert output.shape == (rows, 4, 104, 152)

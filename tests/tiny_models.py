@@ -1,0 +1,123 @@
+"""Model folders with few random weights, whose parts have the structure of published models."""
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+from noria.models.location import BUNDLED
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": 176,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+_UNET: dict[str, Any] = {
+    "sample_size": 8,
+    "block_out_channels": (16, 32),
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "cross_attention_dim": 32,
+    "attention_head_dim": 4,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+}
+_VAE: dict[str, Any] = {
+    "block_out_channels": (16, 16, 16),
+    "norm_num_groups": 8,
+    "down_block_types": ("DownEncoderBlock2D",) * 3,
+    "up_block_types": ("UpDecoderBlock2D",) * 3,
+    "latent_channels": 4,
+}
+SCHEDULER: dict[str, Any] = {
+    "_class_name": "PNDMScheduler",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "num_train_timesteps": 1000,
+    "skip_prk_steps": True,
+    "steps_offset": 1,
+    "set_alpha_to_one": False,
+}
+
+
+def save_stable_diffusion(folder: pathlib.Path, *, unet: dict[str, Any] | None = None) -> pathlib.Path:
+    """Write a StableDiffusionPipeline; `unet` are settings of its UNet. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    torch.manual_seed(0)
+    parts = {
+        "text_encoder": CLIPTextModel(CLIPTextConfig(**_TEXT)),
+        "unet": UNet2DConditionModel(**_UNET | (unet or {})),
+        "vae": AutoencoderKL(**_VAE),
+    }
+    _save(folder, "StableDiffusionPipeline", parts, SCHEDULER, requires_safety_checker=False)
+    return folder
+
+
+def save_stable_diffusion_xl(
+    folder: pathlib.Path,
+    *,
+    unet: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    **index: object,
+) -> pathlib.Path:
+    """Write a StableDiffusionXLPipeline with changed settings of parts and of model_index.json. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    torch.manual_seed(1)
+    second = CLIPTextConfig(**_TEXT | {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 40})
+    xl: dict[str, Any] = {
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": (1, 2),
+        "use_linear_projection": True,
+        "cross_attention_dim": 32 + 48,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 40 + 6 * 8,
+    }
+    parts = {
+        "text_encoder": CLIPTextModel(CLIPTextConfig(**_TEXT)),
+        "text_encoder_2": CLIPTextModelWithProjection(second),
+        "unet": UNet2DConditionModel(**_UNET | xl | (unet or {})),
+        "vae": AutoencoderKL(**_VAE | (vae or {})),
+    }
+    euler = {key: value for key, value in SCHEDULER.items() if not key.startswith(("skip", "set"))}
+    euler |= {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "leading"} | (scheduler or {})
+    _save(folder, "StableDiffusionXLPipeline", parts, euler, **index)
+    return folder
+
+
+def _save(
+    folder: pathlib.Path, pipeline: str, parts: dict[str, Any], scheduler: dict[str, Any], **index: object
+) -> None:
+    import torch
+
+    for name, part in parts.items():
+        for parameter in part.parameters():  # some blocks start with zeros, whose output would be the same for all
+            if not parameter.detach().any():
+                torch.nn.init.normal_(parameter, std=0.02)
+        part.save_pretrained(folder / name)
+        index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
+        if name.startswith("text_encoder"):
+            tokenizer = name.replace("text_encoder", "tokenizer")
+            shutil.copytree(BUNDLED / "tokenizer", folder / tokenizer)
+            index[tokenizer] = ["transformers", "CLIPTokenizer"]
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+    index |= {"scheduler": ["diffusers", scheduler["_class_name"]], "feature_extractor": [None, None]}
+    index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
+    index["safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"] = [None, None]
+    (folder / "model_index.json").write_text(json.dumps(index))
