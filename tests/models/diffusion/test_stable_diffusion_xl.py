@@ -10,6 +10,7 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline, StableDiffusionXLP
 import tiny_models
 from generating import difference, generate
 from noria.config import EngineConfig
+from noria.engine.diffusion import loading
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
 from noria.images import scheduler_names
@@ -196,6 +197,20 @@ def test_an_lcm_takes_the_guidance_scale_itself_in_one_row(tmp_path, monkeypatch
         )
         > 1
     )
+
+
+def test_warming_up_fills_each_bucket_of_a_model_with_one_row_an_image(tmp_path, monkeypatch):
+    folder = tiny_models.save_stable_diffusion_xl(tmp_path, unet={"time_cond_proj_dim": 16})
+    spec, executor = load(folder, buckets=(2, 4), slots=4)
+    images, real = [], loading.run_warmup_request
+
+    def run(executor, spec, config, costs, num_images, **options):
+        images.append(num_images)
+        real(executor, spec, config, costs, num_images, **options)
+
+    monkeypatch.setattr(loading, "run_warmup_request", run)
+    loading.warm_up(executor, spec, executor.config)
+    assert images == [2, 4]
 
 
 def test_a_stable_diffusion_with_embedded_guidance_gives_the_image_of_its_pipeline(tmp_path):

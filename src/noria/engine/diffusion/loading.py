@@ -54,9 +54,11 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
         ModelError: the model cannot generate images on this device with these settings.
 
     """
+    assert isinstance(config.slots, int)
+    rows = 2 if executor.model.guidance.is_active(2.0) else 1
     for bucket in config.buckets or (2,):
-        guidance = 2.0 if bucket > 1 else 1.0
-        run_warmup_request(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
+        guidance, num_images = 2.0 if bucket > 1 else 1.0, min(max(1, bucket // rows), config.slots)
+        run_warmup_request(executor, spec, config, CostModel(), num_images, steps=2, guidance=guidance)
 
 
 def load_runtime(
