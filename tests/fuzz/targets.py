@@ -528,6 +528,43 @@ def open_messages():
     logger.disabled = False
 
 
+# ── LoRA files ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lora_seeds():
+    """Small files with diffusers' and with kohya's names."""
+    down, up = np.ones((1, 2), np.float32), np.ones((2, 1), np.float32)
+    described = {"lora_adapter_metadata": json.dumps({"unet.lora_alpha": 2, "unet.alpha_pattern": {"to_q": 4}})}
+    yield save({"unet.to_q.lora_A.weight": down, "unet.to_q.lora_B.weight": up}, described)
+    names = [f"lora_unet_{module}.{end}" for module in ("proj_in",) for end in ("lora_down.weight", "lora_up.weight")]
+    yield save(dict(zip(names, (down, up), strict=True)) | {"lora_unet_proj_in.alpha": np.ones((), np.float32)})
+
+
+@contextlib.contextmanager
+def open_loras():
+    """Read files for a model of two layers."""
+    import torch
+
+    from noria.models.diffusion.lora_file import read_lora
+
+    unet = torch.nn.ModuleDict({"to_q": torch.nn.Linear(2, 2), "proj_in": torch.nn.Linear(2, 2)})
+    unet.config = type("Config", (), {"layers_per_block": 1})
+    with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
+        file = pathlib.Path(name) / "a.safetensors"
+
+        def read(data):
+            file.write_bytes(data)
+            try:
+                found = read_lora(file, {"unet": unet}, torch.float32, 2**20)
+            except ModelError as error:
+                error.message.encode()  # it is sent
+                return False
+            assert all(layer.up.isfinite().all() for layer in found.layers["unet"].values())
+            return True
+
+        yield read
+
+
 TARGETS = {
     "http": Target(open_http, http_seeds, lambda mutate: None, 0.05),
     "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
@@ -547,5 +584,6 @@ TARGETS = {
         lambda mutate: mutation.json_after(b"\n", mutate),
         0.05,
     ),
+    "loras": Target(open_loras, lora_seeds, lambda mutate: None, 0.02, max_bytes=2000),
     "messages": Target(open_messages, message_seeds, mutation.message_pack, 0.32, max_bytes=2000),
 }

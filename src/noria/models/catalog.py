@@ -16,11 +16,17 @@ from msgspec import Meta, Struct
 from noria.errors import ModelError
 from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.location import locate
-from noria.models.weights import num_tensor_parameters, read_object, read_struct, read_text, read_weights, weight_files
+from noria.models.weights import (
+    identifying_bytes,
+    num_tensor_parameters,
+    read_object,
+    read_struct,
+    read_text,
+    read_weights,
+    weight_files,
+)
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
-
-_SAMPLED_BYTES = 65_536
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 
@@ -99,11 +105,7 @@ def _fingerprint(folder: pathlib.Path, family: Family) -> str:
 
 
 def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
-    """Yield what identifies a model: all configurations; of the weights, sizes, headers, and start and end of the data.
-
-    Start and end, because further training changes neither header nor size, and reading all data of a large model takes
-    minutes.
-    """
+    """Yield what identifies a model: all configurations, and `identifying_bytes` of the weights."""
     for part in family.parts:
         for file in sorted((folder / part).glob("*")):
             if file.suffix in (".json", ".txt"):
@@ -115,10 +117,4 @@ def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
         yield read_text(defaults)
     for part, stem in family.weight_stems.items():
         for file in weight_files(folder, part, stem):
-            size_bytes = file.stat().st_size
-            with file.open("rb") as opened:
-                header_bytes = int.from_bytes(opened.read(8), "little")
-                yield size_bytes.to_bytes(8, "little")
-                yield opened.read(header_bytes + _SAMPLED_BYTES)
-                opened.seek(max(0, size_bytes - _SAMPLED_BYTES))
-                yield opened.read()
+            yield from identifying_bytes(file)

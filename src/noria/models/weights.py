@@ -13,6 +13,7 @@ import math
 import pathlib
 import re
 import stat
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ REDOWNLOAD_HINT = "Copy or download the model again."
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """The suffixes of files that are never opened."""
 
+_SAMPLED_BYTES = 65_536
 _MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
 # What newer and older versions of the library say of a file that is truncated or too long.
 _WRONG_SIZE_REASONS = ("incomplete metadata, file not fully covered", "MetadataIncompleteBuffer")
@@ -133,7 +135,7 @@ def read_header(file: pathlib.Path) -> Shapes:
 
     """
     try:
-        size_bytes = _size_bytes(file)
+        size_bytes = file_size_bytes(file)
         try:
             with safe_open(file, framework="np") as opened:
                 names = opened.keys()
@@ -144,6 +146,27 @@ def read_header(file: pathlib.Path) -> Shapes:
         raise ModelError(f"{file}: missing. {REDOWNLOAD_HINT}") from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
+
+
+def identifying_bytes(file: pathlib.Path) -> Iterator[bytes]:
+    """Yield what identifies a safetensors file: its size, its header, and the start and the end of the data.
+
+    Start and end, because further training changes neither header nor size, and reading all data of a large model takes
+    minutes.
+
+    Raises:
+        ModelError: the header is longer than the library allows.
+
+    """
+    size_bytes = file.stat().st_size
+    with file.open("rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise ModelError(f"{file}: not a safetensors file: its header would have {header_bytes} bytes.")
+        yield size_bytes.to_bytes(8, "little")
+        yield opened.read(header_bytes + _SAMPLED_BYTES)
+        opened.seek(max(0, size_bytes - _SAMPLED_BYTES))
+        yield opened.read(_SAMPLED_BYTES)
 
 
 def _describe_damage(file: pathlib.Path, size_bytes: int, error: SafetensorError) -> str:
@@ -199,7 +222,7 @@ def convert(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
 def read_text(file: pathlib.Path, missing: str = "") -> bytes:
     """Return the bytes of a small file; raise ModelError, with the consequence `missing` if it is missing."""
     try:
-        size_bytes = _size_bytes(file)
+        size_bytes = file_size_bytes(file)
         if size_bytes > _MAX_TEXT_BYTES:
             raise ModelError(
                 f"{file}: has {size_bytes} bytes; at most {_MAX_TEXT_BYTES} are allowed. {REDOWNLOAD_HINT}"
@@ -211,7 +234,7 @@ def read_text(file: pathlib.Path, missing: str = "") -> bytes:
         raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
 
 
-def _size_bytes(file: pathlib.Path) -> int:
+def file_size_bytes(file: pathlib.Path) -> int:
     """Return the size of a regular file, following links; reject FIFOs and devices, which can block for ever."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):

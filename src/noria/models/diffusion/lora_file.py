@@ -1,0 +1,284 @@
+"""Reads a LoRA file for a loaded model: kohya's and diffusers' names to the model's own layers.
+
+Safetensors only. diffusers' converters change the names, without peft; the checks here come first and last, because
+the converters drop what they do not know. The file may be hostile: it is read at once (a file that shrinks while it is
+mapped into memory would end the process), and is not trusted in any size, name or number.
+
+Shapes: r the rank of a layer's adapter, in and out the layer's features or channels.
+"""
+
+import functools
+import json
+import math
+import pathlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from noria.errors import ModelError, short_repr
+from noria.models.weights import file_size_bytes
+
+MAX_RANK = 512
+"""Of a layer's adapter. Published files have 4 to 320."""
+
+_MAX_HEADER_BYTES = 2**24  # SDXL's layers take 0.5 MB, kohya's statistics of the training images a few more
+_MAX_ALPHA = 1e6  # published ones are up to a few ranks
+_MAX_TENSORS = 20_000  # all layers of SDXL with alphas are 3,600
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_KOHYA_NAME = re.compile(r"lora_(unet|te|te1|te2)_\w+\.(lora_down\.weight|lora_up\.weight|alpha)", re.ASCII)
+_DIFFUSERS_NAME = re.compile(
+    r"(unet|text_encoder|text_encoder_2)\.[\w.]+[._](lora_[AB]|lora\.(down|up)|lora_linear_layer\.(down|up))\.weight",
+    re.ASCII,
+)
+_OTHER_FORMATS: Mapping[str, str] = {
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "hada_": "LoHa",
+    "lokr_": "LoKr",
+    "lora_mid": "LoCon with a CP decomposition",
+    "oft_": "OFT",
+    "bundle_emb": "an embedding in a bundle",
+    ".diff": "differences of whole weights",
+    ".bias": "LoRA with biases",
+}
+_METADATA_KEY = "lora_adapter_metadata"  # of diffusers' own files, whose scales are there
+
+
+@dataclass(frozen=True, eq=False)
+class LoraLayer:
+    """What an adapter adds to one linear or convolutional layer."""
+
+    down: torch.Tensor  # [r, in]; of a convolution [r, in, kernel height, kernel width]
+    up: torch.Tensor  # [out, r], with the file's scale in it
+
+
+@dataclass(frozen=True, eq=False)
+class LoraWeights:
+    """An adapter, on the device and in the precision of its model."""
+
+    layers: Mapping[str, Mapping[str, LoraLayer]]  # by the model's part and the part's module
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(each.down.nbytes + each.up.nbytes for part in self.layers.values() for each in part.values())
+
+    def to(self, device: torch.device) -> "LoraWeights":
+        """Return it on `device`."""
+        return LoraWeights(
+            {
+                part: {name: LoraLayer(each.down.to(device), each.up.to(device)) for name, each in layers.items()}
+                for part, layers in self.layers.items()
+            }
+        )
+
+
+def read_lora(
+    file: pathlib.Path, parts: Mapping[str, torch.nn.Module], dtype: torch.dtype, max_bytes: int
+) -> LoraWeights:
+    """Return the adapter in `file` for the loaded `parts` of a model, on the CPU in `dtype`.
+
+    Raises:
+        ModelError: the file is larger than `max_bytes` or damaged, has another format than LoRA or numbers that are not
+            finite, or its layers are not those of this model. The message names the file without its folder.
+
+    """
+    tensors, metadata = _read_tensors(file, max_bytes)
+    _check_names(file, tensors)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise ModelError(
+                f"{file.name}: {short_repr(name)} has numbers of type {str(tensor.dtype).removeprefix('torch.')}; "
+                "allowed are float16, bfloat16 and float32."
+            )
+        if not tensor.isfinite().all():
+            raise ModelError(f"{file.name}: {short_repr(name)} has numbers that are not finite.")
+    if next(iter(tensors)).startswith("lora_"):
+        tensors = _fold_alphas(file, tensors)
+    pairs = _pairs(file, _convert_names(file, tensors, parts))
+    layers: dict[str, dict[str, LoraLayer]] = {}
+    for (part, name), (down, up) in pairs.items():
+        module = _find_module(file, parts, part, name)
+        scale = _scale(file, metadata, part, name, down.shape[0] if down.ndim else 0)
+        layer = _fit(f"{file.name}: {part}.{name}", module, down.to(dtype), (up.float() * scale).to(dtype))
+        if not (layer.down.isfinite().all() and layer.up.isfinite().all()):
+            raise ModelError(f"{file.name}: {part}.{name} has numbers that are too large for {dtype}.")
+        layers.setdefault(part, {})[_module_name(parts[part], name)] = layer
+    return LoraWeights(layers)
+
+
+def _read_tensors(file: pathlib.Path, max_bytes: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the tensors, and diffusers' description of them."""
+    import safetensors.torch
+
+    try:
+        num_bytes = file_size_bytes(file)
+        if num_bytes > max_bytes:
+            raise ModelError(f"{file.name}: has {num_bytes} bytes; at most {max_bytes} are allowed.")
+        with file.open("rb") as opened:
+            data = opened.read(max_bytes + 1)
+    except OSError as error:
+        raise ModelError(f"{file.name}: cannot be read: {error.strerror}.") from error
+    header_bytes = int.from_bytes(data[:8], "little")
+    if header_bytes > min(_MAX_HEADER_BYTES, len(data)):
+        raise ModelError(
+            f"{file.name}: not a safetensors file, or truncated: its header would have {header_bytes} bytes of "
+            f"{len(data)}; at most {_MAX_HEADER_BYTES} are allowed."
+        )
+    try:
+        tensors = safetensors.torch.load(data)
+        metadata = json.loads(data[8 : 8 + header_bytes]).get("__metadata__", {})
+        description = json.loads(metadata.get(_METADATA_KEY) or "{}")
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
+        raise ModelError(f"{file.name}: not a safetensors file, or damaged: {short_repr(str(error))}.") from error
+    if not 0 < len(tensors) <= _MAX_TENSORS:
+        raise ModelError(f"{file.name}: has {len(tensors)} tensors; allowed are 1 to {_MAX_TENSORS}.")
+    if not isinstance(description, dict):
+        raise ModelError(f"{file.name}: its {_METADATA_KEY} is not a JSON object.")
+    return tensors, description
+
+
+def _check_names(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError unless all names are kohya's, or all are diffusers'."""
+    for name in tensors:
+        for marker, kind in _OTHER_FORMATS.items():
+            if marker in name:
+                raise ModelError(f"{file.name}: {short_repr(name)} is of {kind}, which is not supported; LoRA is.")
+    pattern = _KOHYA_NAME if next(iter(tensors)).startswith("lora_") else _DIFFUSERS_NAME
+    unknown = next((name for name in tensors if not pattern.fullmatch(name)), None)
+    if unknown is not None:
+        raise ModelError(
+            f"{file.name}: {short_repr(unknown)} is no name of a LoRA of kohya's or diffusers' format: such as "
+            "lora_unet_….lora_down.weight or unet.….lora_A.weight."
+        )
+
+
+def _fold_alphas(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return kohya's tensors with alpha / rank in the second matrix, and without the alphas."""
+    folded = {name: tensor for name, tensor in tensors.items() if not name.endswith(".alpha")}
+    for name, alpha in tensors.items():
+        if not name.endswith(".alpha"):
+            continue
+        layer = name.removesuffix(".alpha")
+        down, up = tensors.get(f"{layer}.lora_down.weight"), tensors.get(f"{layer}.lora_up.weight")
+        if down is None or up is None or not down.ndim or not len(down) or alpha.numel() != 1:
+            raise ModelError(f"{file.name}: {short_repr(name)} is not one number that belongs to two matrices.")
+        folded[f"{layer}.lora_up.weight"] = up.float() * (float(alpha) / len(down))
+    return folded
+
+
+def _convert_names(
+    file: pathlib.Path, tensors: dict[str, torch.Tensor], parts: Mapping[str, torch.nn.Module]
+) -> dict[tuple[str, str], torch.Tensor]:
+    """Return the tensors by part and name in peft's form, `MODULE.lora_A.weight`."""
+    from diffusers.loaders import StableDiffusionLoraLoaderMixin
+    from diffusers.utils import (
+        convert_state_dict_to_diffusers,
+        convert_state_dict_to_peft,
+        convert_unet_state_dict_to_peft,
+    )
+
+    num_tensors = len(tensors)
+    try:
+        states, _ = StableDiffusionLoraLoaderMixin.lora_state_dict(tensors, unet_config=parts["unet"].config)
+        converted: dict[tuple[str, str], torch.Tensor] = {}
+        for part in {name.partition(".")[0] for name in states}:
+            state = {
+                name.removeprefix(f"{part}."): each for name, each in states.items() if name.startswith(f"{part}.")
+            }
+            if part == "unet":
+                state = convert_unet_state_dict_to_peft(state)
+            elif not all(".lora_A." in name or ".lora_B." in name for name in state):
+                state = convert_state_dict_to_peft(convert_state_dict_to_diffusers(state))
+            converted |= {(part, name): tensor for name, tensor in state.items()}
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{file.name}: its names cannot be converted to those of diffusers: {short_repr(str(error))}."
+        ) from error
+    if len(converted) != num_tensors:
+        raise ModelError(f"{file.name}: {num_tensors - len(converted)} of its {num_tensors} tensors are not known.")
+    return converted
+
+
+def _pairs(
+    file: pathlib.Path, tensors: Mapping[tuple[str, str], torch.Tensor]
+) -> dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]:
+    """Return both matrices by part and module."""
+    first, second = ".lora_A.weight", ".lora_B.weight"
+    pairs = {}
+    for part, name in tensors:
+        module, ending = name.removesuffix(first).removesuffix(second), second if name.endswith(first) else first
+        if module == name or (part, module + ending) not in tensors:
+            raise ModelError(f"{file.name}: {short_repr(f'{part}.{name}')} is not one of two matrices of a layer.")
+        pairs[part, module] = tensors[part, module + first], tensors[part, module + second]
+    return pairs
+
+
+def _module_name(part: torch.nn.Module, name: str) -> str:
+    """Return the name of a module as `part` has it: transformers 5 has taken `text_model` out of one of its classes."""
+    return name if hasattr(part, "text_model") else name.removeprefix("text_model.")
+
+
+def _find_module(
+    file: pathlib.Path, parts: Mapping[str, torch.nn.Module], part: str, name: str
+) -> torch.nn.Linear | torch.nn.Conv2d:
+    module = None
+    if part in parts:
+        try:
+            module = parts[part].get_submodule(_module_name(parts[part], name))
+        except AttributeError:
+            module = None
+    if isinstance(module, torch.nn.Linear):
+        return module
+    if isinstance(module, torch.nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros":
+        return module
+    raise ModelError(
+        f"{file.name}: the model has no layer {short_repr(f'{part}.{name}')} that an adapter can change: the adapter "
+        f"belongs to another family of models. The parts of this one are {', '.join(parts)}."
+    )
+
+
+def _scale(file: pathlib.Path, metadata: Mapping[str, Any], part: str, name: str, rank: int) -> float:
+    """Return alpha / rank of a file that diffusers has described, else 1: kohya's alphas are folded in already.
+
+    A pattern of an alpha is compared as the end of the module's name, and never as the expression that it may be.
+    """
+    if metadata.get(f"{part}.use_dora"):
+        raise ModelError(f"{file.name}: is of DoRA, which is not supported; LoRA is.")
+    alpha = metadata.get(f"{part}.lora_alpha", rank)
+    patterns = metadata.get(f"{part}.alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ModelError(f"{file.name}: its alpha_pattern is not a JSON object.")
+    for pattern, value in patterns.items():
+        if f".{name}".endswith(f".{pattern.removeprefix('^')}"):
+            alpha = value
+            break
+    if not isinstance(alpha, int | float) or not abs(alpha) < _MAX_ALPHA:  # also true for NaN
+        raise ModelError(f"{file.name}: the alpha of {part}.{name} is {short_repr(alpha)}; a number is expected.")
+    rank = max(1, rank)  # `_fit` rejects others
+    return alpha / (math.sqrt(rank) if metadata.get(f"{part}.use_rslora") else rank)
+
+
+def _fit(where: str, module: torch.nn.Linear | torch.nn.Conv2d, down: torch.Tensor, up: torch.Tensor) -> LoraLayer:
+    """Return both matrices in the form of the layer; a 1 × 1 convolution is as a linear layer to some programs."""
+    rank = down.shape[0] if down.ndim else 0
+    if not 1 <= rank <= MAX_RANK:
+        raise ModelError(f"{where} has rank {rank}; allowed are 1 to {MAX_RANK}.")
+    if isinstance(module, torch.nn.Linear):
+        inputs, outputs = module.in_features, module.out_features
+    else:
+        inputs, outputs = module.in_channels, module.out_channels
+    kernel = (1, 1) if isinstance(module, torch.nn.Linear) else module.kernel_size
+    expected = (rank, inputs, *kernel)
+    is_down = tuple(down.shape) == expected or (kernel == (1, 1) and tuple(down.shape) == expected[:2])
+    if not is_down or tuple(up.shape) not in ((outputs, rank), (outputs, rank, 1, 1)):
+        raise ModelError(
+            f"{where} has matrices of {list(down.shape)} and {list(up.shape)}; the model's layer takes "
+            f"{list(expected) if kernel != (1, 1) else list(expected[:2])} and {[outputs, rank]}: the adapter belongs "
+            "to another family of models."
+        )
+    is_linear = isinstance(module, torch.nn.Linear)
+    return LoraLayer(down.reshape(expected[:2] if is_linear else expected).contiguous(), up.reshape(outputs, rank))
