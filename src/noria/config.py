@@ -130,6 +130,21 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     embedding_cache_bytes: Annotated[
         int, Meta(ge=0, description="prompt embeddings kept for reuse; a prompt of SD 1.5 has 118,272 in float16")
     ] = 134_217_728
+    loras: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of LoRA files (.safetensors) that requests can name; `FOLDER` is for all image "
+            "models, `MODEL=FOLDER` for one: docs/models.md. Not with `compile`"
+        ),
+    ] = ()
+    lora_cache_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="LoRAs of a model kept on the device, in use or for reuse; those of accepted requests are "
+            "never evicted, and a request that does not fit beside them is rejected with 429",
+        ),
+    ] = 2_147_483_648
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU, 64 on a GPU"),

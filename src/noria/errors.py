@@ -224,7 +224,7 @@ class ServingError(NoriaError):
 
 
 class QueueFull(ServingError):
-    """The queue is at its limit, in images or in seconds of work."""
+    """The queue is at its limit, in images, in seconds of work, or in bytes of what its requests hold."""
 
     code = "queue_full"
     http_status = 429

@@ -281,8 +281,8 @@ class RequestReceiver:
         try:
             with journal or self.crash_journal.preparing(attempt_id):
                 prepared = executor.prepare(request, task.data)
-        except RequestError as error:
-            failed = Failed(attempt_id, error.code, error.message, error.field)
+        except (RequestError, QueueFull) as error:
+            failed = Failed(attempt_id, error.code, error.message, error.field, retry_after_s=error.retry_after_s)
         except Exception:
             log_fields = fields(
                 event="request_preparation_failed",

@@ -29,6 +29,14 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     guidance_rescale: float = 0.0  # see `sampling/guidance.py`
 
 
+class Lora(Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter, and how strongly it changes the image."""
+
+    name: str  # of its file, without .safetensors
+    weight: float = 1.0
+    digest: str | None = None  # of the file, by `models/lora_folders.py`; None in a request: whatever the file is now
+
+
 class ImageSettings(Struct, frozen=True):
     """The settings of one image as far as they are given; `None` means not given."""
 
@@ -60,6 +68,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     seed: int
     n: int = 1
     partial_images: int = 0  # previews of each image
+    loras: tuple[Lora, ...] = ()  # with digests
 
     @property
     def num_results(self) -> int:

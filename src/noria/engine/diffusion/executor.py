@@ -20,6 +20,8 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.latents import LatentSlots
+from noria.engine.diffusion.lora_cache import Adapters
+from noria.engine.diffusion.model_loras import ModelLoras, prompt_key
 from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
@@ -52,6 +54,7 @@ class PreparedImageRequest(BaseImageRequest):
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image
     negative_prompt: str | None  # as the model encodes it; None: zeros
     preview_calls: frozenset[int]  # calls after which its images get a preview
+    adapters: Adapters = ()  # held, so that none is evicted
 
     @property
     def num_calls(self) -> int:
@@ -90,8 +93,9 @@ class DiffusionExecutor:
         self._latents = LatentSlots(config.slots, model.device)
         self._conditioning: dict[ItemId, _ImageConditioning] = {}  # of running images
         self._rows = CollatedRows()
+        self._loras = ModelLoras(model, config)
         self._embeddings = PromptEmbeddingCache(
-            model.text_encode, config.embedding_cache_bytes, 8 if self._buckets else None
+            self._loras.text_encode, config.embedding_cache_bytes, 8 if self._buckets else None
         )
         self._decoded: dict[ItemId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
@@ -103,9 +107,12 @@ class DiffusionExecutor:
         self.is_synchronous = model.device.type == "cpu"
 
     def prepare(self, request: ImageRequest, data: memoryview | None = None) -> PreparedImageRequest:
-        """Compile the request's sampler (up to 1.5 s the first time); no request has a frame of `data` yet.
+        """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).
 
-        Raises `errors.InvalidField` if diffusers rejects it, or if it has more images than slots and queue hold.
+        No request has a frame of `data` yet.
+
+        Raises `errors.InvalidField` if diffusers rejects it, if it has more images than slots and queue hold, or if a
+        LoRA cannot be loaded; `errors.QueueFull` while those of other requests fill the cache.
         """
         if data is not None:
             raise InvalidField("an image request has no data beside its settings", field="data")
@@ -126,12 +133,13 @@ class DiffusionExecutor:
             latent_shape=shape,
             negative_prompt=guidance.negative(payload.negative_prompt),
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
+            adapters=self._loras.load(payload.loras, request.model),
         )
 
     def is_compiled(self, request: ImageRequest) -> bool:
-        """Whether this scheduler with this number of steps is in the cache, as a table or as a rejection."""
+        """Whether this scheduler with this number of steps, or its rejection, and all LoRAs are in the caches."""
         payload = request.payload
-        return is_compiled(
+        return self._loras.cache.has(payload.loras) and is_compiled(
             payload.scheduler, self.model.scheduler_config, payload.inference_steps, self._schedule(request)
         )
 
@@ -150,6 +158,8 @@ class DiffusionExecutor:
             self._noise.pop(ItemId(attempt_id, index), None)
             self._conditioning.pop(ItemId(attempt_id, index), None)
             self._decoded.pop(ItemId(attempt_id, index), None)
+        if request.payload.loras and not any(prepared.adapters for prepared in self._requests.values()):
+            self._loras.release()
 
     def take_result(self, image: ItemId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
@@ -231,12 +241,15 @@ class DiffusionExecutor:
         assignments = list(assignments)
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         embeddings = self._embeddings.get(
-            text for p in requests for text in ([p.negative_prompt] if p.guided else []) + [p.request.payload.prompt]
+            prompt_key(text, p.adapters)
+            for p in requests
+            for text in ([p.negative_prompt] if p.guided else []) + [p.request.payload.prompt]
         )
         for assignment, prepared in zip(assignments, requests, strict=True):
             payload = prepared.request.payload
-            negative = embeddings[prepared.negative_prompt] if prepared.guided else None
-            self._conditioning[assignment.image] = _ImageConditioning(embeddings[payload.prompt], negative)
+            prompt = embeddings[prompt_key(payload.prompt, prepared.adapters)]
+            negative = embeddings[prompt_key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
+            self._conditioning[assignment.image] = _ImageConditioning(prompt, negative)
             shape = prepared.latent_shape
             history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
             noise = NoiseStream(payload.seed, shape, self.model.dtype, image=assignment.image.index)
@@ -289,12 +302,14 @@ class DiffusionExecutor:
         padding = self._bucket(len(images)) - len(images)
         images_R = self._to_device(images + images[:1] * padding)
         conditioning = self._rows.get(rows + rows[:1] * padding)
-        outputs_RCHW = self.model.predict(
-            inputs_BCHW[images_R],
-            self._to_device(timesteps)[images_R],
-            conditioning,
-            self._to_device(_scales(prepared))[images_R] if self.model.guidance.embedded else None,
-        ).float()
+        adapters = [prepared[b].adapters for b in images + images[:1] * padding]
+        with self._loras.denoising(adapters):
+            outputs_RCHW = self.model.predict(
+                inputs_BCHW[images_R],
+                self._to_device(timesteps)[images_R],
+                conditioning,
+                self._to_device(_scales(prepared))[images_R] if self.model.guidance.embedded else None,
+            ).float()
         prompted = outputs_RCHW[len(guided) : len(images)]
         if not guided:
             return prompted

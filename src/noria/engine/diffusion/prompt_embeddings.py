@@ -2,8 +2,19 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, collate
+
+
+class AdaptedPrompt(NamedTuple):
+    """A prompt whose text encoders have LoRA adapters."""
+
+    text: str | None
+    loras: tuple[tuple[str, float], ...]  # digests and weights
+
+
+Prompt = str | None | AdaptedPrompt
 
 
 class PromptEmbeddingCache:
@@ -15,15 +26,15 @@ class PromptEmbeddingCache:
 
     def __init__(
         self,
-        text_encode: Callable[[Sequence[str | None]], list[Conditioning]],
+        text_encode: Callable[[Sequence[Prompt]], list[Conditioning]],
         max_bytes: int,
         padded_batch: int | None,
     ) -> None:
         self._text_encode, self._max_bytes, self._padded_batch = text_encode, max_bytes, padded_batch
-        self._entries: OrderedDict[str | None, Conditioning] = OrderedDict()
+        self._entries: OrderedDict[Prompt, Conditioning] = OrderedDict()
         self._num_bytes = 0
 
-    def get(self, prompts: Iterable[str | None]) -> dict[str | None, Conditioning]:
+    def get(self, prompts: Iterable[Prompt]) -> dict[Prompt, Conditioning]:
         """Return the conditioning of each distinct prompt."""
         wanted = dict.fromkeys(prompts)
         missing = [prompt for prompt in wanted if prompt not in self._entries]
@@ -31,7 +42,7 @@ class PromptEmbeddingCache:
         size = self._padded_batch or max(1, len(missing))
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
-            padding: list[str | None] = [""] * (size - len(chunk)) if self._padded_batch else []
+            padding: list[Prompt] = [""] * (size - len(chunk)) if self._padded_batch else []
             encoded = self._text_encode(chunk + padding)
             # A view would keep the whole batch in memory as long as one of its prompts is cached.
             found |= {prompt: row.clone() for prompt, row in zip(chunk, encoded, strict=False)}

@@ -3,7 +3,7 @@
 Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ class DiffusionModel(Protocol):
     dtype: torch.dtype
     guidance: Guidance
     scheduler_config: dict[str, Any]
+    lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names of parts
     preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:

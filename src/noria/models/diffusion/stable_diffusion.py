@@ -41,6 +41,7 @@ class StableDiffusion:
         self.tokenizer, self.text_encoder, self.unet = tokenizer, text_encoder, unet
         self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device, self.dtype = unet.device, unet.dtype
+        self.lora_parts = {"unet": unet, "text_encoder": text_encoder}
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         self._vae = LatentVae(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()

@@ -56,6 +56,8 @@ class StableDiffusionXL:
         """
         self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
         self.device, self.dtype = unet.device, unet.dtype
+        first, second = text_encoders
+        self.lora_parts = {"unet": unet, "text_encoder": first[1], "text_encoder_2": second[1]}
         self._text_encoders = text_encoders
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         self._vae = LatentVae(vae, config)

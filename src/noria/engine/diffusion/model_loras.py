@@ -1,0 +1,81 @@
+"""The LoRA adapters of one loaded model: from their files to the rows of its calls."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.lora_cache import Adapters, LoraCache
+from noria.engine.diffusion.lora_rows import LoraRows
+from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt, Prompt
+from noria.engine.resources.priority import run_apart
+from noria.errors import ConfigError, InvalidField, ModelError
+from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.lora_file import LoraWeights, read_lora
+from noria.models.lora_folders import LoraFolders
+from noria.protocol.diffusion import Lora
+
+_DENOISER = "unet"  # the part that is called at each step; all others encode prompts
+
+
+class ModelLoras:
+    """Loads adapters on any thread, applies them on the loop's; `config` has no "auto" left."""
+
+    def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
+        """Raises ConfigError if there are folders of adapters, but the model is compiled: its layers cannot change."""
+        if config.loras and config.compile:
+            raise ConfigError("engine.loras does not work with engine.compile. Switch off one of them.")
+        self._model, self._max_bytes = model, config.lora_cache_bytes
+        self._folders = LoraFolders(config.loras)
+        self.cache = LoraCache(model.device, config.lora_cache_bytes)
+        self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if config.loras else {}
+
+    def load(self, loras: Sequence[Lora], model: str) -> Adapters:
+        """Return the adapters of a request for the model of this name, which must hold them as long as it needs them.
+
+        Raises:
+            InvalidField: one does not exist, has another digest now, or does not fit the model or the cache.
+            QueueFull: the adapters of other requests fill the cache.
+
+        """
+        return self.cache.get(loras, functools.partial(self._read, model))
+
+    def _read(self, model: str, lora: Lora) -> LoraWeights:
+        file = self._folders.find(lora, model)
+        try:
+            # In a thread that ends, as samplers are compiled (ADR 5). A file in float32 has twice the bytes that its
+            # adapter takes in float16.
+            return run_apart(lambda: read_lora(file, self._model.lora_parts, self._model.dtype, 2 * self._max_bytes))
+        except ModelError as error:
+            raise InvalidField(f"loras: {error.message}", field="loras") from error
+
+    def text_encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
+        """Return the conditioning of prompts, each encoded with its adapters, which requests hold."""
+        texts = [prompt.text if isinstance(prompt, AdaptedPrompt) else prompt for prompt in prompts]
+        adapters = [
+            tuple(self.cache.loaded(*lora) for lora in prompt.loras) if isinstance(prompt, AdaptedPrompt) else ()
+            for prompt in prompts
+        ]
+        with contextlib.ExitStack() as stack:
+            for name, rows in self._rows.items():
+                if name != _DENOISER:
+                    stack.enter_context(rows.applied(adapters))
+            return self._model.text_encode(texts)
+
+    @contextlib.contextmanager
+    def denoising(self, adapters: Sequence[Adapters]) -> Iterator[None]:
+        """Call the denoiser inside of this context with the adapters of each row."""
+        with self._rows[_DENOISER].applied(adapters) if self._rows else contextlib.nullcontext():
+            yield
+
+    def release(self) -> None:
+        """Release what is kept of the last calls; the adapters stay in the cache."""
+        for rows in self._rows.values():
+            rows.clear()
+
+
+def prompt_key(text: str | None, adapters: Adapters) -> Prompt:
+    """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""
+    loras = tuple((each.digest, each.weight) for each in adapters if set(each.weights.layers) - {_DENOISER})
+    return AdaptedPrompt(text, loras) if loras else text

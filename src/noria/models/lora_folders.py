@@ -1,0 +1,103 @@
+"""The folders of LoRA files that the operator allows for image models: their names and digests. No torch.
+
+An adapter's name is that of its file, without `.safetensors`. Folders are listed when a request asks for an adapter, so
+that files can be added and replaced while the server runs; what a file contains is checked when an engine loads it.
+"""
+
+import functools
+import hashlib
+import pathlib
+from collections.abc import Sequence
+
+import msgspec
+
+from noria.errors import ConfigError, InvalidField, ModelError, short_repr
+from noria.models.weights import file_size_bytes, identifying_bytes
+from noria.protocol.diffusion import Lora
+
+_SUFFIX = ".safetensors"
+_MAX_NAME_CHARS = 128
+_MAX_NAMES_IN_MESSAGES = 50
+
+
+class LoraFolders:
+    """The setting `engine.loras`: each entry is a folder for all models, or `MODEL=FOLDER` for one."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._folders = [_split(entry) for entry in entries]
+
+    def check(self) -> None:
+        """Raise ConfigError if a folder does not exist."""
+        for _, folder in self._folders:
+            if not folder.is_dir():
+                raise ConfigError(f"engine.loras: {str(folder)!r} is not a folder. Entries are FOLDER or MODEL=FOLDER.")
+
+    def files(self, model: str) -> dict[str, pathlib.Path]:
+        """Return the files for a model by name, in the order of names; of equal names, the first folder's."""
+        found: dict[str, pathlib.Path] = {}
+        for only_for, folder in self._folders:
+            if only_for in (None, model) and folder.is_dir():
+                found = {file.stem: file for file in folder.iterdir() if _is_lora(file)} | found
+        return dict(sorted(found.items()))
+
+    def find(self, lora: Lora, model: str) -> pathlib.Path:
+        """Return the file of an adapter, which is of the digest that `lora` has, if it has one.
+
+        Raises:
+            InvalidField: there is none of this name, with the names that exist; or its digest is another.
+
+        """
+        files = self.files(model)
+        file = files.get(lora.name)
+        if file is None:
+            names = [short_repr(name) for name in files]
+            more = f" and {len(names) - _MAX_NAMES_IN_MESSAGES} more" if len(names) > _MAX_NAMES_IN_MESSAGES else ""
+            allowed = f"allowed are {', '.join(names[:_MAX_NAMES_IN_MESSAGES])}{more}" if names else "it has none"
+            raise InvalidField(f"loras: {model} has no LoRA {short_repr(lora.name)}; {allowed}.", field="loras")
+        digest = digest_of(file)
+        if lora.digest not in (None, digest):
+            raise InvalidField(
+                f"loras: {short_repr(lora.name)} has digest {digest} now, and not {short_repr(lora.digest)}. Leave the "
+                "digest out to use the file as it is.",
+                field="loras",
+            )
+        return file
+
+    def complete(self, loras: Sequence[Lora], model: str) -> tuple[Lora, ...]:
+        """Return `loras` with their digests. Raises InvalidField as `find`."""
+        return tuple(msgspec.structs.replace(lora, digest=digest_of(self.find(lora, model))) for lora in loras)
+
+
+def _split(entry: str) -> tuple[str | None, pathlib.Path]:
+    """Return the model of an entry, None for all, and its folder; a path that begins with / or . may have a "="."""
+    model, separator, folder = entry.partition("=")
+    if separator and not entry.startswith(("/", ".")):
+        return model, pathlib.Path(folder)
+    return None, pathlib.Path(entry)
+
+
+def _is_lora(file: pathlib.Path) -> bool:
+    return file.suffix == _SUFFIX and file.stem.isprintable() and len(file.stem) <= _MAX_NAME_CHARS and file.is_file()
+
+
+def digest_of(file: pathlib.Path) -> str:
+    """Return the first 12 hexadecimal digits of a SHA-256, as of a model's fingerprint: size, header, start and end.
+
+    Raises:
+        InvalidField: the file cannot be read, or its header is too long.
+
+    """
+    try:
+        status = file.stat()
+        file_size_bytes(file)  # raises if it is no regular file
+        return _digest(file, status.st_ino, status.st_size, status.st_mtime_ns)
+    except (OSError, ModelError) as error:
+        raise InvalidField(f"loras: {short_repr(file.stem)} cannot be read.", field="loras") from error
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(file: pathlib.Path, *_version: int) -> str:
+    digest = hashlib.sha256()
+    for part in identifying_bytes(file):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:12]
