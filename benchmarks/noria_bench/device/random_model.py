@@ -6,7 +6,7 @@ work. Shapes: B images, R UNet rows, C × H × W latents.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class RandomModel:
         self.device, self.dtype = device, dtype
         self.latent_channels, self.latent_scale = 4, 8
         self.guidance = CLASSIFIER_FREE
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet}
         self._text_shape = SD15.num_tokens, unet.config.cross_attention_dim
         self.scheduler_config: dict[str, Any] = {
             "beta_start": 0.00085,

@@ -20,6 +20,7 @@ from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
 from noria.models.catalog import open_model_of
+from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
 from noria.protocol.request import ImageRequest, ImageRequestBody
@@ -72,7 +73,14 @@ def generate_files(
     spec = open_model_of(DiffusionModelSpec, config.model)
     for warning in _differences(source, spec) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)
-    request = validate(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
+    request = validate(
+        body,
+        spec,
+        config.frontend,
+        request_id="generate",
+        draw_seed=lambda: secrets.randbelow(2**32),
+        complete_loras=LoraFolders(config.engine.loras).complete,
+    )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
     settings = request.payload
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "

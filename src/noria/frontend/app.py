@@ -57,6 +57,7 @@ from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.models.encoder.tokens import Tokenizer
+from noria.models.lora_folders import LoraFolders
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.text import EncoderModelSpec
 from noria.registry.schema import open_registry
@@ -104,7 +105,12 @@ def build_app(
     clients = ClientDirectory(read_keys(config.frontend.api_keys_file), num_frontends)
     statistics = statistics or StatisticsRecorder(config.statistics)
     generation_service = GenerationService(
-        engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts, statistics=statistics
+        engine_pool,
+        config.frontend,
+        tracer=tracer,
+        log_prompts=config.log_prompts,
+        statistics=statistics,
+        loras=LoraFolders(config.engine.loras),
     )
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
     encoding_service = EncodingService(

@@ -29,7 +29,8 @@ _JSON_DECODER = json.JSONDecoder(strict=False)
 
 def to_infotext(metadata: GenerationMetadata) -> str:
     """Format metadata as A1111 does; unset values are left out."""
-    lines = [metadata.prompt]
+    tags = [f"<lora:{lora.name}:{lora.weight:g}>" for lora in metadata.loras]
+    lines = [" ".join([metadata.prompt, *tags])]
     if metadata.negative_prompt:
         lines.append(f"{_NEGATIVE_PREFIX} {metadata.negative_prompt}")
     lines.append(", ".join(f"{name}: {_quote(value)}" for name, value in _settings(metadata)))
@@ -51,6 +52,7 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Size": size,
         "Model hash": metadata.model_version,
         "Model": metadata.model,
+        "Lora hashes": ", ".join(f"{lora.name}: {lora.digest}" for lora in metadata.loras if lora.digest) or None,
         "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
     }
     return ((name, str(value)) for name, value in settings.items() if value is not None)

@@ -9,7 +9,7 @@ import msgspec
 
 from noria import __version__
 from noria.errors import ImageFileError, InvalidField, short_repr
-from noria.protocol.diffusion import ImageSettings
+from noria.protocol.diffusion import ImageSettings, Lora
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
 from noria.protocol.routes import Target
@@ -32,6 +32,7 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     deployment: int | None = None  # its number in the registry, if the model was deployed
     registered_version: str | None = None  # the version that was deployed, MODEL@NUMBER
     model_digest: str | None = None  # of the version's files
+    loras: tuple[Lora, ...] = ()  # with digests
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -55,6 +56,7 @@ def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Targ
         deployment=None if target is None else target.deployment,
         registered_version=None if target is None else target.version,
         model_digest=None if target is None else target.digest,
+        loras=request.payload.loras,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload, ImageSettings
+from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora
 from noria.protocol.kinds import Payload
 from noria.protocol.text import TextPayload
 
@@ -35,6 +35,7 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     stream: bool = False
     partial_images: int = 0
     metadata: bool = True
+    loras: tuple[Lora, ...] = ()  # their changes are added
 
 
 class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):

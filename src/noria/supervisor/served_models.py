@@ -8,6 +8,7 @@ import msgspec
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
+from noria.models.lora_folders import LoraFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
@@ -22,10 +23,11 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name.
+        ConfigError: two models have the same name, or a folder of LoRAs does not exist.
         ModelError: a model cannot be served.
 
     """
+    LoraFolders(config.engine.loras).check()
     models: dict[str, AnyModelSpec] = {}
     for source in (config.model, *config.additional_models):
         model_spec = open_model(source)

@@ -48,5 +48,6 @@ def test_openais_client_accepts_the_field(url, capabilities):
 
 
 def test_capabilities_have_the_operators_limits(spec):
-    capabilities = capabilities_of(spec, FrontendConfig(max_steps=5))
+    capabilities = capabilities_of(spec, FrontendConfig(max_steps=5), ["ink"])
+    assert capabilities.loras == ["ink"]
     assert msgspec.to_builtins(capabilities.settings["inference_steps"])["default"] == 5

@@ -36,7 +36,7 @@ def paths() -> dict[str, Any]:
         "upscalers": "no upscaler is supported",
         "latent-upscale-modes": "empty",
         "sd-vae": "empty: models use their own VAE",
-        "loras": "empty",
+        "loras": "the LoRAs of the selected model",
     }
     return {
         f"{A1111_ROOT}/txt2img": {

@@ -31,6 +31,8 @@ DESCRIPTIONS = {
     "priority": "`low`, `normal` or `high`: the order in which queued images join the running batch",
     "deadline_ms": "milliseconds from now in which the images are needed; rejected at once if that is not possible",
     "metadata": "whether the files contain their settings",
+    "loras": "LoRA adapters by name, whose changes are added, each with a `weight` (1); a `digest` must be that of the "
+    "file",
 } | dict.fromkeys(IGNORED_FIELDS, "accepted for OpenAI's clients and ignored")
 
 

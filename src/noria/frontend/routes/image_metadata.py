@@ -19,7 +19,7 @@ from noria.errors import ImageFileError, InvalidField, ModelNotFound, Unreadable
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.http.body import read_bytes
 from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.request_validation import validate
+from noria.frontend.services.request_validation import CompleteLoras, no_loras, validate
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -44,6 +44,7 @@ _SETTINGS = (
     "inference_steps",
     "guidance_scale",
     "scheduler",
+    "loras",
 )
 
 
@@ -113,7 +114,9 @@ class ImageMetadataRoute:
             rejected.append(RejectedSetting("model", metadata.model, error.message))
         else:
             rejected += _rejected_version(metadata, spec)
-        settings, rejected_values = usable_settings(metadata, spec, self._generation_service.config)
+        settings, rejected_values = usable_settings(
+            metadata, spec, self._generation_service.config, self._generation_service.loras.complete
+        )
         return RecoveredSettings(
             source="a1111" if metadata.noria is None else "noria",
             settings=settings | {"model": spec.name},
@@ -125,7 +128,10 @@ class ImageMetadataRoute:
 
 
 def usable_settings(
-    metadata: GenerationMetadata, spec: DiffusionModelSpec, config: FrontendConfig
+    metadata: GenerationMetadata,
+    spec: DiffusionModelSpec,
+    config: FrontendConfig,
+    complete_loras: CompleteLoras = no_loras,
 ) -> tuple[dict[str, Any], list[RejectedSetting]]:
     """Split `metadata` into the settings that `spec` supports and the rejected ones, with the error each would get.
 
@@ -135,11 +141,11 @@ def usable_settings(
     rejected = []
     for field in _SETTINGS:
         value = getattr(metadata, field)
-        if value is None:
+        if value in (None, ()):
             continue
         try:
             single_setting: dict[str, Any] = {"prompt": "", field: value}
-            validate(ImageRequestBody(**single_setting), spec, config, "", lambda: 0)
+            validate(ImageRequestBody(**single_setting), spec, config, "", lambda: 0, complete_loras=complete_loras)
         except InvalidField as error:
             rejected.append(RejectedSetting(field, value, error.message))
         else:

@@ -31,7 +31,7 @@ from noria.frontend.services.model_capabilities import (
     encoder_capabilities_of,
 )
 from noria.frontend.services.request_validation import apply_headers
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, Lora
 from noria.protocol.messages import ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
@@ -67,6 +67,7 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     priority: Priority | None = None
     deadline_ms: int | None = None
     metadata: bool = True
+    loras: tuple[Lora, ...] = ()
 
 
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -186,6 +187,7 @@ class OpenAIRoutes:
     def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
         self._engine_pool, self._config = generation_service.engine_pool, generation_service.config
+        self._loras = generation_service.loras
         self._created = int(time.time())
 
     async def generations(self, http: Request) -> Response:
@@ -236,7 +238,7 @@ class OpenAIRoutes:
             schedulers=spec.schedulers,
             load=self._engine_pool.load(spec),
             costs=self._engine_pool.costs(spec),
-            noria=capabilities_of(spec, self._config),
+            noria=capabilities_of(spec, self._config, self._loras.files(spec.name)),
         )
         return json_response(detail)
 
@@ -244,7 +246,7 @@ class OpenAIRoutes:
         if isinstance(spec, EncoderModelSpec):
             return ModelCard(spec.name, self._created, encoder_capabilities_of(spec, self._config))
         assert isinstance(spec, DiffusionModelSpec)
-        return ModelCard(spec.name, self._created, capabilities_of(spec, self._config))
+        return ModelCard(spec.name, self._created, capabilities_of(spec, self._config, self._loras.files(spec.name)))
 
 
 def validate_generation(
@@ -341,6 +343,7 @@ def _as_image_body(body: GenerationsRequestBody) -> ImageRequestBody:
         metadata=body.metadata,
         stream=bool(body.stream),
         partial_images=body.partial_images or 0,
+        loras=body.loras,
     )
 
 

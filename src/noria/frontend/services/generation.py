@@ -32,6 +32,7 @@ from noria.frontend.services.submission import record_outcome, resolve_model, wi
 from noria.frontend.statistics.built_in import image_values, request_values
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.images.metadata import metadata_for
+from noria.models.lora_folders import LoraFolders
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
@@ -117,8 +118,10 @@ class GenerationService:
         tracer: Tracer = GLOBAL_TRACER,
         log_prompts: LogPrompts = "off",
         statistics: StatisticsRecorder | None = None,
+        loras: LoraFolders | None = None,
     ) -> None:
         self.engine_pool = engine_pool
+        self.loras = loras or LoraFolders(())
         self._statistics = statistics or StatisticsRecorder()
         self.config = config
         self.tracer = tracer
@@ -160,7 +163,15 @@ class GenerationService:
             raise
         try:
             prioritised = api_client.apply_priority(body)
-            request = validate(prioritised, spec, self.config, request_id, self._draw_seed, api_client.name or "")
+            request = validate(
+                prioritised,
+                spec,
+                self.config,
+                request_id,
+                self._draw_seed,
+                api_client.name or "",
+                self.loras.complete,
+            )
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
             self._log_rejection(body, spec, error)
@@ -243,7 +254,14 @@ class GenerationService:
             body = msgspec.structs.replace(
                 admitted.body, seed=admitted.request.payload.seed, stream=False, partial_images=0
             )
-            return validate(body, spec, self.config, admitted.request.request_id, self._draw_seed)
+            return validate(
+                body,
+                spec,
+                self.config,
+                admitted.request.request_id,
+                self._draw_seed,
+                complete_loras=self.loras.complete,
+            )
 
         return prepare
 

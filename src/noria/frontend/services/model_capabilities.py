@@ -4,6 +4,8 @@ Pure. The limits are those that `request_validation.py` enforces, so a form buil
 rejected.
 """
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from noria.config import FrontendConfig
@@ -38,6 +40,7 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     default_scheduler: str
     schedulers: list[SchedulerInfo]
     max_prompt_chars: int
+    loras: list[str]  # names of adapters
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -69,8 +72,8 @@ def encoder_capabilities_of(spec: EncoderModelSpec, config: FrontendConfig) -> E
     )
 
 
-def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig) -> ModelCapabilities:
-    """Return what the model accepts behind a front end with this `config`."""
+def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig, loras: Iterable[str]) -> ModelCapabilities:
+    """Return what the model accepts behind a front end with this `config`; `loras` are the names of its adapters."""
     return ModelCapabilities(
         version=spec.fingerprint,
         pipeline=spec.pipeline,
@@ -81,4 +84,5 @@ def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig) -> ModelCa
         default_scheduler=spec.default_scheduler,
         schedulers=[SchedulerInfo(name, scheduler_names.find(name).description) for name in spec.schedulers],
         max_prompt_chars=config.max_prompt_chars,
+        loras=list(loras),
     )

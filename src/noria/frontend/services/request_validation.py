@@ -6,7 +6,7 @@ Pure: the model's limits, the operator's limits and the source of seeds are argu
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, did_you_mean, short_repr
 from noria.images import scheduler_names
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora
 from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, Priority
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
@@ -23,6 +23,16 @@ _MAX_SEED = 2**63 - 1
 _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _MAX_GUIDANCE = 50.0
+_MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
+_MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
+
+CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
+"""Returns adapters for a model by its name, with their digests; raises InvalidField if one does not exist."""
+
+
+def no_loras(loras: Sequence[Lora], model: str) -> tuple[Lora, ...]:
+    """Raise InvalidField: the server has no adapters."""
+    raise InvalidField(f"loras: {model} has no LoRA {short_repr(loras[0].name)}; it has none.", field="loras")
 
 
 class Limits(NamedTuple):
@@ -59,8 +69,11 @@ def validate(
     request_id: str,
     draw_seed: Callable[[], int],
     client: str = "",
+    complete_loras: CompleteLoras = no_loras,
 ) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
+
+    Without `complete_loras`, there are no adapters.
 
     Raises:
         InvalidField: names the first field whose value is not allowed.
@@ -87,6 +100,7 @@ def validate(
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=_resolve_scheduler(body.scheduler, spec),
             partial_images=_check_previews(body, checked),
+            loras=complete_loras(_check_loras(body.loras), spec.name) if body.loras else (),
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -143,6 +157,19 @@ def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None
             field="partial_images",
         )
     return int(checked("partial_images", body.partial_images))
+
+
+def _check_loras(loras: Sequence[Lora]) -> Sequence[Lora]:
+    if len(loras) > _MAX_LORAS:
+        raise InvalidField(f"loras has {len(loras)} entries; at most {_MAX_LORAS} are allowed.", field="loras")
+    for lora in loras:
+        if not abs(lora.weight) <= _MAX_LORA_WEIGHT:  # also true for NaN
+            raise InvalidField(
+                f"loras: the weight of {short_repr(lora.name)} is {short_repr(lora.weight)}; allowed are "
+                f"{-_MAX_LORA_WEIGHT} to {_MAX_LORA_WEIGHT}.",
+                field="loras",
+            )
+    return loras
 
 
 def _check_range(field: str, got: float | None, limits: Limits) -> float:

@@ -8,7 +8,7 @@ Conditioned on one tensor of tokens, by the name of the UNet's argument: `encode
 Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, C latent channels, H × W latent size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class StableDiffusion:
         self.tokenizer, self.text_encoder, self.unet = tokenizer, text_encoder, unet
         self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device, self.dtype = unet.device, unet.dtype
-        self.lora_parts = {"unet": unet, "text_encoder": text_encoder}
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet, "text_encoder": text_encoder}
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         self._vae = LatentVae(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()

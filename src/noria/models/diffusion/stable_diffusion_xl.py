@@ -12,7 +12,7 @@ Shapes: B images, R UNet rows, T tokens, C latent channels, H × W latent size.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,11 @@ class StableDiffusionXL:
         self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
         self.device, self.dtype = unet.device, unet.dtype
         first, second = text_encoders
-        self.lora_parts = {"unet": unet, "text_encoder": first[1], "text_encoder_2": second[1]}
+        self.lora_parts: Mapping[str, torch.nn.Module] = {
+            "unet": unet,
+            "text_encoder": first[1],
+            "text_encoder_2": second[1],
+        }
         self._text_encoders = text_encoders
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         self._vae = LatentVae(vae, config)

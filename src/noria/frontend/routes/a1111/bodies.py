@@ -4,6 +4,7 @@ Like A1111, this ignores unknown fields. Features that would change the image an
 styles, scripts, …) are rejected unless they are off, because a client would not notice that the image is another one.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, Lora
 from noria.protocol.request import ImageRequestBody, Priority
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
@@ -43,7 +44,7 @@ class Txt2Img(Struct, frozen=True):
 
 
 DESCRIPTIONS = {
-    "prompt": "what the image shows; used literally: A1111's syntax for weights and LoRAs has no effect",
+    "prompt": "what the image shows, and `<lora:NAME:WEIGHT>`; A1111's weights of words have no effect",
     "negative_prompt": "what it should not show",
     "seed": "of the first image; the following images count up; -1 is a random one",
     "steps": "denoising steps",
@@ -89,6 +90,8 @@ _UNSUPPORTED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "eta_noise_seed_delta": ("an offset of the noise's seed", ()),
     "token_merging_ratio": ("token merging", ()),
 }
+# Bounded, so that a long prompt takes linear time.
+_LORA = re.compile(r"<lora:([^:>]{1,128})(?::([^>]{0,64}))?>")
 FILE_FORMATS = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
 _A1111_FIELD_NAMES = {
     "inference_steps": "steps",
@@ -96,6 +99,7 @@ _A1111_FIELD_NAMES = {
     "n": "batch_size × n_iter",
     "scheduler": "sampler_name",
     "model": "sd_model_checkpoint",
+    "loras": "prompt",
 }
 
 
@@ -134,8 +138,9 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
         got = getattr(body, name)
         if got is not None and got < 1:
             raise InvalidField(f"{name} is {got}; allowed is 1 or more.", field=name)
+    prompt, loras = split_loras(body.prompt or "")
     return ImageRequestBody(
-        prompt=body.prompt or "",
+        prompt=prompt,
         negative_prompt=body.negative_prompt or None,  # A1111 guides SDXL by zeros then, too
         model=model,
         seed=None if body.seed == -1 else body.seed,
@@ -151,7 +156,27 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
         priority=body.priority,
         deadline_ms=body.deadline_ms,
         metadata=settings.get("enable_pnginfo") is not False if body.metadata is None else body.metadata,
+        loras=loras,
     )
+
+
+def split_loras(prompt: str) -> tuple[str, tuple[Lora, ...]]:
+    """Return a prompt without its `<lora:NAME:WEIGHT>`, and these; without a weight it is 1, as in A1111.
+
+    Raises:
+        InvalidField: a weight is no number; A1111's separate weights for text encoder and UNet are not supported.
+
+    """
+    loras = []
+    for name, weight in _LORA.findall(prompt):
+        try:
+            loras.append(Lora(name, float(weight) if weight else 1.0))
+        except ValueError as error:
+            raise InvalidField(
+                f"prompt has <lora:{name}:{weight}>, whose weight {short_repr(weight)} is not one number.",
+                field="prompt",
+            ) from error
+    return (_LORA.sub("", prompt).strip(), tuple(loras)) if loras else (prompt, ())
 
 
 def _scheduler(body: Txt2Img) -> str | None:

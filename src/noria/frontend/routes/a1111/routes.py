@@ -42,7 +42,6 @@ _EMPTY_LISTS: Mapping[str, list[Any]] = {
     "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}],
     "latent-upscale-modes": [],
     "sd-vae": [],
-    "loras": [],
 }
 
 
@@ -102,6 +101,7 @@ class A1111Routes:
             Route(f"{A1111_ROOT}/sd-models", self.sd_models),
             Route(f"{A1111_ROOT}/samplers", self.samplers),
             Route(f"{A1111_ROOT}/schedulers", self.schedulers),
+            Route(f"{A1111_ROOT}/loras", self.loras),
             Route(f"{A1111_ROOT}/progress", self.progress),
             Route(f"{A1111_ROOT}/interrupt", self.interrupt, methods=["POST"]),
             Route(f"{A1111_ROOT}/skip", self.skip, methods=["POST"]),
@@ -190,6 +190,14 @@ class A1111Routes:
                 }
                 for name in self._samplers_and_types(http)[1]
             ]
+        )
+
+    async def loras(self, http: Request) -> Response:
+        """List the LoRAs of the selected model, without their folders."""
+        spec = self._generation_service.resolve_model(self._model_name(self._settings_of(http)))
+        files = self._generation_service.loras.files(spec.name)
+        return json_response(
+            [{"name": name, "alias": name, "path": file.name, "metadata": {}} for name, file in files.items()]
         )
 
     def _samplers_and_types(self, http: Request) -> tuple[list[str], list[str]]:

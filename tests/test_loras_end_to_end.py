@@ -1,0 +1,76 @@
+"""LoRAs in a whole server, with real processes: mixed in one batch, loaded on demand, refused by name."""
+
+import concurrent.futures
+import io
+
+import httpx
+import numpy as np
+import pytest
+from diffusers import UNet2DConditionModel
+from PIL import Image
+
+from lora_files import save_diffusers_lora, save_kohya_lora
+from noria.images.metadata_io import read_metadata
+from noria.testing.server import running_server
+
+
+@pytest.fixture(scope="module")
+def loras(tiny_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loras")
+    unet = {"unet": UNet2DConditionModel.from_pretrained(tiny_folder / "unet")}
+    save_diffusers_lora(folder / "one.safetensors", unet, "to_q", "to_v", seed=1)
+    save_kohya_lora(folder / "two.safetensors", unet, "conv1", "proj_in", seed=2, alpha=2.0)
+    save_diffusers_lora(folder / "foreign.safetensors", {"text_encoder_2": unet["unet"]}, "to_q")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tiny_folder, loras):
+    arguments = [str(tiny_folder), "--slots", "8", "--threads", "1", "--loras", str(loras)]
+    with running_server(arguments) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as opened:
+        yield opened
+
+
+def generate(client, *loras):
+    body = {"prompt": "a red ring", "seed": 3, "inference_steps": 30, "loras": list(loras)}
+    answer = client.post("/t2i", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def pixels(answer):
+    return np.asarray(Image.open(io.BytesIO(answer.content))).astype(int)
+
+
+def test_images_of_one_batch_have_their_own_loras(client, tmp_path):
+    choices = [(), ({"name": "one"},), ({"name": "two", "weight": 0.7},), ({"name": "one"}, {"name": "two"})] * 2
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda chosen: generate(client, *chosen), choices))
+    assert max(float(answer.headers["X-Noria-Mean-Batch"]) for answer in together) > 2
+    alone = [pixels(generate(client, *chosen)) for chosen in choices[:4]]
+    for number, answer in enumerate(together):
+        assert np.abs(pixels(answer) - alone[number % 4]).max() <= 1
+    for first in range(4):
+        for second in range(first):
+            assert np.abs(alone[first] - alone[second]).max() > 5
+    (tmp_path / "a.png").write_bytes(together[3].content)
+    used = read_metadata(tmp_path / "a.png").loras
+    assert [(lora.name, lora.weight, len(lora.digest)) for lora in used] == [("one", 1.0, 12), ("two", 1.0, 12)]
+
+
+def test_files_that_do_not_fit_and_unknown_names_are_answered_400(client, loras):
+    for name, message in [
+        ("foreign", "loras: foreign.safetensors: the model has no layer 'text_encoder_2."),
+        ("none", "has no LoRA 'none'; allowed are 'foreign', 'one', 'two'."),
+    ]:
+        answer = client.post("/t2i", json={"prompt": "p", "loras": [{"name": name}]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "loras")
+        assert message in answer.json()["error"]["message"]
+        assert str(loras) not in answer.text
+    assert [each["name"] for each in client.get("/sdapi/v1/loras").json()] == ["foreign", "one", "two"]
