@@ -53,7 +53,8 @@ class Served:
     """A server in threads of this process, whose endpoint has a model and, in the registry, a second version of it."""
 
     def __init__(self, tmp_path: pathlib.Path, sockets: str, first: pathlib.Path, second: pathlib.Path) -> None:
-        declared = VariableConfig("image_brightness", ENDPOINT, edges=(0.1, 0.2, 0.3))
+        # With the edges of other tests' servers: a process cannot change those of a variable.
+        declared = VariableConfig("image_brightness", ENDPOINT, edges=tuple(k / 10 for k in range(1, 10)))
         self.config = Config(data_dir=str(tmp_path), statistics=StatisticsConfig(variables=(declared,)))
         specs = [msgspec.structs.replace(open_model(str(folder)), name=ENDPOINT) for folder in (first, second)]
         self.control, self.canary = (spec.fingerprint for spec in specs)
