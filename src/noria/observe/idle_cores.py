@@ -4,7 +4,9 @@ A low priority is not enough where others compute on several cores at once, as a
 threads often waits for the others, for less than a millisecond; whatever is runnable then gets its core, which
 presumably keeps the kernel from moving another of its threads there. On 2 cores, a process under SCHED_IDLE that took
 0.4 of a core made images take 1.9 times as long; at niceness 19 it was 2.5 times (docs/benchmarks/deploys.md). So
-such a process also pauses while others want its core, and is runnable for a small part of the time only.
+such a process also pauses while others want its core, and is runnable for a small part of the time only. On a machine
+that is always busy it would never end: its pauses are a minute in all, and it is at niceness 19, since under SCHED_IDLE
+it would get next to nothing after them.
 """
 
 import contextlib
@@ -14,8 +16,9 @@ import signal
 import time
 from collections.abc import Iterator
 
-_SLICE_S = 0.01  # of CPU time between two looks; under SCHED_IDLE beside others it takes two to three times as long
+_SLICE_S = 0.01  # of CPU time between two looks; beside others it takes two to three times as long
 _PAUSE_S = 0.25
+_MAX_PAUSES = 240
 _BUSY_SHARE = 0.1  # of its time in which it waited for a core: others want it, too
 
 
@@ -23,16 +26,18 @@ _BUSY_SHARE = 0.1  # of its time in which it waited for a core: others want it, 
 def idle_cores_only() -> Iterator[None]:
     """A context in which the main thread, which calls this, pauses while others want its core (Linux).
 
-    Pauses begin between two operations of Python's. The process's priority is the lowest from then on, for good.
+    Pauses begin between two operations of Python's. The process's niceness is 19 from then on, for good.
     """
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(19)
     ran_ns, waited_ns = _scheduler_times()
+    num_pauses = 0
 
     def pause_if_busy(*_: object) -> None:
-        nonlocal ran_ns, waited_ns
+        nonlocal ran_ns, waited_ns, num_pauses
         before_ns = ran_ns, waited_ns
         ran_ns, waited_ns = _scheduler_times()
-        if is_wanted(ran_ns - before_ns[0], waited_ns - before_ns[1]):
+        if num_pauses < _MAX_PAUSES and is_wanted(ran_ns - before_ns[0], waited_ns - before_ns[1]):
+            num_pauses += 1
             time.sleep(_PAUSE_S)
 
     signal.signal(signal.SIGPROF, pause_if_busy)
