@@ -121,6 +121,7 @@ def test_a_lone_text_gets_all_threads_once_others_were_alone_and_until_one_comes
         return run_batch(scheduler)[0].is_alone
 
     assert [run_alone(32) for _ in range(5)] == [False, False, False, True, True]
+    assert not run_alone(31)
     submit(scheduler, "a", 32)
     plan = scheduler.plan(0.0)
     submit(scheduler, "b", 32)

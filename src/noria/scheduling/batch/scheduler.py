@@ -61,6 +61,9 @@ from noria.scheduling.types import (
 )
 
 _NUM_LONE = 3
+# Of a lone batch that gets all threads, padding included. They spin while they wait for each other: with fewer tokens
+# they would keep the cores from others, such as a model that loads at a low priority, for little.
+_LONE_MIN_TOKENS = 32
 # A batch is chosen from so many times as many requests as it has rows. With more, padding is less and the 99th
 # percentile higher: 128 users, 173 texts/s and 1.57 s without a bound, 166 and 1.16 with 6, 163 and 1.08 with 4
 # (`noria_bench.micro.batch_scheduling`).
@@ -180,7 +183,7 @@ class BatchScheduler:
         self._table.take(texts)
         left_waiting = self._table.waiting_tokens[batch_key] > 0
         if self.is_faster_alone and not running and not self._table.num_waiting and self._num_lone >= _NUM_LONE:
-            plan = replace(plan, is_alone=True)
+            plan = replace(plan, is_alone=plan.padded_tokens >= _LONE_MIN_TOKENS)
         expected_s = self._predictor.batch_s(batch_key, plan.padded_tokens)
         running[session] = RunningBatch(plan, members, now, left_waiting, expected_s)
         return plan
