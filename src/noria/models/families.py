@@ -92,21 +92,21 @@ class Family:
         return pkgutil.resolve_name(self.load_with)(spec, config, device)
 
 
+_STABLE_DIFFUSION_PARTS = {
+    "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
+    "text_encoder": Part(("CLIPTextModel",), "model"),
+    "unet": Part(("UNet2DConditionModel",), "diffusion_pytorch_model"),
+    "vae": Part(("AutoencoderKL", "AutoencoderTiny"), "diffusion_pytorch_model"),
+    "scheduler": Part(),  # images/scheduler_names.py knows its classes
+}
+
 _ROWS = (
     Family(
         name="stable-diffusion",
         description="Stable Diffusion 1.x, 2.x and models with the same parts",
         index_file="model_index.json",
         class_names=("StableDiffusionPipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
-                "text_encoder": Part(("CLIPTextModel",), "model"),
-                "unet": Part(("UNet2DConditionModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL", "AutoencoderTiny"), "diffusion_pytorch_model"),
-                "scheduler": Part(),  # images/scheduler_names.py knows its classes
-            }
-        ),
+        parts=MappingProxyType(_STABLE_DIFFUSION_PARTS),
         extra="diffusion",
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.stable_diffusion_folder:inspect",
@@ -119,13 +119,9 @@ _ROWS = (
         class_names=("StableDiffusionXLPipeline",),
         parts=MappingProxyType(
             {
-                "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
-                "tokenizer_2": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
-                "text_encoder": Part(("CLIPTextModel",), "model"),
+                **_STABLE_DIFFUSION_PARTS,
+                "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
                 "text_encoder_2": Part(("CLIPTextModelWithProjection",), "model"),
-                "unet": Part(("UNet2DConditionModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL", "AutoencoderTiny"), "diffusion_pytorch_model"),
-                "scheduler": Part(),
             }
         ),
         extra="diffusion",

@@ -11,20 +11,17 @@ Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.latent_diffusion import LatentDiffusion
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
-from noria.models.diffusion.unet import DenoisingUnet
-from noria.models.diffusion.vae import LatentVae
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
-from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
 
-class StableDiffusion:
+class StableDiffusion(LatentDiffusion):
     """The four parts of one StableDiffusionPipeline folder, ready on a device."""
 
     def __init__(
@@ -38,14 +35,9 @@ class StableDiffusion:
         guidance: Guidance,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
-        self.tokenizer, self.text_encoder, self.unet = tokenizer, text_encoder, unet
-        self.scheduler_config, self.guidance = scheduler_config, guidance
-        self.device, self.dtype = unet.device, unet.dtype
+        super().__init__(unet, vae, scheduler_config, config, guidance)
+        self.tokenizer, self.text_encoder = tokenizer, text_encoder
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet, "text_encoder": text_encoder}
-        self._denoiser = DenoisingUnet(unet, scheduler_config, config)
-        self._vae = LatentVae(vae, config)
-        self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
-        self._latent_channels: int = unet.config.in_channels
         self._num_tokens: int = tokenizer.model_max_length
 
     @classmethod
@@ -72,14 +64,6 @@ class StableDiffusion:
                 Guidance(rescale=spec.guidance_rescale, embedded=unet.config.time_cond_proj_dim is not None),
             )
 
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
-        """Return [C, H, W] of the latents of an image of this size."""
-        return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
-
-    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
-        """Return the scheduler's own times, whatever the size."""
-        return DEFAULT_SCHEDULE
-
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
         tokens = self.tokenizer(
@@ -102,11 +86,3 @@ class StableDiffusion:
     ) -> torch.Tensor:
         """Return the UNet's raw output [R, C, H, W]."""
         return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning, guidance_R)
-
-    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
-        """Return the weights of input and output in a preview."""
-        return self._denoiser.clean_weights(timesteps_B)
-
-    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return pixels [B, height, width, 3], uint8."""
-        return self._vae.decode(latents_BCHW)

@@ -15,11 +15,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.latent_diffusion import LatentDiffusion
 from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
@@ -28,17 +28,14 @@ from noria.models.diffusion.part_loading import (
     load_vae,
     loading,
 )
-from noria.models.diffusion.unet import DenoisingUnet
-from noria.models.diffusion.vae import LatentVae
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
-from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
 TextEncoder = tuple[Any, Any]
 """A tokenizer and its text encoder."""
 
 
-class StableDiffusionXL:
+class StableDiffusionXL(LatentDiffusion):
     """The parts of one StableDiffusionXLPipeline folder, ready on a device."""
 
     def __init__(
@@ -54,8 +51,7 @@ class StableDiffusionXL:
 
         The second text encoder has the pooled output.
         """
-        self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
-        self.device, self.dtype = unet.device, unet.dtype
+        super().__init__(unet, vae, scheduler_config, config, guidance)
         first, second = text_encoders
         self.lora_parts: Mapping[str, torch.nn.Module] = {
             "unet": unet,
@@ -63,10 +59,6 @@ class StableDiffusionXL:
             "text_encoder_2": second[1],
         }
         self._text_encoders = text_encoders
-        self._denoiser = DenoisingUnet(unet, scheduler_config, config)
-        self._vae = LatentVae(vae, config)
-        self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
-        self._latent_channels: int = unet.config.in_channels
 
     @classmethod
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "StableDiffusionXL":
@@ -99,14 +91,6 @@ class StableDiffusionXL:
                 negative_absent="zeros" if zeros else "empty",
             )
             return cls((first, second), unet, vae, load_scheduler_config(spec), config, guidance)
-
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
-        """Return [C, H, W] of the latents of an image of this size."""
-        return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
-
-    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
-        """Return the scheduler's own times, whatever the size."""
-        return DEFAULT_SCHEDULE
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`; of None it is zeros."""
@@ -144,14 +128,6 @@ class StableDiffusionXL:
         size_6 = _size_ids(width * self.latent_scale, height * self.latent_scale, self.dtype, self.device)
         added = {"text_embeds": conditioning.vectors["text_embeds"], "time_ids": size_6.expand(num_rows, -1)}
         return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning, guidance_R, added_cond_kwargs=added)
-
-    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
-        """Return the weights of input and output in a preview."""
-        return self._denoiser.clean_weights(timesteps_B)
-
-    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return pixels [B, height, width, 3], uint8."""
-        return self._vae.decode(latents_BCHW)
 
 
 def _conditioning(tokens_TD: torch.Tensor, pooled_P: torch.Tensor) -> Conditioning:

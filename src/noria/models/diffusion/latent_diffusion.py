@@ -1,0 +1,46 @@
+"""What Stable Diffusion and XL share: a UNet that denoises latents, and the VAE that decodes them.
+
+Shapes: B images, C latent channels, H × W latent size.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.models.diffusion.unet import DenoisingUnet
+from noria.models.diffusion.vae import LatentVae
+from noria.sampling.guidance import Guidance
+from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
+
+
+class LatentDiffusion:
+    """The part of a `DiffusionModel` that does not depend on how prompts condition the UNet."""
+
+    def __init__(
+        self, unet: Any, vae: Any, scheduler_config: dict[str, Any], config: EngineConfig, guidance: Guidance
+    ) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
+        self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
+        self.device, self.dtype = unet.device, unet.dtype
+        self._denoiser = DenoisingUnet(unet, scheduler_config, config)
+        self._vae = LatentVae(vae, config)
+        self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
+        self._latent_channels: int = unet.config.in_channels
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return [C, H, W] of the latents of an image of this size."""
+        return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
+        """Return the scheduler's own times, whatever the size."""
+        return DEFAULT_SCHEDULE
+
+    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
+        """Return the weights of input and output in a preview."""
+        return self._denoiser.clean_weights(timesteps_B)
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return pixels [B, height, width, 3], uint8."""
+        return self._vae.decode(latents_BCHW)
