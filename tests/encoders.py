@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from noria.config import cache_folder
+from noria.folders import cache_folder
 from noria.models.catalog import open_model_of
 from noria.models.encoder.onnx_export import export
 from noria.protocol.text import EncoderModelSpec

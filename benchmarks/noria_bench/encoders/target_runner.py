@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from noria.config import Config, cache_folder
+from noria.config import Config
+from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import find_or_export
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, config_flags, running_process, running_server

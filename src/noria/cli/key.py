@@ -85,7 +85,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def run_webhook_secret(arguments: argparse.Namespace) -> int:
     """Print the secret that signs the webhooks of an API key; during a rotation two, the new one first."""
-    from noria.config import data_folder
+    from noria.folders import data_folder
     from noria.frontend.access.api_keys import check_name
     from noria.jobs.webhooks.signing import format_secret, read_secrets, secret_file, secret_of_key
 

@@ -16,8 +16,9 @@ from typing import IO
 
 from opentelemetry.trace import Tracer, get_current_span
 
-from noria.config import Config, JobsConfig, data_folder
+from noria.config import Config, JobsConfig
 from noria.errors import JobNotFound
+from noria.folders import data_folder
 from noria.jobs.completion import JobCompletionReporter
 from noria.jobs.database.schema import open_jobs_database
 from noria.jobs.database.store import JobStore, Page

@@ -18,8 +18,9 @@ import setproctitle
 import zmq
 
 from noria.canary.windows import FrontendReport
-from noria.config import Config, data_folder
+from noria.config import Config
 from noria.errors import ConfigError, SetupError
+from noria.folders import data_folder
 from noria.jobs.database.schema import open_jobs_database
 from noria.observe.logs.setup import fields, logging_here
 from noria.protocol.kinds import AnyModelSpec

@@ -28,7 +28,8 @@ from sqlalchemy import (
     text,
 )
 
-from noria.config import Config, data_folder
+from noria.config import Config
+from noria.folders import data_folder
 from noria.storage import database
 from noria.storage.append_only import make_append_only
 

@@ -23,7 +23,8 @@ import setproctitle
 import zmq
 from prometheus_client import multiprocess
 
-from noria.config import Config, data_folder
+from noria.config import Config
+from noria.folders import data_folder
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from noria.config import EngineConfig, cache_folder
+from noria.config import EngineConfig
 from noria.engine.encoder.fidelity import Fidelity, read_fidelity
 from noria.engine.encoder.sessions import fidelity_file, find_device, num_cores, resolve_precision, resolve_sessions
 from noria.errors import NoriaError
+from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import ExportRecord, find
 from noria.protocol.text import EncoderModelSpec
 

@@ -14,8 +14,9 @@ from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from noria.cli.doctor.finding import Finding
-from noria.config import Config, FrontendConfig, data_folder
+from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
+from noria.folders import data_folder
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies

@@ -89,7 +89,7 @@ def run_add(arguments: argparse.Namespace) -> int:
     without pickles. Keep them there unchanged. If the command is killed, the same command completes the copy. The
     lineage in noria-lineage.jsonl, if the folder has one, and the run of MLflow are recorded, too.
     """
-    from noria.config import data_folder
+    from noria.folders import data_folder
     from noria.registry.lineage.run_events import parse_dataset
     from noria.registry.model_store import check_model_name
     from noria.registry.sources.read import read_source

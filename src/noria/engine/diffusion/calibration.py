@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from noria import __version__
-from noria.config import EngineConfig, cache_folder
+from noria.config import EngineConfig
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.errors import GenerationFailed, ModelError, NoriaError
+from noria.folders import cache_folder
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.messages import ShapeCosts
 from noria.protocol.request import EngineRequest

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from noria.config import EngineConfig, cache_folder
+from noria.config import EngineConfig
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.calibration import (
     CostCache,
@@ -27,6 +27,7 @@ from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import run_apart
 from noria.engine.runtime import LoadedModel, Runtime
 from noria.errors import ConfigError
+from noria.folders import cache_folder
 from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.families import FAMILIES
 from noria.observe import cgroup

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from noria.config import EngineConfig, cache_folder
+from noria.config import EngineConfig
 from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import PreparedTextRequest
 from noria.engine.encoder.sessions import find_device, load_sessions, precision_of
@@ -15,6 +15,7 @@ from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import MAX_NICENESS, run_apart
 from noria.engine.runtime import BatchRuntime, LoadedModel
 from noria.errors import ModelError, SetupError
+from noria.folders import cache_folder
 from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.encoder.onnx_export import find_or_export
 from noria.models.encoder.token_rows import Session, TokenRow

@@ -10,11 +10,12 @@ import pathlib
 
 import msgspec
 
-from noria.config import EngineConfig, cache_folder
+from noria.config import EngineConfig
 from noria.engine.encoder.fidelity import check_fidelity, read_fidelity
 from noria.engine.encoder.graph_sessions import load_int8, load_onnx, load_openvino
 from noria.errors import ConfigError
 from noria.extras import require
+from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import find_or_export, model_cache
 from noria.models.encoder.token_rows import Session
 from noria.observe.cgroup import cpu_limit, usable_cores

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 from sqlalchemy import Engine
 
-from noria.config import Config, data_folder
+from noria.config import Config
 from noria.errors import RateLimited, RegistryConflict, RegistryError, SetupError, SourceRejected
+from noria.folders import data_folder
 from noria.frontend.services.registry import RegistryConnection
 from noria.registry.lineage.openlineage import DatasetRef
 from noria.registry.lineage.run_events import parse_dataset

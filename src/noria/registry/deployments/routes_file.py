@@ -5,8 +5,9 @@ import pathlib
 
 import msgspec
 
-from noria.config import Config, data_folder
+from noria.config import Config
 from noria.errors import ConfigError
+from noria.folders import data_folder
 from noria.protocol.routes import Routes
 from noria.storage.private_files import replace_private_file
 
