@@ -70,11 +70,13 @@ class CostCurve:
     def _slope(self, low: int, high: int) -> float:
         return max((self.points[high] - self.points[low]) / (high - low), 0.0)
 
-    def overhead(self) -> float:
+    def overhead(self) -> float | None:
         """Return the duration at count 0 divided by that of one count more, of the line nearest to the curve.
 
-        The line has the least squares of relative errors. 0 if the curve has fewer than two points.
+        The line has the least squares of relative errors. None if the curve has fewer than two points.
         """
+        if len(self.points) < 2:
+            return None
         sum_uu = sum_uv = sum_vv = sum_u = sum_v = 0.0
         for count, seconds in self.points.items():
             u, v = 1 / seconds, count / seconds
@@ -82,7 +84,7 @@ class CostCurve:
                 sum_uu + u * u, sum_uv + u * v, sum_vv + v * v, sum_u + u, sum_v + v
             )  # fmt: skip
         at_0, of_one_more = sum_u * sum_vv - sum_v * sum_uv, sum_v * sum_uu - sum_u * sum_uv
-        if len(self.points) < 2 or at_0 <= 0:
+        if at_0 <= 0:
             return 0.0
         return min(at_0 / of_one_more, self._counts[-1]) if of_one_more > 0 else float(self._counts[-1])
 
@@ -126,7 +128,7 @@ class CostModel:
     def step_overhead(self, batch_key: BatchKey) -> float | None:
         """Duration of a call with no rows, in those of one row more; None if fewer than two points are measured."""
         curve = self.steps.get(batch_key)
-        return curve.overhead() if curve is not None and len(curve.points) > 1 else None
+        return None if curve is None else curve.overhead()
 
     def decode_s(self, batch_key: BatchKey, images: int = 1) -> float:
         """Duration of decoding `images` images together, at the current slowdown."""
