@@ -1,4 +1,4 @@
-"""Limits on large bodies received at once, over real sockets. The tests of the routes test what bodies contain."""
+"""Limits on large bodies received at once, over real sockets, and messages about wrong elements of lists."""
 
 import contextlib
 import socket
@@ -7,8 +7,11 @@ import httpx
 import pytest
 
 from noria.config import Config
+from noria.errors import InvalidField
 from noria.frontend.http import body as body_module
-from noria.frontend.http.body import MAX_LARGE_BODIES, MAX_LARGE_BODIES_PER_CLIENT
+from noria.frontend.http.body import MAX_LARGE_BODIES, MAX_LARGE_BODIES_PER_CLIENT, decode
+from noria.frontend.routes.registry.registry import AddVersionBody
+from noria.protocol.request import ImageRequestBody
 from waiting import wait_until_ready
 
 LARGE = b'{"prompt": "p"}' + b" " * 70_000
@@ -86,3 +89,27 @@ def test_a_large_body_counts_until_it_is_received_or_times_out(announce, served,
     for _ in range(MAX_LARGE_BODIES_PER_CLIENT):
         assert post(served, LARGE).status_code == 200
     assert announce("127.0.0.2")[1] == CONTINUE
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"prompt": "x", "loras": [{}]}', "loras[0].name is missing."),
+        (b'{"prompt": "x", "loras": [{"name": "a", "wight": 1}]}', "loras[0] has the unknown field 'wight'."),
+        (b'{"prompt": "x", "loras": [{"name": 1}]}', "loras[0].name is 1; allowed is a string."),
+        (b'{"prompt": "x", "loras": [{"name": 1}], "loras": 5}', "loras[0].name: Expected `str`, got `int`."),
+    ],
+)
+def test_a_wrong_element_of_a_list_is_named(body, message):
+    with pytest.raises(InvalidField) as raised:
+        decode(body, ImageRequestBody)
+    assert (raised.value.message, raised.value.field) == (message, "loras")
+
+
+@pytest.mark.parametrize(
+    ("model", "allowed"), [('""', "of length >= 1"), ('"a\\u0000"', "matching regex '^[^\\\\x00]*$'")]
+)
+def test_a_wrong_string_is_answered_with_the_allowed_ones(model, allowed):
+    with pytest.raises(InvalidField) as raised:
+        decode(f'{{"model": {model}, "source": "bundled"}}'.encode(), AddVersionBody)
+    assert raised.value.message.endswith(f"allowed is a string {allowed}.")

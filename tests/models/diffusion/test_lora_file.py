@@ -122,6 +122,16 @@ def test_descriptions_with_other_alphas_are_refused(alpha, parts, tmp_path):
         read(tmp_path / "a.safetensors", parts)
 
 
+def test_a_header_without_metadata_is_read(parts, tmp_path):
+    file = save_diffusers_lora(tmp_path / "a.safetensors", {"unet": parts["unet"]}, "attn1.to_q")
+    data = file.read_bytes()
+    num_bytes = int.from_bytes(data[:8], "little")
+    header = json.dumps({"__metadata__": None} | json.loads(data[8 : 8 + num_bytes])).encode()
+    nulled = tmp_path / "b.safetensors"
+    nulled.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + num_bytes :])
+    assert_same(read(nulled, parts), read(file, parts))
+
+
 def test_old_names_of_diffusers_are_read(parts, tmp_path):
     layer = "down_blocks.0.attentions.0.transformer_blocks.0.attn1"
     down, up = torch.randn(4, 16), torch.randn(16, 4)

@@ -233,30 +233,34 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
     path = path.strip("`").lstrip(".")
     field = re.split(r"[.\[]", path)[0]
     if (wrong := re.fullmatch(r"Expected `(.*)`, got `\w+`", problem)) and path not in ("", field):
-        with contextlib.suppress(LookupError, ValueError, *_INVALID_JSON):
+        # With a key that is there twice, the path may lead nowhere.
+        with contextlib.suppress(LookupError, TypeError, ValueError, *_INVALID_JSON):
             allowed = _alternatives([_JSON_TYPE_NAMES[name][0] for name in wrong[1].split(" | ")])
             return InvalidField(f"{path} is {_value_at(path, raw)}; allowed is {allowed}.", field=field)
-    if "." in path or ("[" in path and problem.startswith(("Object", "Expected `object`"))):  # an object in a list
-        return InvalidField(f"{path}: {problem}.", field=field)
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return InvalidField(f"{path}.{missing[1]} is missing.".lstrip("."), field=field or missing[1])
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
         name = unknown[1]
-        if field:
-            return InvalidField(f"{field} has the unknown field {short_repr(name)}.", field=field)
+        if path:
+            return InvalidField(f"{path} has the unknown field {short_repr(name)}.", field=field)
         hint = did_you_mean(name, fields)
         return InvalidField(f"unknown field {short_repr(name)}.{hint} Known are: {', '.join(fields)}.", field=name[:80])
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-        return InvalidField(f"{missing[1]} is missing.", field=missing[1])
+    if "." in path or ("[" in path and problem.startswith("Expected `object`")):  # an object in a list
+        return InvalidField(f"{path}: {problem}.", field=field)
     if not field:
         return InvalidBody(f"the body is not an object: {problem}.")
     if too_long := re.fullmatch(r"Expected `str` of length <= (\d+)", problem):
         return InvalidField(f"{field} has more than {too_long[1]} characters.", field=field)
-    if "." in path.strip("`."):  # of an object in the body
-        return InvalidField(f"{path.strip('`.')}: {problem}.", field=field)
+    if kind := re.fullmatch(r"Expected `str` ((?:of length|matching regex) .*)", problem, re.DOTALL):
+        return InvalidField(f"{field} is {_value_of(field, raw)}; allowed is a string {kind[1]}.", field=field)
     return InvalidField(f"{field} is {_value_of(field, raw)}; {_allowed_types(field, struct_type)}.", field=field)
 
 
 def _value_at(path: str, raw: bytes) -> str:
-    """Return the value at a path such as `inputs[0].shape`. Raises LookupError, ValueError, and what msgspec raises."""
+    """Return the value at a path such as `inputs[0].shape`.
+
+    Raises LookupError, TypeError, ValueError, and what msgspec raises.
+    """
     value = msgspec.json.decode(raw)
     for name, index in re.findall(r"([^.\[\]]+)|\[(.+?)\]", path):
         value = value[name] if name else value[int(index)]

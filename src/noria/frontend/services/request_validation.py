@@ -32,7 +32,11 @@ CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
 
 def no_loras(loras: Sequence[Lora], model: str) -> tuple[Lora, ...]:
     """Raise InvalidField: the server has no adapters."""
-    raise InvalidField(f"loras: {model} has no LoRA {short_repr(loras[0].name)}; it has none.", field="loras")
+    name = short_repr(loras[0].name)
+    raise InvalidField(
+        f"loras: {model} has no LoRA {name}; it has none. The operator sets folders of them: engine.loras.",
+        field="loras",
+    )
 
 
 class Limits(NamedTuple):

@@ -130,7 +130,7 @@ def _read_tensors(file: pathlib.Path, max_bytes: int) -> tuple[dict[str, torch.T
         )
     try:
         tensors = safetensors.torch.load(data)
-        metadata = json.loads(data[8 : 8 + header_bytes]).get("__metadata__", {})
+        metadata = json.loads(data[8 : 8 + header_bytes]).get("__metadata__") or {}
         description = json.loads(metadata.get(_METADATA_KEY) or "{}")
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
         raise ModelError(f"{file.name}: not a safetensors file, or damaged: {short_repr(str(error))}.") from error

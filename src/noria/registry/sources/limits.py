@@ -50,8 +50,8 @@ class SourceLimits(Struct, frozen=True):
         """The same whether there is such a folder or not."""
         return ModelError(
             f"{short_repr(text)} may not be read over HTTP; allowed are bundled, minilm, hf://OWNER/NAME, "
-            f"mlflow:models:/NAME@ALIAS, and what is below {_listed(self.roots)} (registry.source_roots). The operator "
-            "can add it: noria models add."
+            f"mlflow:models:/NAME@ALIAS, and folders below those of registry.source_roots ({_listed(self.roots)}). The "
+            "operator can add it: noria models add."
         )
 
 
@@ -71,4 +71,4 @@ def _is_below(url: str, root: str) -> bool:
 
 
 def _listed(roots: Sequence[str]) -> str:
-    return ", ".join(roots) or "no folder"
+    return ", ".join(roots) or "none is set"
