@@ -1,5 +1,6 @@
 """The cache of adapters: bounded whatever is asked for, and what a request holds is never evicted."""
 
+import gc
 import threading
 
 import pytest
@@ -13,7 +14,8 @@ from noria.models.diffusion.lora_file import LoraLayer, LoraWeights
 from noria.protocol.diffusion import Lora
 
 CPU = torch.device("cpu")
-ROOM = 4  # adapters of 24 bytes
+NUM_HELD = 4  # adapters, of 24 bytes each, that requests can hold: what is stacked for them takes as much again
+MAX_BYTES = NUM_HELD * 48
 
 
 def weights_of(number, rank=1):
@@ -35,36 +37,66 @@ def get(cache, number, loads=None):
 
 
 def test_a_thousand_adapters_are_cycled_through_a_bounded_cache():
-    cache, loads = LoraCache(CPU, ROOM * 24), []
+    cache, loads = LoraCache(CPU, MAX_BYTES), []
     for number in list(range(1000)) * 2:
         (adapter,) = get(cache, number, loads)
         assert (adapter.digest, float(adapter.weights.layers["unet"]["a"].down[0, 0])) == (f"{number:012}", number)
         del adapter
-        assert cache.num_bytes <= ROOM * 24
+        assert cache.num_bytes <= MAX_BYTES
     assert len(loads) == 2000
-    assert cache.num_bytes == ROOM * 24
-    for number in range(996, 1000):
+    assert cache.num_bytes == 7 * 24
+    for number in range(993, 1000):
         get(cache, number, loads)
     assert len(loads) == 2000
 
 
 def test_the_least_recently_used_is_evicted():
-    cache, loads = LoraCache(CPU, ROOM * 24), []
-    for number in (0, 1, 2, 3, 0, 4, 0, 1):
+    cache, loads = LoraCache(CPU, MAX_BYTES), []
+    for number in (0, 1, 2, 3, 4, 5, 6, 0, 7, 0, 1):
         get(cache, number, loads)
-    assert loads == ["a0", "a1", "a2", "a3", "a4", "a1"]
+    assert loads == ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a1"]
 
 
 def test_an_adapter_larger_than_the_cache_is_rejected_and_changes_nothing():
-    cache = LoraCache(CPU, ROOM * 24)
+    cache = LoraCache(CPU, MAX_BYTES)
     get(cache, 1)
-    with pytest.raises(InvalidField, match=r"'a2' takes 120 bytes; engine\.lora_cache_bytes allows 96"):
-        cache.get([lora(2)], lambda _: weights_of(2, rank=5))
+    with pytest.raises(InvalidField, match=r"'a2' takes 216 bytes; engine\.lora_cache_bytes allows 192"):
+        cache.get([lora(2)], lambda _: weights_of(2, rank=9))
     assert cache.has([lora(1)]) and not cache.has([lora(2)])
 
 
+def test_what_is_stacked_counts_once_for_equal_sets_and_at_the_padded_rank():
+    cache = LoraCache(CPU, 1000)
+    held = [cache.get([lora(1, weight)], lambda _: weights_of(1, rank=3)) for weight in (1.0, 1.0, 0.5)]
+    assert held[0] is held[1]
+    assert cache.num_bytes == 3 * 24 + 2 * 4 * 24
+    held.append(cache.get([lora(1), lora(2)], lambda wanted: weights_of(int(wanted.name[1:]), rank=2)))
+    assert cache.num_bytes == 3 * 24 + 2 * 24 + 2 * 4 * 24 + 8 * 24
+    held.clear()
+    gc.collect()
+    assert cache.num_bytes == 5 * 24
+
+
+def test_a_request_that_cannot_fit_beside_what_is_held_evicts_nothing():
+    cache = LoraCache(CPU, MAX_BYTES)
+    held = [get(cache, number) for number in range(3)]
+    get(cache, 3)
+    with pytest.raises(QueueFull, match="of accepted requests take 144 bytes; 'a4' takes 96 more"):
+        cache.get([lora(4)], lambda _: weights_of(4, rank=4))
+    assert cache.has([lora(3)]), held
+
+
+def test_adapters_that_the_device_has_no_memory_for_are_rejected(monkeypatch):
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(LoraWeights, "to", no_memory)
+    with pytest.raises(QueueFull, match=r"more than the device's memory has now\. Set engine\.lora_cache_bytes lower"):
+        get(LoraCache(CPU, MAX_BYTES), 1)
+
+
 def test_nobody_waits_for_a_file_that_another_thread_reads():
-    cache, reading, finish = LoraCache(CPU, ROOM * 24), threading.Event(), threading.Event()
+    cache, reading, finish = LoraCache(CPU, MAX_BYTES), threading.Event(), threading.Event()
     get(cache, 1)
 
     def load(_):
@@ -75,7 +107,7 @@ def test_nobody_waits_for_a_file_that_another_thread_reads():
     thread = threading.Thread(target=lambda: cache.get([lora(2)], load))
     thread.start()
     assert reading.wait(60)
-    assert get(cache, 1) and cache.get([], load) == ()
+    assert get(cache, 1) and not cache.get([], load)
     finish.set()
     thread.join()
     assert cache.has([lora(2)])
@@ -86,7 +118,7 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.cache, self.held, self.num_begun = LoraCache(CPU, ROOM * 24), {}, 0
+        self.cache, self.held, self.num_begun = LoraCache(CPU, MAX_BYTES), {}, 0
 
     @rule(number=st.integers(0, 9))
     def begin(self, number):
@@ -94,9 +126,9 @@ class Requests(RuleBasedStateMachine):
         try:
             adapters = get(self.cache, number)
         except QueueFull:
-            assert len(needed) > ROOM
+            assert len(needed) > NUM_HELD
             return
-        assert len(needed) <= ROOM
+        assert len(needed) <= NUM_HELD
         self.num_begun += 1
         self.held[self.num_begun] = number, adapters
 
@@ -107,9 +139,9 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_there_and_the_cache_is_bounded(self):
-        assert self.cache.num_bytes <= ROOM * 24
+        assert self.cache.num_bytes <= MAX_BYTES
         for number, adapters in self.held.values():
-            assert self.cache.loaded(f"{number:012}", 1.0) == adapters[0]
+            assert self.cache.loaded(f"{number:012}", 1.0) == adapters.each[0]
 
 
 TestRequests = Requests.TestCase

@@ -12,7 +12,7 @@ from generating import generate
 from lora_files import save_diffusers_lora, save_kohya_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.lora_cache import Adapter
+from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapter, Adapters
 from noria.engine.diffusion.lora_rows import LoraRows, _LayerHook
 from noria.errors import ConfigError, InvalidField, QueueFull
 from noria.models.catalog import open_model
@@ -162,6 +162,64 @@ def merge(part, layers, weight):
 
 
 @torch.no_grad()
+def test_nothing_stays_of_adapters_whose_stacking_ran_out_of_memory(loaded, monkeypatch):
+    _, executor, folder, _ = loaded
+    part = executor.model.lora_parts["text_encoder"]
+    weights = read_lora(folder / "all.safetensors", executor.model.lora_parts, torch.float32, 2**24)
+    adapters, rows, prompt = (
+        Adapters((Adapter("x", weights, 1.0),)),
+        LoraRows("text_encoder", part),
+        torch.ones(1, 5).int(),
+    )
+    bare, stack, num_stacked = part(prompt)[0], torch.stack, []
+
+    def stack_until_memory_ends(tensors):
+        num_stacked.append(1)
+        if len(num_stacked) == 5:
+            raise torch.OutOfMemoryError("out of memory")
+        return stack(tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "stack", stack_until_memory_ends)
+        with pytest.raises(torch.OutOfMemoryError), rows.applied([adapters]):
+            raise AssertionError
+    assert num_hooks(executor.model) == 0
+    with rows.applied([NO_ADAPTERS, NO_ADAPTERS]):
+        assert torch.equal(part(prompt.expand(2, -1))[0][:1], part(prompt.expand(2, -1))[0][1:])
+    with rows.applied([NO_ADAPTERS]):
+        assert torch.equal(part(prompt)[0], bare)
+    with rows.applied([adapters]):
+        assert not torch.equal(part(prompt)[0], bare)
+
+
+def test_stacks_stay_while_their_requests_do_and_are_of_like_ranks(loaded, monkeypatch):
+    _, executor, folder, _ = loaded
+    unet, stacks, stack = executor.model.lora_parts["unet"], [], torch.stack
+    weights = {
+        rank: read_lora(
+            save_diffusers_lora(folder.parent / f"of{rank}.safetensors", {"unet": unet}, "attn1.to_q", rank=rank),
+            executor.model.lora_parts,
+            torch.float32,
+            2**24,
+        )
+        for rank in (2, 16)
+    }
+    sets = {rank: Adapters((Adapter(str(rank), each, 1.0),)) for rank, each in weights.items()}
+    rows = LoraRows("unet", unet)
+    monkeypatch.setattr(torch, "stack", lambda tensors: stacks.append(tensors[0].shape) or stack(tensors))
+    with rows.applied([sets[2], NO_ADAPTERS, sets[16]]):
+        assert {min(shape) for shape in stacks} == {2, 16}  # no rank is padded to the other
+    stacks.clear()
+    for order in ([16, 2], [2], [2, 2, 16], [16]):
+        with rows.applied([sets[rank] for rank in order]):
+            assert not stacks
+    del sets[2]
+    with rows.applied([sets[16]]):
+        assert {min(shape) for shape in stacks} == {16}
+    rows.clear()
+
+
+@torch.no_grad()
 def test_an_adapter_changes_each_part_as_if_its_weights_were_merged(loaded):
     _, executor, folder, _ = loaded
     parts = executor.model.lora_parts
@@ -178,12 +236,13 @@ def test_an_adapter_changes_each_part_as_if_its_weights_were_merged(loaded):
         else:
             inputs, options = [torch.randint(0, 100, (3, 7), generator=generator)], {"output_hidden_states": True}
         adapter = Adapter("x", weights, 0.6)
-        with LoraRows(name, part).applied([(adapter,), (), (adapter, adapter)]):
+        once, twice = Adapters((adapter,)), Adapters((adapter, adapter))
+        with LoraRows(name, part).applied([once, NO_ADAPTERS, twice]):
             ours = part(*inputs, **options)[0]
         assert relative(ours[0], merged(*inputs, **options)[0][0]) <= TOLERANCE
         assert torch.equal(ours[1], part(*inputs, **options)[0][1])
-        twice = merge(part, weights.layers[name], 1.2)
-        assert relative(ours[2], twice(*inputs, **options)[0][2]) <= TOLERANCE
+        doubled = merge(part, weights.layers[name], 1.2)
+        assert relative(ours[2], doubled(*inputs, **options)[0][2]) <= TOLERANCE
 
 
 def test_prompts_are_encoded_once_for_each_adapter_of_a_text_encoder(loaded, monkeypatch):
@@ -239,7 +298,7 @@ def crowded(loaded, tmp_path):
         (tmp_path / f"{number}.safetensors").write_bytes(content[:-2] + number.to_bytes(2, "little"))
     num_bytes = read_lora(tmp_path / "0.safetensors", unet, torch.float32, 2**20).nbytes
     config = EngineConfig(
-        dtype="float32", slots=4, threads=1, loras=(str(tmp_path),), lora_cache_bytes=3 * num_bytes + 8
+        dtype="float32", slots=4, threads=1, loras=(str(tmp_path),), lora_cache_bytes=6 * num_bytes + 8
     )
     return spec, DiffusionExecutor(executor.model, config), tmp_path, num_bytes
 
@@ -251,8 +310,8 @@ def test_adapters_are_loaded_on_demand_and_evicted(crowded):
         assert not executor.is_compiled(request)
         generate(executor, [request])
         assert executor.is_compiled(request)
-        assert executor._loras.cache.num_bytes <= 3 * num_bytes
-    assert [executor.is_compiled(request) for request in requests] == [False] * 6 + [True] * 3
+        assert executor._loras.cache.num_bytes <= 6 * num_bytes
+    assert [executor.is_compiled(request) for request in requests] == [False] * 4 + [True] * 5
 
 
 def test_adapters_of_accepted_requests_are_not_evicted(crowded):
@@ -260,12 +319,12 @@ def test_adapters_of_accepted_requests_are_not_evicted(crowded):
     held = [executor.prepare(make_request(spec, number, lora(folder, str(number)))) for number in range(2)]
     for number in range(2, 7):
         executor.prepare(make_request(spec, number, lora(folder, str(number))))
-        assert executor._loras.cache.num_bytes <= 3 * num_bytes
+        assert executor._loras.cache.num_bytes <= 6 * num_bytes
     assert executor.is_compiled(held[0].request) and executor.is_compiled(held[1].request)
     held.append(executor.prepare(make_request(spec, 7, lora(folder, "7"))))
     with pytest.raises(QueueFull, match=r"engine\.lora_cache_bytes"):
         executor.prepare(make_request(spec, 8, lora(folder, "8")))
-    assert executor.prepare(make_request(spec, 9, lora(folder, "0"))).adapters[0].weights is held[0].adapters[0].weights
+    assert executor.prepare(make_request(spec, 9, lora(folder, "0"))).adapters is held[0].adapters
     del held
     gc.collect()
     executor.prepare(make_request(spec, 8, lora(folder, "8")))

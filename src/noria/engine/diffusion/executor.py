@@ -20,7 +20,7 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.latents import LatentSlots
-from noria.engine.diffusion.lora_cache import Adapters
+from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.model_loras import ModelLoras, prompt_key
 from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
@@ -54,7 +54,7 @@ class PreparedImageRequest(BaseImageRequest):
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image
     negative_prompt: str | None  # as the model encodes it; None: zeros
     preview_calls: frozenset[int]  # calls after which its images get a preview
-    adapters: Adapters = ()  # held, so that none is evicted
+    adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
 
     @property
     def num_calls(self) -> int:

@@ -5,16 +5,20 @@ stacked, of several adapters in a set the ranks are joined, and two batched prod
 add the result behind the layers; the model itself stays as it is. Rows without an adapter are not touched at all, so
 they are equal in every bit to those of the bare model; and without adapters in the batch there is no hook.
 
-Shapes: R rows of a call, A rows of them with adapters, L distinct sets of adapters, r their largest joined rank.
+Sets are stacked by padded rank, so that a large one makes no other large. Stacks are kept while the sets in them are
+held by requests, whichever rows have them at a call.
+
+Shapes: R rows of a call, A rows of them with adapters, L sets of adapters in a stack, r their padded joined rank.
 """
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
-from noria.engine.diffusion.lora_cache import Adapters
+from noria.engine.diffusion.lora_cache import Adapters, AdaptersKey, padded_rank
 from noria.models.diffusion.lora_file import LoraLayer
 
 
@@ -24,58 +28,59 @@ class LoraRows:
     def __init__(self, name: str, part: torch.nn.Module) -> None:
         """`name` is that of the part in `LoraWeights.layers`."""
         self._name, self._part = name, part
-        self._rows: tuple[tuple[Any, ...], ...] = ()  # of which the hooks are
+        self._held: weakref.WeakValueDictionary[AdaptersKey, Adapters] = weakref.WeakValueDictionary()
+        self._stacked: tuple[AdaptersKey, ...] = ()  # the sets of which the hooks are
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._rows: list[AdaptersKey] = []  # of the call
+        self._indices: dict[tuple[AdaptersKey, ...], tuple[torch.Tensor, torch.Tensor] | None] = {}
         self._is_active = False
 
     @contextlib.contextmanager
     def applied(self, rows: Sequence[Adapters]) -> Iterator[None]:
-        """Apply `rows[k]` to row k of the calls of the part inside of this context.
-
-        What is stacked for these rows is kept until others are applied.
-        """
-        self._set_rows([tuple(each for each in row if self._name in each.weights.layers) for row in rows])
-        self._is_active = True
+        """Apply `rows[k]` to row k of the calls of the part inside of this context."""
+        self._set_rows(rows)
+        self._is_active = bool(self._hooks)
         try:
             yield
         finally:
             self._is_active = False
 
     def clear(self) -> None:
-        """Release what is kept of the last rows."""
+        """Release all stacks."""
         for hook in self._hooks:
             hook.remove()
-        self._rows, self._hooks = (), []
+        self._stacked, self._hooks, self._rows, self._indices = (), [], [], {}
 
-    def _set_rows(self, rows: list[Adapters]) -> None:
-        keys = tuple(tuple((each.digest, each.weight) for each in row) for row in rows) if any(rows) else ()
-        if keys == self._rows:
-            return
-        self.clear()  # freed before the next ones need memory
-        adapted = [index for index, row in enumerate(rows) if row]
-        sets = {keys[index]: rows[index] for index in adapted}
-        positions = {key: position for position, key in enumerate(sets)}
-        modules = {name for row in sets.values() for each in row for name in each.weights.layers[self._name]}
+    def _set_rows(self, rows: Sequence[Adapters]) -> None:
+        keys = [adapters.of_part(self._name) for adapters in rows]
+        self._held.update({key: adapters for key, adapters in zip(keys, rows, strict=True) if key})
+        wanted = {key for key in keys if key}
+        if not wanted.issubset(self._stacked) or any(key not in self._held for key in self._stacked):
+            kept = wanted.union(self._held.keys()).intersection((*wanted, *self._stacked))
+            self.clear()  # freed before the next ones need memory
+            try:
+                self._stack(sorted(kept))
+            except BaseException:  # else the layers before would have adapters
+                self.clear()
+                raise
+        if keys != self._rows:
+            self._rows, self._indices = keys, {}
+
+    def _stack(self, keys: Sequence[AdaptersKey]) -> None:
+        sets = [self._held[key] for key in keys]
+        modules = {name for adapters in sets for each in adapters for name in each.weights.layers.get(self._name, ())}
         for name in sorted(modules):
-            joined = [self._join(row, name) for row in sets.values()]
-            # Rows whose adapters do not change this layer stay as they are, as those without adapters.
-            indices = [index for index in adapted if joined[positions[keys[index]]] is not None]
-            used = {
-                position: number for number, position in enumerate(p for p, j in enumerate(joined) if j is not None)
-            }
-            hook = _LayerHook(
-                self,
-                [each for each in joined if each is not None],
-                indices,
-                [used[positions[keys[index]]] for index in indices],
-                len(rows),
-            )
-            self._hooks.append(self._part.get_submodule(name).register_forward_hook(hook))
-        self._rows = keys
+            joined: dict[int, dict[AdaptersKey, LoraLayer]] = {}  # by padded rank
+            for key, adapters in zip(keys, sets, strict=True):
+                if (layer := self._join(adapters, name)) is not None:
+                    joined.setdefault(padded_rank(len(layer.down)), {})[key] = layer
+            stacks = [_stack(rank, layers) for rank, layers in joined.items()]
+            self._hooks.append(self._part.get_submodule(name).register_forward_hook(_LayerHook(self, stacks)))
+        self._stacked = tuple(keys)
 
-    def _join(self, row: Adapters, module: str) -> LoraLayer | None:
-        """Return the adapters of one row as one of the sum of their ranks."""
-        found = [(each.weights.layers[self._name].get(module), each.weight) for each in row]
+    def _join(self, adapters: Adapters, module: str) -> LoraLayer | None:
+        """Return the adapters of one set as one of the sum of their ranks; None: none changes this layer."""
+        found = [(each.weights.layers.get(self._name, {}).get(module), each.weight) for each in adapters]
         layers = [(layer, weight) for layer, weight in found if layer is not None]
         if not layers:
             return None
@@ -87,32 +92,61 @@ class LoraRows:
         """Whether a call inside of `applied` runs; others of the same part are the bare model's."""
         return self._is_active
 
+    @property
+    def num_rows(self) -> int:
+        """The rows of the call."""
+        return len(self._rows)
+
+    def rows_of(self, keys: tuple[AdaptersKey, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the rows that have one of these sets, [A], and which one, [A]; None: no row has one."""
+        if keys not in self._indices:
+            rows = [row for row, key in enumerate(self._rows) if key in keys]
+            positions = [keys.index(self._rows[row]) for row in rows]
+            device = next(self._part.parameters()).device
+            self._indices[keys] = (
+                (torch.tensor(rows, device=device), torch.tensor(positions, device=device)) if rows else None
+            )
+        return self._indices[keys]
+
+
+class _Stack(NamedTuple):
+    """Matrices of one layer: those of set `keys[k]` are number k."""
+
+    keys: tuple[AdaptersKey, ...]
+    down: torch.Tensor  # [L, r, in] or, of a convolution, [L, r, in, h, w]
+    up: torch.Tensor  # [L, out, r]
+
+
+def _stack(rank: int, layers: dict[AdaptersKey, LoraLayer]) -> _Stack:
+    return _Stack(
+        tuple(layers),
+        torch.stack([_pad(layer.down, rank, dim=0) for layer in layers.values()]),
+        torch.stack([_pad(layer.up, rank, dim=1) for layer in layers.values()]),
+    )
+
 
 class _LayerHook:
     """Adds the adapters of rows to the output of one layer."""
 
-    def __init__(
-        self, owner: LoraRows, layers: list[LoraLayer], indices: list[int], positions: list[int], num_rows: int
-    ) -> None:
-        """Row `indices[k]` of `num_rows` gets `layers[positions[k]]`."""
-        self._owner, self._num_rows = owner, num_rows
-        rank, device = max(len(layer.down) for layer in layers), layers[0].down.device
-        self._down = torch.stack([_pad(layer.down, rank, dim=0) for layer in layers])  # [L, r, in] or [L, r, in, h, w]
-        self._up = torch.stack([_pad(layer.up, rank, dim=1) for layer in layers])  # [L, out, r]
-        self._indices_A = torch.tensor(indices, device=device)
-        self._positions_A = torch.tensor(positions, device=device)
+    def __init__(self, owner: LoraRows, stacks: list[_Stack]) -> None:
+        self._owner, self._stacks = owner, stacks
 
     def __call__(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         if not self._owner.is_active:
             return
-        inputs = args[0]
-        assert len(inputs) == self._num_rows, "a layer that merges or splits rows cannot have adapters by row"
-        inputs, down, up = inputs[self._indices_A], self._down[self._positions_A], self._up[self._positions_A]
-        if isinstance(module, torch.nn.Conv2d):
-            change = _convolve(module, inputs, down, up)
-        else:
-            change = torch.bmm(torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down.mT), up.mT)
-        output.index_add_(0, self._indices_A, change.view(len(inputs), *output.shape[1:]))
+        assert len(args[0]) == self._owner.num_rows, "a layer that merges or splits rows cannot have adapters by row"
+        for stack in self._stacks:
+            if (found := self._owner.rows_of(stack.keys)) is not None:
+                rows_A, positions_A = found
+                change = _change(module, args[0][rows_A], stack.down[positions_A], stack.up[positions_A])
+                output.index_add_(0, rows_A, change.view(len(rows_A), *output.shape[1:]))
+
+
+def _change(module: torch.nn.Module, inputs: torch.Tensor, down: torch.Tensor, up_AOr: torch.Tensor) -> torch.Tensor:
+    """Return what the adapters of each of A rows add to the output of a layer, in the order of its elements."""
+    if isinstance(module, torch.nn.Conv2d):
+        return _convolve(module, inputs, down, up_AOr)
+    return torch.bmm(torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down.mT), up_AOr.mT)
 
 
 def _convolve(

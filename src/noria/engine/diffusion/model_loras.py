@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.lora_cache import Adapters, LoraCache
+from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters, LoraCache
 from noria.engine.diffusion.lora_rows import LoraRows
 from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt, Prompt
 from noria.engine.resources.priority import run_apart
@@ -54,12 +54,15 @@ class ModelLoras:
         """Return the conditioning of prompts, each encoded with its adapters, which requests hold."""
         texts = [prompt.text if isinstance(prompt, AdaptedPrompt) else prompt for prompt in prompts]
         adapters = [
-            tuple(self.cache.loaded(*lora) for lora in prompt.loras) if isinstance(prompt, AdaptedPrompt) else ()
+            Adapters(tuple(self.cache.loaded(*lora) for lora in prompt.loras))
+            if isinstance(prompt, AdaptedPrompt)
+            else NO_ADAPTERS
             for prompt in prompts
         ]
         with contextlib.ExitStack() as stack:
             for name, rows in self._rows.items():
                 if name != _DENOISER:
+                    stack.callback(rows.clear)  # the next prompts have other adapters
                     stack.enter_context(rows.applied(adapters))
             return self._model.text_encode(texts)
 
