@@ -4,6 +4,7 @@
     ├── RequestError                     the caller's mistake: nothing reached the engine
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
     │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
+    │   │   └── LoraNotFound             404
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── MissingScope                 403  the API key may not do this
@@ -28,7 +29,7 @@
     │   ├── EngineLost                   503  the engine exited with the request in flight, and none came back; retry
     │   ├── EngineCrashed                500  the request crashed the engine twice; do not retry
     │   ├── JobsUnavailable              503  the database or the results folder does not answer; retry
-    │   ├── RegistryUnavailable          503  the registry's database does not answer; retry
+    │   ├── RegistryUnavailable          503  the registry's database does not answer, or a source is not read; retry
     │   ├── JobExpired                   504  no engine could run the job within its time to live
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
@@ -106,6 +107,13 @@ class UntokenizableText(InvalidField):
 
 class WrongTask(InvalidField):
     """The model is of another task than the route needs."""
+
+
+class LoraNotFound(InvalidField):
+    """The model has no LoRA adapter of this name."""
+
+    code = "lora_not_found"
+    http_status = 404
 
 
 class InvalidBody(RequestError):
@@ -290,7 +298,7 @@ class JobsUnavailable(ServingError):
 
 
 class RegistryUnavailable(ServingError):
-    """The database of the registry does not answer; routes other than the registry's do not need it."""
+    """The registry's database does not answer, or a source was not read; only the registry's routes need them."""
 
     code = "registry_unavailable"
     http_status = 503

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from noria.images.a1111_metadata import from_infotext, to_infotext
 from noria.images.metadata import GenerationMetadata
+from noria.protocol.diffusion import Lora
 
 WHOLE = GenerationMetadata(
     "a red circle", "blurry", 7, 512, 768, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
@@ -60,9 +61,17 @@ def test_what_the_form_can_represent_is_read_back(prompt, negative_prompt, guida
         assert (read.prompt, read.negative_prompt) == (prompt, negative_prompt or None)
 
 
+def test_loras_are_read_back_with_digests_and_exact_weights():
+    loras = (Lora("ink", 1 / 3, "0" * 12), Lora("soft: light", -1.0), Lora("a.b", 1e-9, "1" * 12))
+    read = from_infotext(to_infotext(msgspec.structs.replace(WHOLE, loras=loras[::2])))
+    assert (read.prompt, read.loras) == (WHOLE.prompt, loras[::2])
+    unreadable = from_infotext(to_infotext(msgspec.structs.replace(WHOLE, loras=loras)))
+    assert (unreadable.prompt.endswith("<lora:soft: light:-1> <lora:a.b:1e-09>"), unreadable.loras) == (True, ())
+
+
 def test_a_text_written_by_a1111_is_read():
     text = """masterpiece, (red circle:1.2)
-second line
+second line <lora:add_detail:0.5>
 Negative prompt: bad hands,
 (worst quality:2)
 Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 965400086, Size: 512x512, \
@@ -71,7 +80,7 @@ Lora hashes: "add_detail: 7c6bad76eb54, more: 1", Version: v1.9.4"""
     read = from_infotext(text)
     assert read == GenerationMetadata(
         "masterpiece, (red circle:1.2)\nsecond line", "bad hands,\n(worst quality:2)", 965400086, 512, 512, 20, 7.0,
-        "dpm++2m-karras", "v1-5-pruned-emaonly", "6ce0161689",
+        "dpm++2m-karras", "v1-5-pruned-emaonly", "6ce0161689", loras=(Lora("add_detail", 0.5),),
         other={"Clip skip": "2", "Lora hashes": "add_detail: 7c6bad76eb54, more: 1", "Version": "v1.9.4"},
     )  # fmt: skip
 

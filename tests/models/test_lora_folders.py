@@ -2,7 +2,7 @@
 
 import pytest
 
-from noria.errors import ConfigError, InvalidField
+from noria.errors import ConfigError, InvalidField, LoraNotFound
 from noria.models.lora_folders import LoraFolders, digest_of
 from noria.protocol.diffusion import Lora
 
@@ -38,9 +38,11 @@ def test_files_may_come_and_go(folders, tmp_path):
     assert list(folders.files("other")) == ["b b", "new"]
 
 
-@pytest.mark.parametrize("name", ["unknown", "", "../one/a", "a.safetensors", "line\nbreak", "folder", "\udcff"])
+@pytest.mark.parametrize(
+    "name", ["unknown", "", "../one/a", "a.safetensors", "line\nbreak", "folder", "\udcff", "😀" * 100]
+)
 def test_an_unknown_name_is_rejected_with_those_that_exist(folders, name):
-    with pytest.raises(InvalidField, match=r"other has no LoRA .*; allowed are 'a', 'b b'") as caught:
+    with pytest.raises(LoraNotFound, match=r"other has no LoRA .*; allowed are 'a', 'b b'") as caught:
         folders.complete([Lora(name)], "other")
     assert caught.value.field == "loras"
 
@@ -48,7 +50,7 @@ def test_an_unknown_name_is_rejected_with_those_that_exist(folders, name):
 def test_of_many_names_the_first_are_in_the_message(tmp_path):
     for number in range(60):
         (tmp_path / f"{number:02}.safetensors").write_bytes(bytes(8))
-    with pytest.raises(InvalidField, match="'49' and 10 more"):
+    with pytest.raises(LoraNotFound, match="'49' and 10 more"):
         LoraFolders([str(tmp_path)]).complete([Lora("x")], "m")
 
 

@@ -47,11 +47,11 @@ from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.lineage import LineageService
-from noria.frontend.services.model_adding import ModelAdding
 from noria.frontend.services.registry import RegistryConnection
 from noria.frontend.services.served_versions import ServedVersionsService
 from noria.frontend.services.statistics import StatisticsService
 from noria.frontend.services.texts.encoding import EncodingService
+from noria.frontend.services.version_adding import VersionAdder
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
@@ -137,7 +137,7 @@ def build_app(
         lambda: clients.num_processes,
     )
     registry = RegistryConnection(functools.partial(open_registry, config))
-    adding = ModelAdding(registry, config)
+    adding = VersionAdder(registry, config)
     openai, live = OpenAIRoutes(generation_service, body_reader), LiveRoutes(engine_pool, config.frontend)
     uploads, server_routes = UploadedImages(), ServerRoutes(config, engine_pool, clients, rejection_log)
     routes = [

@@ -17,19 +17,23 @@ import json
 import re
 from collections.abc import Iterator
 
-from noria.errors import InvalidField
+import msgspec
+
+from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
+from noria.protocol.diffusion import Lora
 
 _NEGATIVE_PREFIX = "Negative prompt:"
 _VERSION_PREFIX = "noria "  # A1111 interprets a bare "v0.1" as an old version of its own and generates as that did
 _MIN_SETTINGS = 3  # a last line with fewer is part of the prompt, as in A1111
+_LORA_TAG = re.compile(r"<lora:([^<>]*)>")
 _JSON_DECODER = json.JSONDecoder(strict=False)
 
 
 def to_infotext(metadata: GenerationMetadata) -> str:
     """Format metadata as A1111 does; unset values are left out."""
-    tags = [f"<lora:{lora.name}:{lora.weight:g}>" for lora in metadata.loras]
+    tags = [f"<lora:{lora.name}:{_number(lora.weight)}>" for lora in metadata.loras]
     lines = [" ".join([metadata.prompt, *tags])]
     if metadata.negative_prompt:
         lines.append(f"{_NEGATIVE_PREFIX} {metadata.negative_prompt}")
@@ -47,7 +51,7 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Steps": metadata.inference_steps,
         "Sampler": sampler,
         "Schedule type": schedule_type,
-        "CFG scale": None if guidance is None else repr(guidance).removesuffix(".0"),
+        "CFG scale": None if guidance is None else _number(guidance),
         "Seed": metadata.seed,
         "Size": size,
         "Model hash": metadata.model_version,
@@ -56,6 +60,10 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
     }
     return ((name, str(value)) for name, value in settings.items() if value is not None)
+
+
+def _number(value: float) -> str:
+    return repr(value).removesuffix(".0")
 
 
 def _quote(value: str) -> str:
@@ -74,6 +82,28 @@ def from_infotext(text: str) -> GenerationMetadata:
     first_negative = next((index for index, line in enumerate(lines) if line.startswith(_NEGATIVE_PREFIX)), len(lines))
     negative = [line.removeprefix(_NEGATIVE_PREFIX).strip() for line in lines[first_negative:]]
     return _metadata_from("\n".join(lines[:first_negative]), "\n".join(negative), settings)
+
+
+def split_loras(prompt: str) -> tuple[str, tuple[Lora, ...]]:
+    """Return a prompt without its `<lora:NAME:WEIGHT>`, and these; without a weight it is 1, as in A1111.
+
+    Raises:
+        InvalidField: there is no name, or a weight is no number; A1111's separate weights for text encoder and UNet
+            are not supported.
+
+    """
+    loras = []
+    for tag in _LORA_TAG.findall(prompt):
+        name, _, weight = tag.partition(":")
+        try:
+            loras.append(Lora(name, float(weight) if weight else 1.0))
+        except ValueError as error:
+            raise InvalidField(
+                f"prompt has {short_repr(f'<lora:{tag}>')}, whose weight is not one number; allowed is "
+                "<lora:NAME:WEIGHT>.",
+                field="prompt",
+            ) from error
+    return (_LORA_TAG.sub("", prompt).strip(), tuple(loras)) if loras else (prompt, ())
 
 
 def _parse_settings(line: str) -> Iterator[tuple[str, str]]:
@@ -107,6 +137,12 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
     width, height = (int(side) for side in size.split("x")) if size else (None, None)
     guidance = take("CFG scale", r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?")
     version = take("Version", rf"{_VERSION_PREFIX}\S+")
+    loras: tuple[Lora, ...] = ()
+    with contextlib.suppress(InvalidField):  # then the tags stay in the prompt
+        prompt, loras = split_loras(prompt)
+    digests = {}
+    if version and loras:  # A1111's hashes are of other bytes of the files
+        digests = dict(each.rpartition(": ")[::2] for each in settings.pop("Lora hashes", "").split(", "))
     return GenerationMetadata(
         prompt=prompt,
         negative_prompt=negative_prompt or None,
@@ -116,6 +152,7 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
         inference_steps=take_int("Steps"),
         guidance_scale=None if guidance is None else float(guidance),
         scheduler=_scheduler_name(settings.pop("Sampler", None), settings.pop("Schedule type", None)),
+        loras=tuple(msgspec.structs.replace(lora, digest=digests.get(lora.name)) for lora in loras),
         model=settings.pop("Model", None),
         model_version=settings.pop("Model hash", None),
         noria=version and version.removeprefix(_VERSION_PREFIX),

@@ -6,18 +6,21 @@ that files can be added and replaced while the server runs; what a file contains
 
 import functools
 import hashlib
+import os
 import pathlib
 from collections.abc import Sequence
 
 import msgspec
 
-from noria.errors import ConfigError, InvalidField, ModelError, short_repr
+from noria.errors import ConfigError, InvalidField, LoraNotFound, ModelError, short_repr
 from noria.models.weights import file_size_bytes, identifying_bytes
 from noria.protocol.diffusion import Lora
 
 _SUFFIX = ".safetensors"
 _MAX_NAME_CHARS = 128
 _MAX_NAMES_IN_MESSAGES = 50
+NO_LORAS = "it has none; the operator sets folders of them: engine.loras"
+"""What messages say of a model without adapters."""
 
 
 class LoraFolders:
@@ -44,28 +47,29 @@ class LoraFolders:
         """Return the file of an adapter, which is of the digest that `lora` has, if it has one.
 
         Raises:
-            InvalidField: there is none of this name, with the names that exist; or its digest is another.
+            LoraNotFound: there is none of this name; with the names that exist.
+            InvalidField: it cannot be read, or its digest is another.
 
         """
-        files = self.files(model)
-        file = files.get(lora.name)
+        file = self._file(lora.name, model)
         if file is None:
-            names = [short_repr(name) for name in files]
+            names = [short_repr(name) for name in self.files(model)]
             more = f" and {len(names) - _MAX_NAMES_IN_MESSAGES} more" if len(names) > _MAX_NAMES_IN_MESSAGES else ""
-            allowed = f"allowed are {', '.join(names[:_MAX_NAMES_IN_MESSAGES])}{more}" if names else "it has none"
-            raise InvalidField(f"loras: {model} has no LoRA {short_repr(lora.name)}; {allowed}.", field="loras")
-        digest = digest_of(file)
-        if lora.digest not in (None, digest):
-            raise InvalidField(
-                f"loras: {short_repr(lora.name)} has digest {digest} now, and not {short_repr(lora.digest)}. Leave the "
-                "digest out to use the file as it is.",
-                field="loras",
-            )
+            allowed = f"allowed are {', '.join(names[:_MAX_NAMES_IN_MESSAGES])}{more}" if names else NO_LORAS
+            raise LoraNotFound(f"loras: {model} has no LoRA {short_repr(lora.name)}; {allowed}.", field="loras")
+        check_digest(lora, file)
         return file
 
     def complete(self, loras: Sequence[Lora], model: str) -> tuple[Lora, ...]:
-        """Return `loras` with their digests. Raises InvalidField as `find`."""
+        """Return `loras` with their digests. Raises LoraNotFound and InvalidField as `find`."""
         return tuple(msgspec.structs.replace(lora, digest=digest_of(self.find(lora, model))) for lora in loras)
+
+    def _file(self, name: str, model: str) -> pathlib.Path | None:
+        """Return `files(model).get(name)` without listing folders: a request that names what exists costs a stat."""
+        if not _is_name(name):
+            return None
+        files = (folder / f"{name}{_SUFFIX}" for only_for, folder in self._folders if only_for in (None, model))
+        return next((file for file in files if os.path.isfile(file)), None)  # False for names too long for a disk
 
 
 def _split(entry: str) -> tuple[str | None, pathlib.Path]:
@@ -77,7 +81,23 @@ def _split(entry: str) -> tuple[str | None, pathlib.Path]:
 
 
 def _is_lora(file: pathlib.Path) -> bool:
-    return file.suffix == _SUFFIX and file.stem.isprintable() and len(file.stem) <= _MAX_NAME_CHARS and file.is_file()
+    return file.suffix == _SUFFIX and _is_name(file.stem) and file.is_file()
+
+
+def _is_name(name: str) -> bool:
+    """Whether `name` names a file, and no folder."""
+    return 0 < len(name) <= _MAX_NAME_CHARS and name.isprintable() and "/" not in name
+
+
+def check_digest(lora: Lora, file: pathlib.Path) -> None:
+    """Raise InvalidField if the file of an adapter cannot be read, or is of another digest than `lora` has."""
+    digest = digest_of(file)
+    if lora.digest not in (None, digest):
+        raise InvalidField(
+            f"loras: {short_repr(lora.name)} has digest {digest} now, and not {short_repr(lora.digest)}. Leave the "
+            "digest out to use the file as it is.",
+            field="loras",
+        )
 
 
 def digest_of(file: pathlib.Path) -> str:

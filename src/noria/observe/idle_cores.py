@@ -23,7 +23,7 @@ _BUSY_SHARE = 0.1  # of its time in which it waited for a core: others want it, 
 
 
 @contextlib.contextmanager
-def idle_cores_only() -> Iterator[None]:
+def yielding_cores() -> Iterator[None]:
     """A context in which the main thread, which calls this, pauses while others want its core (Linux).
 
     Pauses begin between two operations of Python's. The process's niceness is 19 from then on, for good.

@@ -104,6 +104,15 @@ class ModelStore:
             version = read_version(connection, version_id)
         return version, was_there
 
+    def check_addition(self, name: str, alias: str | None, run_id: str | None) -> None:
+        """Raise RegistryError if `add` would reject these, whatever the folder: to be called before it is read."""
+        check_model_name(name)
+        if alias is not None:
+            _check_alias(alias)
+        if run_id is not None:
+            with self._engine.connect() as connection:
+                _find_run(connection, run_id)
+
     def all_versions(
         self, model: str | None = None, *, with_removed: bool = False, tags: Collection[str] = ()
     ) -> list[Version]:
@@ -275,14 +284,7 @@ def _lineage(
     """
     output = model_ref(name, folder.manifest.digest)
     if run_id is not None:
-        run_id = run_id.strip().lower()  # as a parsed UUID is written
-        row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
-        if row is None:
-            raise RegistryError(
-                f"there is no run {short_repr(run_id)}. Send its OpenLineage events first, or leave --run out: runs "
-                "whose outputs name the digest of this folder are found without it."
-            )
-        run = RunId(run_id, row.job_namespace, row.job_name)
+        run = _find_run(connection, run_id)
     elif inputs:
         named = f"{output}{sorted(inputs)}"
         run = RunId(str(uuid.uuid5(uuid.NAMESPACE_URL, named)), MODELS_NAMESPACE, _ADD_JOB)
@@ -293,11 +295,26 @@ def _lineage(
     return [parse_event(msgspec.json.encode(event))]
 
 
-def _set_alias(connection: Connection, model_id: int, alias: str, version_id: int, change: Change) -> None:
+def _find_run(connection: Connection, run_id: str) -> RunId:
+    run_id = run_id.strip().lower()  # as a parsed UUID is written
+    row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
+    if row is None:
+        raise RegistryError(
+            f"there is no run {short_repr(run_id)}. Send its OpenLineage events first, or name no run: those whose "
+            "outputs name the digest of this folder are found without it."
+        )
+    return RunId(run_id, row.job_namespace, row.job_name)
+
+
+def _check_alias(alias: str) -> None:
     if not _ALIAS.fullmatch(alias):
         raise RegistryError(
             f"the alias {short_repr(alias)} is not allowed; 1 to 64 of A-Z a-z 0-9 _ . + - are, but not digits alone."
         )
+
+
+def _set_alias(connection: Connection, model_id: int, alias: str, version_id: int, change: Change) -> None:
+    _check_alias(alias)
     is_alias = sa.and_(aliases.c.model_id == model_id, aliases.c.alias == alias)
     if connection.scalar(sa.select(aliases.c.version_id).where(is_alias)) == version_id:
         return

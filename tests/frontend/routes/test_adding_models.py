@@ -1,6 +1,8 @@
 """`POST /v1/registry/versions`: real processes that read real sources; what a client may not have read."""
 
+import asyncio
 import concurrent.futures
+import os
 import pathlib
 import shutil
 import time
@@ -11,12 +13,14 @@ import pytest
 
 from frontends import serving
 from noria.config import Config, FrontendConfig, RegistryConfig
-from noria.errors import ModelError
+from noria.errors import ModelError, RegistryUnavailable
 from noria.frontend.access.api_keys import generate_key
 from noria.registry.manifest import read_manifest
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry
+from noria.registry.sources import reading_process
 from noria.registry.sources.limits import SourceLimits
+from noria.registry.sources.reading_process import ReadingTask, read_in_process
 from noria.registry.sources.source import parse_source
 from noria.testing.fake_engine import FakeEngine
 
@@ -90,6 +94,8 @@ def test_a_folder_below_a_root_is_added_once(add, server, tiny_folder):
         ({"source": "{home}/allowed/empty"}, 422, "model_index.json"),
         ({"source": "x\0y"}, 400, "source"),
         ({"source": "bundled", "model": "a b"}, 409, "model name"),
+        ({"source": "{home}/nothing", "alias": "7"}, 409, "the alias '7' is not allowed"),  # before it is read
+        ({"source": "{home}/nothing", "run_id": "x"}, 409, "there is no run 'x'"),
         ({"source": "bundled", "datasets": ["scenes"]}, 409, "has no version"),
         ({"source": "bundled", "run": "x"}, 400, "run"),
     ],
@@ -103,6 +109,13 @@ def test_what_may_not_be_read_or_is_no_model_is_one_sentence(add, server, monkey
     message = response.json()["error"]["message"]
     assert words in message and "hunter2" not in message
     assert store.all_versions() == before
+
+
+def test_a_killed_reader_is_no_fault_of_the_source(monkeypatch, tmp_path):
+    monkeypatch.setattr(reading_process.sys, "executable", "/bin/false")
+    task = ReadingTask("bundled", "shapes", str(tmp_path), SourceLimits((), 1.0), os.getpid())
+    with pytest.raises(RegistryUnavailable, match="ended with status 1"):
+        asyncio.run(read_in_process(task, 60))
 
 
 def test_it_needs_the_scope_of_the_registry(add):

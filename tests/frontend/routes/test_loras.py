@@ -55,7 +55,6 @@ def test_an_engine_and_the_file_get_name_weight_and_digest(adapted, engine, ink,
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ([{"name": "no"}], "tiny has no LoRA 'no'; allowed are 'ink', 'soft light'"),
         ([{"name": "ink", "weight": 10.5}], "weight of 'ink' is 10.5; allowed are -10.0 to 10.0"),
         ([{"name": "ink", "digest": "0" * 12}], "'ink' has digest"),
         ([{"name": "ink"}] * 9, "has 9 entries; at most 8"),
@@ -71,9 +70,17 @@ def test_other_adapters_are_rejected(adapted, engine, asked, message):
     assert engine.submitted == []
 
 
+def test_an_unknown_adapter_is_not_found(adapted, engine):
+    answer = adapted.post("/t2i", json={"prompt": "p", "loras": [{"name": "no"}]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "lora_not_found")
+    assert answer.json()["error"]["message"] == "loras: tiny has no LoRA 'no'; allowed are 'ink', 'soft light'."
+    assert engine.submitted == []
+
+
 def test_a_server_without_adapters_says_so(client):
     answer = client.post("/t2i", json={"prompt": "p", "loras": [{"name": "ink"}]})
-    assert (answer.status_code, "tiny has no LoRA 'ink'; it has none" in answer.text) == (400, True)
+    assert answer.status_code == 404
+    assert "tiny has no LoRA 'ink'; it has none; the operator sets folders of them: engine.loras." in answer.text
     assert client.get("/sdapi/v1/loras").json() == []
 
 
@@ -91,7 +98,7 @@ def test_a_job_has_them(adapted, engine, ink):
     wait_until(lambda: engine.submitted)
     assert engine.submitted[0].payload.loras == (ink,)
     bad = adapted.post("/v1/jobs", json={"input": {"prompt": "p", "loras": [{"name": "no"}]}})
-    assert bad.status_code == 400
+    assert bad.status_code == 404
 
 
 def test_a1111s_prompts_name_them(adapted, engine, ink, loras):
@@ -104,7 +111,7 @@ def test_a1111s_prompts_name_them(adapted, engine, ink, loras):
     assert payload.negative_prompt == "<lora:ink:1>"  # as in A1111
     (text,) = json.loads(answer.json()["info"])["infotexts"]
     assert text.startswith("a  red <lora:ink:0.8> <lora:soft light:1>\n")
-    assert from_infotext(text).other["Lora hashes"] == f"ink: {ink.digest}, soft light: {soft.digest}"
+    assert from_infotext(text).loras == (ink, soft)
     assert base64.b64decode(answer.json()["images"][0]).startswith(b"\x89PNG")
 
 
@@ -115,16 +122,18 @@ def test_a1111s_clients_list_them_without_their_folders(adapted, loras):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"),
+    ("prompt", "status", "message"),
     [
-        ("<lora:no:1>", "prompt: tiny has no LoRA 'no'"),
-        ("<lora:ink:0.5:0.8>", "'0.5:0.8' is not one number"),
-        ("<lora:ink:nan>", "is nan; allowed are"),
-        ("<lora:ink:>x<lora:ink:te=1>", "'te=1' is not one number"),
+        ("<lora:no:1>", 404, "prompt: tiny has no LoRA 'no'"),
+        ("<lora::1>", 404, "prompt: tiny has no LoRA ''"),
+        (f"<lora:{'x' * 500}:1>", 404, "prompt: tiny has no LoRA 'xxx"),
+        ("<lora:ink:0.5:0.8>", 400, "'<lora:ink:0.5:0.8>', whose weight is not one number"),
+        ("<lora:ink:nan>", 400, "is nan; allowed are"),
+        ("<lora:ink:>x<lora:ink:te=1>", 400, "'<lora:ink:te=1>', whose weight is not one number"),
     ],
 )
-def test_a1111s_prompts_with_others_are_rejected(adapted, engine, prompt, message):
+def test_a1111s_prompts_with_others_are_rejected(adapted, engine, prompt, status, message):
     answer = adapted.post("/sdapi/v1/txt2img", json={"prompt": prompt})
-    assert answer.status_code == 400
+    assert answer.status_code == status
     assert message in answer.json()["detail"]
     assert engine.submitted == []

@@ -91,10 +91,10 @@ def run_add(arguments: argparse.Namespace) -> int:
     """
     from noria.folders import data_folder
     from noria.registry.lineage.run_events import parse_dataset
-    from noria.registry.model_store import check_model_name
     from noria.registry.sources.read import read_source
 
-    check_model_name(arguments.name)
+    with _store(arguments) as store:
+        store.check_addition(arguments.name, arguments.alias, arguments.run_id)
     inputs = dict(map(parse_dataset, arguments.dataset))
     folder = read_source(
         arguments.source,

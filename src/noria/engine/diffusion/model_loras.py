@@ -13,7 +13,7 @@ from noria.errors import ConfigError, InvalidField, ModelError
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.lora_file import LoraWeights, read_lora
-from noria.models.lora_folders import LoraFolders
+from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
 
 _DENOISER = "unet"  # the part that is called at each step; all others encode prompts
@@ -35,7 +35,8 @@ class ModelLoras:
         """Return the adapters of a request for the model of this name, which must hold them as long as it needs them.
 
         Raises:
-            InvalidField: one does not exist, has another digest now, or does not fit the model or the cache.
+            LoraNotFound: one does not exist.
+            InvalidField: one has another digest now, or does not fit the model or the cache.
             QueueFull: the adapters of other requests fill the cache.
 
         """
@@ -46,7 +47,9 @@ class ModelLoras:
         try:
             # In a thread that ends, as samplers are compiled (ADR 5). A file in float32 has twice the bytes that its
             # adapter takes in float16.
-            return run_apart(lambda: read_lora(file, self._model.lora_parts, self._model.dtype, 2 * self._max_bytes))
+            read = run_apart(lambda: read_lora(file, self._model.lora_parts, self._model.dtype, 2 * self._max_bytes))
+            check_digest(lora, file)  # the file may have been replaced after `find`
+            return read
         except ModelError as error:
             raise InvalidField(f"loras: {error.message}", field="loras") from error
 

@@ -58,7 +58,7 @@ def load_runtime(
         check_memory(spec.name, _needed_bytes(spec, device), device, free_bytes)
         if device == "cpu":  # the sessions are opened below, since their threads would keep the niceness
             cache, niceness = cache_folder(config.cache_dir, os.environ), config.mount_niceness
-            run_apart(lambda: find_or_export(spec, cache, only_idle_cores=niceness == MAX_NICENESS), niceness)
+            run_apart(lambda: find_or_export(spec, cache, yields_cores=niceness == MAX_NICENESS), niceness)
         return load_sessions(spec, msgspec.structs.replace(config, encoder_sessions=num_sessions), device)
 
     return make_runtime(loaded, config, device, load_more)

@@ -5,6 +5,7 @@ from typing import Any
 from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation
 from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
+from noria.frontend.services.request_validation import MAX_LORA_WEIGHT, MAX_LORAS
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
@@ -38,7 +39,9 @@ DESCRIPTIONS = {
 
 def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
     """Add the samplers, the sizes, and what the bodies' types do not say."""
+    schemas["Lora"]["properties"]["weight"] |= {"minimum": -MAX_LORA_WEIGHT, "maximum": MAX_LORA_WEIGHT}
     for body in (ImageRequestBody, GenerationsRequestBody):
+        schemas[body.__name__]["properties"]["loras"]["maxItems"] = MAX_LORAS
         if spec is not None:
             schemas[body.__name__]["properties"]["scheduler"] |= {
                 "anyOf": [{"enum": list(spec.schedulers)}, {"enum": _other_spellings(spec)}, {"type": "null"}],

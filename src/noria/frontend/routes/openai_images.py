@@ -4,6 +4,7 @@ The unmodified openai-python client works. Fields that have no meaning for a dif
 accepted and ignored; `response_format: "url"` is rejected; Noria's own fields are sent in `extra_body`.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -213,7 +214,7 @@ class OpenAIRoutes:
         specs = list(self._engine_pool.models.values())
         if not specs:
             raise self._engine_pool.unavailable_error("a model")
-        return json_response(ModelList([self._card(spec) for spec in specs]))
+        return json_response(ModelList([await self._card(spec) for spec in specs]))
 
     async def model(self, http: Request) -> Response:
         """Return one model by its name or alias, with its load and measured costs."""
@@ -238,15 +239,19 @@ class OpenAIRoutes:
             schedulers=spec.schedulers,
             load=self._engine_pool.load(spec),
             costs=self._engine_pool.costs(spec),
-            noria=capabilities_of(spec, self._config, self._loras.files(spec.name)),
+            noria=await self._capabilities(spec),
         )
         return json_response(detail)
 
-    def _card(self, spec: ModelSpec) -> ModelCard:
+    async def _card(self, spec: ModelSpec) -> ModelCard:
         if isinstance(spec, EncoderModelSpec):
             return ModelCard(spec.name, self._created, encoder_capabilities_of(spec, self._config))
         assert isinstance(spec, DiffusionModelSpec)
-        return ModelCard(spec.name, self._created, capabilities_of(spec, self._config, self._loras.files(spec.name)))
+        return ModelCard(spec.name, self._created, await self._capabilities(spec))
+
+    async def _capabilities(self, spec: DiffusionModelSpec) -> ModelCapabilities:
+        loras = await asyncio.to_thread(self._loras.files, spec.name)  # reads folders
+        return capabilities_of(spec, self._config, loras)
 
 
 def validate_generation(

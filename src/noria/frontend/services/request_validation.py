@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol, TypeVar, get_args
 import msgspec
 
 from noria.config import FrontendConfig
-from noria.errors import InvalidField, did_you_mean, short_repr
+from noria.errors import InvalidField, LoraNotFound, did_you_mean, short_repr
 from noria.images import scheduler_names
+from noria.models.lora_folders import NO_LORAS
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora
 from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, Priority
 
@@ -23,20 +24,16 @@ _MAX_SEED = 2**63 - 1
 _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _MAX_GUIDANCE = 50.0
-_MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
-_MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
+MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
+MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
 
 CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
-"""Returns adapters for a model by its name, with their digests; raises InvalidField if one does not exist."""
+"""Returns adapters for a model by its name, with their digests; raises LoraNotFound or InvalidField."""
 
 
 def no_loras(loras: Sequence[Lora], model: str) -> tuple[Lora, ...]:
-    """Raise InvalidField: the server has no adapters."""
-    name = short_repr(loras[0].name)
-    raise InvalidField(
-        f"loras: {model} has no LoRA {name}; it has none. The operator sets folders of them: engine.loras.",
-        field="loras",
-    )
+    """Raise LoraNotFound: the server has no adapters."""
+    raise LoraNotFound(f"loras: {model} has no LoRA {short_repr(loras[0].name)}; {NO_LORAS}.", field="loras")
 
 
 class Limits(NamedTuple):
@@ -164,13 +161,13 @@ def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None
 
 
 def _check_loras(loras: Sequence[Lora]) -> Sequence[Lora]:
-    if len(loras) > _MAX_LORAS:
-        raise InvalidField(f"loras has {len(loras)} entries; at most {_MAX_LORAS} are allowed.", field="loras")
+    if len(loras) > MAX_LORAS:
+        raise InvalidField(f"loras has {len(loras)} entries; at most {MAX_LORAS} are allowed.", field="loras")
     for lora in loras:
-        if not abs(lora.weight) <= _MAX_LORA_WEIGHT:  # also true for NaN
+        if not abs(lora.weight) <= MAX_LORA_WEIGHT:  # also true for NaN
             raise InvalidField(
                 f"loras: the weight of {short_repr(lora.name)} is {short_repr(lora.weight)}; allowed are "
-                f"{-_MAX_LORA_WEIGHT} to {_MAX_LORA_WEIGHT}.",
+                f"{-MAX_LORA_WEIGHT} to {MAX_LORA_WEIGHT}.",
                 field="loras",
             )
     return loras

@@ -32,7 +32,7 @@ from noria.extras import check_installed, require
 from noria.models.encoder.token_rows import FloatArray, TokenRow, pad, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
-from noria.observe.idle_cores import idle_cores_only
+from noria.observe.idle_cores import yielding_cores
 from noria.protocol.text import EncoderModelSpec
 from noria.storage.private_files import make_own_folder
 
@@ -80,10 +80,10 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
     return cache / "encoders" / digest.hexdigest()[:32]
 
 
-def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path, *, only_idle_cores: bool = False) -> OnnxFile:
+def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path, *, yields_cores: bool = False) -> OnnxFile:
     """Return the ONNX form of a model; exports it in a process of its own if it is not in the cache folder.
 
-    With `only_idle_cores` that process leaves the cores to others, and takes a minute or two if these are busy.
+    With `yields_cores` that process leaves the cores to others, and takes a minute or two if these are busy.
 
     Raises:
         ConfigError: the cache folder cannot be written.
@@ -97,7 +97,7 @@ def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path, *, only_idle_cor
     _log.info("exporting %s to ONNX, which is done once", spec.name)
     # A process of its own: torch and the checkpoint would stay in the memory of this one.
     command = [sys.executable, "-m", "noria.models.encoder.onnx_export"]
-    task = msgspec.json.encode((spec, str(cache), only_idle_cores))
+    task = msgspec.json.encode((spec, str(cache), yields_cores))
     child = subprocess.run(command, input=task, stdout=subprocess.PIPE, check=False)
     if child.returncode == 0 and (made := find(spec, cache)) is not None:
         return made
@@ -113,11 +113,11 @@ def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path, *, only_idle_cor
 
 def main() -> int:
     """Export what standard input names, in a process of its own; an error goes to standard output."""
-    spec, cache, only_idle_cores = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EncoderModelSpec, str, bool])
+    spec, cache, yields_cores = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EncoderModelSpec, str, bool])
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is for the log
     try:
-        with idle_cores_only() if only_idle_cores else contextlib.nullcontext():
+        with yielding_cores() if yields_cores else contextlib.nullcontext():
             export(spec, pathlib.Path(cache))
     except NoriaError as error:
         os.write(output, msgspec.json.encode((error.code, error.message)))

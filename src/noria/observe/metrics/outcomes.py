@@ -22,6 +22,7 @@ from noria.errors import (
     InvalidField,
     JobExpired,
     JobsUnavailable,
+    LoraNotFound,
     ModelNotFound,
     QueueFull,
     RateLimited,
@@ -43,6 +44,7 @@ REJECTION_REASONS = tuple(
         JobsUnavailable,
         InvalidField,
         IdempotencyConflict,
+        LoraNotFound,
         ModelNotFound,
     )
 )

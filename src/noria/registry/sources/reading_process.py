@@ -12,8 +12,8 @@ import sys
 
 import msgspec
 
-from noria.errors import ModelError, NoriaError, all_codes
-from noria.observe.idle_cores import idle_cores_only
+from noria.errors import NoriaError, RegistryUnavailable, all_codes
+from noria.observe.idle_cores import yielding_cores
 from noria.observe.terminal_text import escape_for_terminal
 from noria.protocol.process_signals import die_with_parent
 from noria.registry.model_folder import ModelFolder
@@ -47,7 +47,7 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
     """Return what `read_source` does. The process is killed after `max_s`, and if this is cancelled.
 
     Raises:
-        ModelError: the process took too long, or crashed.
+        RegistryUnavailable: the process took too long, or crashed.
         NoriaError: what `read_source` raises.
 
     """
@@ -58,7 +58,7 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
         async with asyncio.timeout(max_s):
             output, _ = await child.communicate(msgspec.json.encode(task))
     except TimeoutError:
-        raise ModelError(
+        raise RegistryUnavailable(
             f"{task.source} was not read within {max_s:g} s. What is complete is kept; send the same request again."
         ) from None
     finally:
@@ -68,7 +68,7 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
     try:
         result = msgspec.json.decode(output, type=ReadingDone | ReadingFailed)
     except msgspec.DecodeError:
-        raise ModelError(
+        raise RegistryUnavailable(
             f"the process that read {task.source} ended with status {child.returncode}; -9 is mostly too little "
             "memory. Send the same request again."
         ) from None
@@ -91,7 +91,7 @@ def main() -> int:
 
     result: ReadingDone | ReadingFailed
     try:
-        with idle_cores_only():
+        with yielding_cores():
             folder = read_source(
                 task.source, task.model, pathlib.Path(task.data_folder), os.environ, report, task.limits
             )

@@ -4,15 +4,15 @@ Like A1111, this ignores unknown fields. Features that would change the image an
 styles, scripts, …) are rejected unless they are off, because a client would not notice that the image is another one.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from noria.errors import InvalidField, short_repr
+from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
-from noria.protocol.diffusion import DiffusionModelSpec, Lora
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody, Priority
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
@@ -90,8 +90,6 @@ _UNSUPPORTED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "eta_noise_seed_delta": ("an offset of the noise's seed", ()),
     "token_merging_ratio": ("token merging", ()),
 }
-# Bounded, so that a long prompt takes linear time.
-_LORA = re.compile(r"<lora:([^:>]{1,128})(?::([^>]{0,64}))?>")
 FILE_FORMATS = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
 _A1111_FIELD_NAMES = {
     "inference_steps": "steps",
@@ -160,25 +158,6 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
     )
 
 
-def split_loras(prompt: str) -> tuple[str, tuple[Lora, ...]]:
-    """Return a prompt without its `<lora:NAME:WEIGHT>`, and these; without a weight it is 1, as in A1111.
-
-    Raises:
-        InvalidField: a weight is no number; A1111's separate weights for text encoder and UNet are not supported.
-
-    """
-    loras = []
-    for name, weight in _LORA.findall(prompt):
-        try:
-            loras.append(Lora(name, float(weight) if weight else 1.0))
-        except ValueError as error:
-            raise InvalidField(
-                f"prompt has <lora:{name}:{weight}>, whose weight {short_repr(weight)} is not one number.",
-                field="prompt",
-            ) from error
-    return (_LORA.sub("", prompt).strip(), tuple(loras)) if loras else (prompt, ())
-
-
 def _scheduler(body: Txt2Img) -> str | None:
     sampler, schedule_type = body.sampler_name or body.sampler_index, body.scheduler or AUTOMATIC
     if not sampler and schedule_type.lower() == AUTOMATIC.lower():
@@ -196,7 +175,7 @@ def error_in_a1111_terms(error: InvalidField) -> InvalidField:
         if error.message.startswith(noria_field)
         else error.message
     )
-    return InvalidField(message, field=a1111_field)
+    return type(error)(message, field=a1111_field)
 
 
 def title(spec: DiffusionModelSpec) -> str:

@@ -4,6 +4,7 @@
 Settings other than the model and the file format are accepted and ignored.
 """
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -195,7 +196,7 @@ class A1111Routes:
     async def loras(self, http: Request) -> Response:
         """List the LoRAs of the selected model, without their folders."""
         spec = self._generation_service.resolve_model(self._model_name(self._settings_of(http)))
-        files = self._generation_service.loras.files(spec.name)
+        files = await asyncio.to_thread(self._generation_service.loras.files, spec.name)
         return json_response(
             [{"name": name, "alias": name, "path": file.name, "metadata": {}} for name, file in files.items()]
         )

@@ -15,9 +15,9 @@ from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import REGISTRY_PATH
 from noria.frontend.routes.image_metadata import UploadedImages
 from noria.frontend.routes.registry.lineage import sender_of
-from noria.frontend.services.model_adding import ModelAdding, WantedVersion
 from noria.frontend.services.registry import RegistryConnection
 from noria.frontend.services.served_versions import ServedVersionsService
+from noria.frontend.services.version_adding import VersionAdder, WantedVersion
 from noria.images.metadata import GenerationMetadata
 from noria.registry.lineage.graph import LineageGraph, read_lineage
 from noria.registry.lineage.trace_subjects import MAX_CHARS, find_image_subjects, find_subjects
@@ -54,7 +54,7 @@ class RegistryRoutes:
     def __init__(
         self,
         registry: RegistryConnection,
-        adding: ModelAdding,
+        adding: VersionAdder,
         served: ServedVersionsService,
         uploads: UploadedImages,
         body_reader: JsonBodyReader,

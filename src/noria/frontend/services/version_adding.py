@@ -13,7 +13,7 @@ from noria.folders import data_folder
 from noria.frontend.services.registry import RegistryConnection
 from noria.registry.lineage.openlineage import DatasetRef
 from noria.registry.lineage.run_events import parse_dataset
-from noria.registry.model_store import ModelStore, check_model_name
+from noria.registry.model_store import ModelStore
 from noria.registry.sources.limits import SourceLimits
 from noria.registry.sources.reading_process import ReadingTask, read_in_process
 from noria.registry.versions import Change, Version
@@ -33,7 +33,7 @@ class WantedVersion(Struct, frozen=True):
     datasets: tuple[str, ...] = ()
 
 
-class ModelAdding:
+class VersionAdder:
     """Adds versions, until `aclose`."""
 
     def __init__(self, registry: RegistryConnection, config: Config) -> None:
@@ -49,7 +49,7 @@ class ModelAdding:
         Raises:
             RateLimited: too many are being added.
             RegistryConflict: a name is not allowed, the source holds a secret, or there is no such run.
-            RegistryUnavailable: the database does not answer.
+            RegistryUnavailable: the database does not answer, or the source was not read in time.
             SourceRejected: the source cannot or may not be read, or is no model.
 
         """
@@ -78,7 +78,9 @@ class ModelAdding:
 
     async def _add(self, wanted: WantedVersion, change: Change) -> tuple[Version, bool]:
         try:
-            check_model_name(wanted.model)
+            await self._registry.run(
+                lambda engine: ModelStore(engine).check_addition(wanted.model, wanted.alias, wanted.run_id)
+            )
             inputs: Mapping[DatasetRef, str | None] = dict(map(parse_dataset, wanted.datasets))
             task = ReadingTask(wanted.source, wanted.model, str(self._folder), self._limits, os.getpid())
             folder = await read_in_process(task, _MAX_READING_S)
