@@ -69,6 +69,17 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     n: int = 1
     partial_images: int = 0  # previews of each image
     loras: tuple[Lora, ...] = ()  # with digests
+    # Of a start image: how much of it is replaced, above 0 to 1; None: there is none. Its pixels are the request's frame
+    # of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8 of 255 (repainted) or 0 (kept).
+    strength: float | None = None
+    has_mask: bool = False
+
+    @property
+    def first_step(self) -> int:
+        """The number of steps that a start image leaves out, as diffusers counts them."""
+        if self.strength is None:
+            return 0
+        return self.inference_steps - min(int(self.inference_steps * self.strength), self.inference_steps)
 
     @property
     def num_results(self) -> int:
@@ -78,7 +89,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     @property
     def num_steps(self) -> int:
         """The number of steps requested, for the progress of a request that no engine has accepted yet."""
-        return self.inference_steps
+        return self.inference_steps - self.first_step
 
     @property
     def settings_view(self) -> ImageSettingsView:
