@@ -64,13 +64,13 @@ def test_images_of_one_batch_have_their_own_loras(client, tmp_path):
     assert [(lora.name, lora.weight, len(lora.digest)) for lora in used] == [("one", 1.0, 12), ("two", 1.0, 12)]
 
 
-def test_files_that_do_not_fit_and_unknown_names_are_answered_400(client, loras):
-    for name, message in [
-        ("foreign", "loras: foreign.safetensors: the model has no layer 'text_encoder_2."),
-        ("none", "has no LoRA 'none'; allowed are 'foreign', 'one', 'two'."),
+def test_files_that_do_not_fit_and_unknown_names_are_rejected(client, loras):
+    for name, status, message in [
+        ("foreign", 400, "loras: foreign.safetensors: the model has no layer 'text_encoder_2."),
+        ("none", 404, "has no LoRA 'none'; allowed are 'foreign', 'one', 'two'."),
     ]:
         answer = client.post("/t2i", json={"prompt": "p", "loras": [{"name": name}]})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "loras")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, "loras")
         assert message in answer.json()["error"]["message"]
         assert str(loras) not in answer.text
     assert [each["name"] for each in client.get("/sdapi/v1/loras").json()] == ["foreign", "one", "two"]
