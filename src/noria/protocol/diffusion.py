@@ -69,8 +69,8 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     n: int = 1
     partial_images: int = 0  # previews of each image
     loras: tuple[Lora, ...] = ()  # with digests
-    # Of a start image: how much of it is replaced, above 0 to 1; None: there is none. Its pixels are the request's frame
-    # of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8 of 255 (repainted) or 0 (kept).
+    # Of a start image: how much of it is replaced, above 0 to 1; None: there is none. Its pixels are the request's
+    # frame of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, 255 (repainted) or 0 (kept).
     strength: float | None = None
     has_mask: bool = False
 
