@@ -127,3 +127,10 @@ def test_the_table_imports_neither_torch_nor_diffusers():
         "import sys, noria.images.scheduler_names; sys.exit(bool({'torch', 'diffusers', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_scheduler_that_cannot_begin_with_an_image_is_rejected_with_those_of_the_model_that_can():
+    scheduler_names.check_start_image("DDIM", ["ddim", "ipndm"])
+    with pytest.raises(InvalidField, match=r"'ipndm' cannot begin with an image.*use one of ddim, lcm\.") as caught:
+        scheduler_names.check_start_image("ipndm", ["ddim", "ipndm", "lcm"])
+    assert caught.value.field == "scheduler"

@@ -49,6 +49,8 @@ EDM = {"_class_name": "EDMEulerScheduler", "sigma_min": 0.002, "sigma_max": 80.0
 # and in float64 it comes 27 times nearer to ours than its float32. An error in a table is 1e-3 and more.
 TOLERANCE = 2e-5
 SEED = 7
+IMAGE = torch.linspace(-1.5, 1.5, math.prod(SHAPE_CHW)).sin().reshape(SHAPE_CHW)
+REPAINTED = torch.arange(SHAPE_CHW[-1]) > 2  # columns of pixels
 
 CONFIGS = {"diffusion": STABLE_DIFFUSION, "flow": FLOW, "edm": EDM}
 
@@ -110,12 +112,47 @@ def _make_scheduler(name: str, config_json: str):
     )
 
 
+def diffusers_inpainting(choice: SchedulerChoice, config: dict, num_steps: int, first_step: int) -> list[torch.Tensor]:
+    """x_0, x_1, … [C, H, W] of a pipeline that begins with `IMAGE` and keeps it outside of `REPAINTED`."""
+    with quiet_diffusers():
+        scheduler = _diffusers_scheduler(choice, config)
+        scheduler.set_timesteps(num_steps)
+        timesteps = scheduler.timesteps[first_step * scheduler.order :]
+        if hasattr(scheduler, "set_begin_index"):
+            scheduler.set_begin_index(first_step * scheduler.order)
+        generator = torch.Generator().manual_seed(SEED)
+        options = pipeline_options(scheduler, generator)
+        noise = torch.randn((1, *SHAPE_CHW), generator=generator)
+
+        def noised(timestep):
+            if hasattr(scheduler, "add_noise"):
+                return scheduler.add_noise(IMAGE[None], noise, timestep[None])
+            return scheduler.scale_noise(IMAGE[None], timestep[None], noise)
+
+        sample = noised(timesteps[0])
+        samples = [sample[0]]
+        scale = getattr(scheduler, "scale_model_input", None)
+        for call, timestep in enumerate(timesteps):
+            output = toy_model(scale(sample, timestep) if scale else sample, timestep.float()[None])
+            sample = scheduler.step(output, timestep, sample, return_dict=False, **options)[0]
+            is_last = call == len(timesteps) - 1
+            sample = torch.where(REPAINTED, sample, IMAGE if is_last else noised(timesteps[call + 1]))
+            samples.append(sample[0].clone())
+    return samples
+
+
 def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
-    """x_0, x_1, … [C, H, W] of one image alone."""
+    """x_0, x_1, … [C, H, W] of one image alone; of a table that begins with an image, that of `IMAGE`, in part kept."""
     stream = NoiseStream(seed, SHAPE_CHW, torch.float32)
     window = ring_window(table.window)
     history, coefficients = step.empty_history(1, math.prod(SHAPE_CHW), window), fold(table.coefficients, window)
-    start = stream.initial() * table.init_noise_sigma
+    start = initial = stream.initial()
+    weights = table.image_weights
+    if weights is None:
+        start = initial * table.init_noise_sigma
+    else:
+        noised = [of_image * IMAGE + of_noise * initial for of_image, of_noise in weights.tolist()]
+        start = noised[0]
     step.init_slot(history, 0, start)
     slots, samples = torch.zeros(1, dtype=torch.int64), [start]
     for call in range(table.num_calls):
@@ -123,7 +160,11 @@ def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
         inputs = step.model_inputs(history, slots, cursors, torch.tensor(table.input_scale[[call]]))
         outputs = toy_model(inputs.unflatten(1, SHAPE_CHW), torch.tensor(table.timesteps[[call]])).flatten(1)
         noise = stream.next().flatten()[None] if table.noise[call] else None
-        after = step.advance(history, slots, cursors, outputs, noise, torch.tensor(coefficients[[call]]))
+        kept = None
+        if weights is not None:
+            repainted = REPAINTED.expand(SHAPE_CHW).flatten()[None]
+            kept = step.KeptLatents(torch.tensor([0]), repainted, noised[call + 1].flatten()[None])
+        after = step.advance(history, slots, cursors, outputs, noise, torch.tensor(coefficients[[call]]), kept)
         samples.append(after[0].unflatten(0, SHAPE_CHW))
     return samples
 
@@ -139,20 +180,60 @@ def check(
     """Compare a sampler of `schedule` with a scheduler whose `set_timesteps` gets `arguments`."""
     ours = table_samples(compile_sampler(choice, config, num_steps, schedule), SEED)
     theirs = diffusers_samples(choice, config, num_steps, SEED, arguments)
-    assert len(ours) == len(theirs), f"{choice.name}: diffusers makes {len(theirs) - 1} calls for {num_steps} steps"
+    compare(ours, theirs, f"{choice.name}, {num_steps} steps", tolerance)
+
+
+def compare(ours: list[torch.Tensor], theirs: list[torch.Tensor], title: str, tolerance: float = TOLERANCE) -> None:
+    assert len(ours) == len(theirs), f"{title}: diffusers makes {len(theirs) - 1} calls"
     largest = 1.0
     for call, (mine, real) in enumerate(zip(ours, theirs, strict=True)):
         largest = max(largest, float(real.abs().max()))
         error = float((mine - real).abs().max()) / largest
-        assert error <= tolerance, (
-            f"{choice.name}, {num_steps} steps, sample {call} of {len(ours) - 1}: off by {error:.1e}"
-        )
+        assert error <= tolerance, f"{title}, sample {call} of {len(ours) - 1}: off by {error:.1e}"
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 20])
 @pytest.mark.parametrize("choice", scheduler_names.SCHEDULERS, ids=lambda choice: choice.name)
 def test_every_scheduler_follows_diffusers(choice, num_steps):
     check(choice, CONFIGS[choice.family], num_steps)
+
+
+WITH_IMAGE = [choice for choice in scheduler_names.SCHEDULERS if choice.takes_start_image]
+
+
+def check_with_image(choice: SchedulerChoice, config: dict, num_steps: int, first_step: int) -> None:
+    """Compare a sampler that begins with an image and keeps a part of it."""
+    ours = table_samples(compile_sampler(choice, config, num_steps, first_step=first_step), SEED)
+    compare(ours, diffusers_inpainting(choice, config, num_steps, first_step), f"{choice.name} from {first_step}")
+    assert torch.equal(ours[-1].where(~REPAINTED, IMAGE), IMAGE)
+    assert float((ours[-1] - IMAGE).abs().max()) > 20 * TOLERANCE
+
+
+@pytest.mark.parametrize(("num_steps", "first_step"), [(5, 0), (5, 4), (20, 5), (20, 14)])
+@pytest.mark.parametrize("choice", WITH_IMAGE, ids=lambda choice: choice.name)
+def test_every_scheduler_that_begins_with_an_image_follows_diffusers(choice, num_steps, first_step):
+    check_with_image(choice, CONFIGS[choice.family], num_steps, first_step)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"timestep_spacing": "trailing"},  # Turbo
+        {"timestep_spacing": "linspace"},
+        {"timestep_spacing": "trailing", "prediction_type": "v_prediction", "rescale_betas_zero_snr": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["ddim", "euler", "euler-a", "heun", "dpm++2m-karras", "unipc"])
+def test_settings_of_models_with_an_image_follow_diffusers(name, config):
+    for first_step in (0, 3):
+        check_with_image(scheduler_names.find(name), STABLE_DIFFUSION | config, 6, first_step)
+
+
+def test_those_schedulers_are_allowed_that_can_add_noise_to_an_image():
+    for choice in scheduler_names.SCHEDULERS:
+        scheduler_class = getattr(diffusers.schedulers, choice.diffusers_class)
+        assert choice.takes_start_image == any(hasattr(scheduler_class, name) for name in ("add_noise", "scale_noise"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ them. This module has no arithmetic and imports neither torch nor diffusers.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -35,6 +35,13 @@ class SchedulerChoice:
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", MappingProxyType(dict(self.overrides)))
 
+    @property
+    def takes_start_image(self) -> bool:
+        """Whether it can begin with an image: whether its class can add noise to one."""
+        return self.diffusers_class not in _WITHOUT_ADDED_NOISE
+
+
+_WITHOUT_ADDED_NOISE = frozenset({"IPNDMScheduler", "LTXEulerAncestralRFScheduler"})
 
 _EVEN: Settings = {"use_karras_sigmas": False, "use_exponential_sigmas": False, "use_beta_sigmas": False}
 _KARRAS: Settings = _EVEN | {"use_karras_sigmas": True}
@@ -202,6 +209,23 @@ def find(name: str) -> SchedulerChoice:
     raise InvalidField(
         f"scheduler {short_repr(name)} is not known.{hint} Known are: {', '.join(known)}.", field="scheduler"
     )
+
+
+def check_start_image(name: str, schedulers: Iterable[str]) -> None:
+    """Check that a start image can be given to a scheduler; `schedulers` are the names that the model supports.
+
+    Raises:
+        InvalidField: it cannot, or `find` raises it.
+
+    """
+    choice = find(name)
+    if not choice.takes_start_image:
+        allowed = ", ".join(each for each in schedulers if find(each).takes_start_image)
+        raise InvalidField(
+            f"scheduler {choice.name!r} cannot begin with an image: it defines no noise of an image at a step. With a "
+            f"start image, use one of {allowed}.",
+            field="scheduler",
+        )
 
 
 def choices_of_family(family: Family) -> tuple[SchedulerChoice, ...]:

@@ -33,19 +33,23 @@ def compile_sampler(
     model_config: Mapping[str, object],
     num_steps: int,
     schedule: Schedule = DEFAULT_SCHEDULE,
+    first_step: int | None = None,
 ) -> SamplerTable:
     """Compile `choice` for a model whose scheduler_config.json is `model_config`; cached.
 
-    `schedule` is what the model's pipeline says of the steps' times.
+    `schedule` is what the model's pipeline says of the steps' times; `first_step` < `num_steps` is where a sampler
+    begins that is given an image.
 
     Raises:
-        InvalidField: field "scheduler": the scheduler cannot be used with this model; field "inference_steps": it
-            cannot make that many steps, with diffusers' reason.
+        InvalidField: field "scheduler": the scheduler cannot be used with this model, or cannot begin with an image;
+            field "inference_steps": it cannot make that many steps, with diffusers' reason.
 
     """
     if isinstance(choice, str):
         choice = scheduler_names.find(choice)
-    key = (SchedulerSetup.of(choice, model_config), num_steps, schedule)
+    if first_step is not None:
+        _check_start_image(choice.name, model_config)
+    key = (SchedulerSetup.of(choice, model_config), num_steps, schedule, first_step)
     compiled = _cache.get(key)
     if compiled is None:
         compiled = _compile_in_thread(*key)
@@ -56,17 +60,28 @@ def compile_sampler(
 
 
 def is_compiled(
-    scheduler: str, model_config: Mapping[str, object], num_steps: int, schedule: Schedule = DEFAULT_SCHEDULE
+    scheduler: str,
+    model_config: Mapping[str, object],
+    num_steps: int,
+    schedule: Schedule = DEFAULT_SCHEDULE,
+    first_step: int | None = None,
 ) -> bool:
     """Whether `compile_sampler` would return or raise at once; the answer is held until a cache's worth is compiled."""
     try:
         choice = scheduler_names.find(scheduler)
+        if first_step is not None:
+            _check_start_image(choice.name, model_config)
     except InvalidField:
         return True
-    return _cache.get((SchedulerSetup.of(choice, model_config), num_steps, schedule)) is not None
+    return _cache.get((SchedulerSetup.of(choice, model_config), num_steps, schedule, first_step)) is not None
 
 
-_Key = tuple[SchedulerSetup, int, Schedule]
+def _check_start_image(scheduler: str, model_config: Mapping[str, object]) -> None:
+    family = scheduler_names.family_of(model_config)
+    scheduler_names.check_start_image(scheduler, (each.name for each in scheduler_names.choices_of_family(family)))
+
+
+_Key = tuple[SchedulerSetup, int, Schedule, int | None]
 
 
 class _Cache:
@@ -101,24 +116,26 @@ _cache = _Cache(_MAX_CACHE_BYTES)
 def _size_bytes(entry: SamplerTable | InvalidField) -> int:
     if isinstance(entry, InvalidField):
         return _ENTRY_BYTES
-    arrays = (entry.timesteps, entry.input_scale, entry.coefficients, entry.noise)
-    return _ENTRY_BYTES + sum(array.nbytes for array in arrays)
+    arrays = (entry.timesteps, entry.input_scale, entry.coefficients, entry.noise, entry.image_weights)
+    return _ENTRY_BYTES + sum(array.nbytes for array in arrays if array is not None)
 
 
-def _compile_in_thread(setup: SchedulerSetup, num_steps: int, schedule: Schedule) -> SamplerTable | InvalidField:
+def _compile_in_thread(
+    setup: SchedulerSetup, num_steps: int, schedule: Schedule, first_step: int | None
+) -> SamplerTable | InvalidField:
     """Return the table, or the rejection."""
     # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
     # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
     # loop's thread.
     with ThreadPoolExecutor(1) as executor:
         try:
-            return executor.submit(_compile, setup, num_steps, schedule).result()
+            return executor.submit(_compile, setup, num_steps, schedule, first_step).result()
         except InvalidField as rejection:
             return rejection
 
 
-def _compile(setup: SchedulerSetup, num_steps: int, schedule: Schedule) -> SamplerTable:
-    return _fit_table(setup.name, num_steps, probe(setup, num_steps, schedule))
+def _compile(setup: SchedulerSetup, num_steps: int, schedule: Schedule, first_step: int | None) -> SamplerTable:
+    return _fit_table(setup.name, num_steps, probe(setup, num_steps, schedule, first_step))
 
 
 def _fit_table(name: str, num_steps: int, trace: Trace) -> SamplerTable:
@@ -144,6 +161,7 @@ def _fit_table(name: str, num_steps: int, trace: Trace) -> SamplerTable:
         init_noise_sigma=trace.init_noise_sigma,
         window=best.window,
         residual=best.residual,
+        image_weights=None if trace.image_weights_P2 is None else trace.image_weights_P2.astype(np.float32),
     )
 
 

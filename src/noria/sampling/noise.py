@@ -1,8 +1,9 @@
 """The noise of one image, drawn as diffusers draws it with one CPU generator per image.
 
 Rule: a draw is a function of (seed, image, index of the draw, dtype) only: not of the batch, the slot, the device or
-the load. Draws follow diffusers' order: the initial latent, then one at each call whose table row has `noise`, also if
-its coefficient is 0, because the draw advances the generator. This module does not know which calls those are.
+the load. Draws follow diffusers' order: what samples the latents of a start image, the initial latent, then one at each
+call whose table row has `noise`, also if its coefficient is 0, because the draw advances the generator. This module
+does not know which calls those are.
 
 Tensor shapes: C channels, H × W latent size.
 """
@@ -28,16 +29,24 @@ class NoiseStream:
         self._generator = torch.Generator("cpu").manual_seed(seed + image)
         self._shape_CHW = shape_CHW
         self._dtype = dtype
-        self._num_draws = 0
+        self._has_initial = False
         self._last: tuple[int, torch.Tensor] | None = None  # the last call and its noise
+
+    def of_start_image(self, dtype: torch.dtype) -> torch.Tensor:
+        """Draw [C, H, W] on the CPU, which sample the latents of a start image: before `initial`.
+
+        Where there is a mask, diffusers draws once more after `initial`, for latents that nothing uses here.
+        """
+        return self._draw(dtype)
 
     def initial(self) -> torch.Tensor:
         """Draw [C, H, W] of unit variance on the CPU, once, before any `next`.
 
         The caller applies `init_noise_sigma`.
         """
-        if self._num_draws:
-            raise RuntimeError("the initial noise is the first draw of a stream and can be drawn only once")
+        if self._has_initial:
+            raise RuntimeError("the initial noise can be drawn only once")
+        self._has_initial = True
         return self._draw(self._dtype)
 
     def next(self, dtype: torch.dtype | None = None, *, call: int | None = None) -> torch.Tensor:
@@ -45,7 +54,7 @@ class NoiseStream:
 
         Repeated for the same `call`, because its first execution failed, it returns the same noise.
         """
-        if not self._num_draws:
+        if not self._has_initial:
             raise RuntimeError("the initial noise must be drawn before the noise of a call")
         if call is None:
             return self._draw(dtype or self._dtype)
@@ -54,5 +63,4 @@ class NoiseStream:
         return self._last[1]
 
     def _draw(self, dtype: torch.dtype) -> torch.Tensor:
-        self._num_draws += 1
         return torch.randn(self._shape_CHW, generator=self._generator, dtype=dtype)

@@ -8,7 +8,9 @@ vectors. So the scheduler of diffusers runs once, in float64, on a sample of man
     channel 1 + calls + i   1 in the noise n_i
     the last few            large random numbers in all of these: the witnesses
 
-After every call the sample *is* the vector of its coefficients. The witnesses reveal a scheduler that is not linear (it
+After every call the sample *is* the vector of its coefficients. A sampler that begins with an image makes the last of
+the calls, from `first_step` on; the scheduler keeps all of its timesteps, as in the pipelines, because some schedulers
+look at their neighbours. The witnesses reveal a scheduler that is not linear (it
 clips, or thresholds): then they are not the same combination.
 
 Clipping, which is not linear, is always off, as diffusers' Stable Diffusion pipeline has it. During a probe the
@@ -83,10 +85,18 @@ class Trace:
     inputs_NK: Array  # after scale_model_input
     noise_N: NDArray[np.bool_]  # the calls that draw noise
     noise_dtype: NoiseDtype
+    image_weights_P2: (
+        Array | None
+    )  # of an image and of noise, as the scheduler adds it before x_i; the last are 1 and 0
 
 
-def probe(setup: SchedulerSetup, num_steps: int, schedule: Schedule = DEFAULT_SCHEDULE) -> Trace:
-    """Run the scheduler with `num_steps` of `schedule` on the basis vectors.
+def probe(
+    setup: SchedulerSetup,
+    num_steps: int,
+    schedule: Schedule = DEFAULT_SCHEDULE,
+    first_step: int | None = None,
+) -> Trace:
+    """Run the scheduler with `num_steps` of `schedule` on the basis vectors; with an image, from `first_step` on.
 
     Raises:
         InvalidField: field "scheduler": the scheduler cannot be used with this model, or is not linear; field
@@ -100,13 +110,13 @@ def probe(setup: SchedulerSetup, num_steps: int, schedule: Schedule = DEFAULT_SC
         scheduler = copy.deepcopy(_make_scheduler(setup))
         try:
             _set_timesteps(setup.name, scheduler, num_steps, schedule)
-            trace, witnesses = _run(setup.name, scheduler)
+            trace, witnesses = _run(setup.name, scheduler, first_step)
         except InvalidField:
             raise
         except Exception as error:
             raise _bad_steps(setup.name, num_steps, f"diffusers says {type(error).__name__}: {error}") from error
-    arrays = (trace.samples_PK, witnesses.samples_PW, trace.inputs_NK, trace.timesteps_N)
-    if not all(bool(np.isfinite(array).all()) for array in arrays):
+    arrays = (trace.samples_PK, witnesses.samples_PW, trace.inputs_NK, trace.timesteps_N, trace.image_weights_P2)
+    if not all(bool(np.isfinite(array).all()) for array in arrays if array is not None):
         raise _bad_steps(setup.name, num_steps, "its values are infinite or not a number")
     _check_linear(setup.name, trace, witnesses)
     return trace
@@ -220,9 +230,10 @@ def pipeline_options(scheduler: Any, generator: torch.Generator) -> dict[str, ob
     return {key: value for key, value in {"eta": 0.0, "generator": generator}.items() if key in accepted}
 
 
-def _run(name: str, scheduler: Any) -> tuple[Trace, _Witnesses]:
+def _run(name: str, scheduler: Any, first_step: int | None) -> tuple[Trace, _Witnesses]:
     """Run `scheduler`, whose timesteps are set, on the basis vectors and the witnesses."""
-    calls = len(scheduler.timesteps)
+    timesteps = scheduler.timesteps if first_step is None else _begin(scheduler, first_step)
+    calls = len(timesteps)
     num_basis = 1 + 2 * calls
     witnesses_KW = _WITNESS_AMPLITUDE * np.random.default_rng(0).standard_normal((num_basis, _NUM_WITNESSES))
     given = torch.from_numpy(np.concatenate([np.eye(num_basis), witnesses_KW], axis=1))[None, :, :, None, None]
@@ -233,10 +244,12 @@ def _run(name: str, scheduler: Any) -> tuple[Trace, _Witnesses]:
     scale = getattr(scheduler, "scale_model_input", None)
 
     sample = given[:, 0]
-    samples, inputs = [_vector(sample)], []
+    samples, inputs, image_weights = [_vector(sample)], [], []
     with _replace_randn(importlib.import_module(type(scheduler).__module__), noise_recorder):
-        for call, timestep in enumerate(scheduler.timesteps):
+        for call, timestep in enumerate(timesteps):
             noise_recorder.call = call
+            if first_step is not None:
+                image_weights.append(_image_weights(scheduler, timestep))
             inputs.append(_vector(scale(sample, timestep) if scale else sample)[:num_basis])
             sample = scheduler.step(given[:, 1 + call], timestep, sample, return_dict=False, **options)[0].double()
             samples.append(_vector(sample))
@@ -246,14 +259,32 @@ def _run(name: str, scheduler: Any) -> tuple[Trace, _Witnesses]:
         raise unusable(name, "it draws noise in more than one dtype")
     all_samples = np.stack(samples)
     trace = Trace(
-        timesteps_N=scheduler.timesteps.numpy().astype(np.float32),
+        timesteps_N=timesteps.numpy().astype(np.float32),
         init_noise_sigma=float(getattr(scheduler, "init_noise_sigma", 1.0)),
         samples_PK=all_samples[:, :num_basis],
         inputs_NK=np.stack(inputs),
         noise_N=noise_recorder.drawn,
         noise_dtype=noise_recorder.dtypes.pop() if noise_recorder.dtypes else "model",
+        image_weights_P2=np.array([*image_weights, [1.0, 0.0]]) if image_weights else None,
     )
     return trace, _Witnesses(witnesses_KW, all_samples[:, num_basis:])
+
+
+def _begin(scheduler: Any, first_step: int) -> torch.Tensor:
+    """Have the scheduler begin with `first_step`, as `get_timesteps` of the pipelines; return the timesteps left."""
+    first_call = first_step * scheduler.order
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(first_call)
+    left: torch.Tensor = scheduler.timesteps[first_call:]
+    return left
+
+
+def _image_weights(scheduler: Any, timestep: torch.Tensor) -> Array:
+    """Return the weights of an image and of noise before the next call, which is at `timestep`."""
+    image, noise = torch.eye(2, dtype=torch.float64)[:, None, :, None, None]
+    if hasattr(scheduler, "add_noise"):
+        return _vector(scheduler.add_noise(image, noise, timestep[None]))
+    return _vector(scheduler.scale_noise(image, timestep[None], noise))
 
 
 def _vector(sample_1C11: torch.Tensor) -> Array:

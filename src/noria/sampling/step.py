@@ -8,14 +8,26 @@ Rules: all arithmetic is float32, whatever the model's dtype. The result of an i
 its position in the batch, the other images and the window. Nothing here waits for the device. This module does not know
 tables, requests, prompts, seeds or the shape of latents.
 
-Tensor shapes: S slots, B images of this batch, K columns of history, E elements of an image's latents.
+Tensor shapes: S slots, B images of this batch, M of them with a mask, K columns of history, E elements of an image's
+latents.
 """
+
+from dataclasses import dataclass
 
 import torch
 
 from noria.sampling.tables import num_columns, window_of
 
 _AXIS = 1  # of the columns
+
+
+@dataclass(frozen=True)
+class KeptLatents:
+    """What the next samples of images with a mask are where they are not repainted."""
+
+    indices_M: torch.Tensor  # of these images in the batch
+    repainted_ME: torch.Tensor  # bool
+    latents_ME: torch.Tensor
 
 
 def empty_history(num_slots: int, num_elements: int, window: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -64,6 +76,7 @@ def advance(
     outputs_BE: torch.Tensor,
     noise_BE: torch.Tensor | None,
     coefficients_BK: torch.Tensor,
+    kept: KeptLatents | None = None,
 ) -> torch.Tensor:
     """Write the model's outputs of call `cursors_B` and the next samples to the history; return these `[B, E]`.
 
@@ -77,6 +90,8 @@ def advance(
     if noise_BE is not None:
         history_SKE[slots_B, 2 * window] = noise_BE.float()
     next_BE = _weighted_sum(history_SKE[slots_B], coefficients_BK)  # indexing copies
+    if kept is not None:
+        next_BE[kept.indices_M] = torch.where(kept.repainted_ME, next_BE[kept.indices_M], kept.latents_ME)
     history_SKE[slots_B, (cursors_B + 1) % window] = next_BE
     return next_BE
 

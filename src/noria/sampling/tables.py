@@ -10,6 +10,11 @@ The history is a ring, so a step moves no data. Column j of `coefficients` is th
     j = WINDOW … 2·WINDOW-1     the model's output m_q with q ≡ j (mod WINDOW)
     j = 2·WINDOW                the noise n_i
 
+A sampler that begins with an image has only the last calls, and says how the image becomes a sample: before call i
+with the noise n of the start,
+
+    x_i = image_weights[i,0] · image + image_weights[i,1] · n        0 ≤ i ≤ calls
+
 A batch whose tables all look back fewer calls has a ring of fewer columns, for which `fold` lays coefficients out.
 
 Rules: rows are calls, not steps (PNDM makes N + 1 calls in N steps, Heun 2N - 1); arrays are read-only; a table is
@@ -87,10 +92,12 @@ class SamplerTable:
     init_noise_sigma: float  # factor of the initial noise
     window: int  # of the fit, ≤ WINDOW
     residual: float  # largest error of the fit, relative to the sample it predicts
+    image_weights: NDArray[np.float32] | None = None  # [calls + 1, 2]; None: it begins with noise
 
     def __post_init__(self) -> None:
-        for array in (self.timesteps, self.input_scale, self.coefficients, self.noise):
-            array.setflags(write=False)
+        for array in (self.timesteps, self.input_scale, self.coefficients, self.noise, self.image_weights):
+            if array is not None:
+                array.setflags(write=False)
         problem = _problem(self)
         if problem:
             raise ValueError(f"table of {self.scheduler!r} with {self.num_steps} steps: {problem}")
@@ -109,7 +116,10 @@ def _problem(table: SamplerTable) -> str | None:
         return f"timesteps, input_scale and noise must have the same length, not {[a.shape for a in per_call]}"
     if table.coefficients.shape != (calls, NUM_COLUMNS):
         return f"coefficients must have shape {(calls, NUM_COLUMNS)}, not {table.coefficients.shape}"
-    if any(not np.isfinite(array).all() for array in (table.timesteps, table.input_scale, table.coefficients)):
+    weights = np.zeros((calls + 1, 2)) if table.image_weights is None else table.image_weights
+    if weights.shape != (calls + 1, 2):
+        return f"image_weights must have shape {(calls + 1, 2)}, not {weights.shape}"
+    if any(not np.isfinite(array).all() for array in (table.timesteps, table.input_scale, table.coefficients, weights)):
         return "a value is infinite or not a number"
     if not (np.isfinite(table.init_noise_sigma) and table.init_noise_sigma > 0):
         return f"init_noise_sigma must be finite and > 0, not {table.init_noise_sigma}"
