@@ -7,9 +7,12 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
 
 
-def generate(executor, requests, arrivals=None):
-    """Images [height, width, 3] by (request id, index); request k is submitted before iteration `arrivals[k]`."""
-    arrivals = arrivals or [0] * len(requests)
+def generate(executor, requests, arrivals=None, frames=None):
+    """Images [height, width, 3] by (request id, index); request k is submitted before iteration `arrivals[k]`.
+
+    `frames` are the requests' data, by request id.
+    """
+    arrivals, frames = arrivals or [0] * len(requests), frames or {}
     images, ends = {}, {}
 
     def on_event(event):
@@ -25,7 +28,8 @@ def generate(executor, requests, arrivals=None):
     iteration = 0
     while waiting or loop.scheduler.num_running or loop.scheduler.num_waiting:
         while waiting and waiting[0][0] <= iteration:
-            loop.submit(executor.prepare(waiting.pop(0)[1]))
+            request = waiting.pop(0)[1]
+            loop.submit(executor.prepare(request, frames.get(request.request_id)))
         loop.run_iteration()
         iteration += 1
     assert {end.finish_reason for end in ends.values()} == {FinishReason.FINISHED}, ends

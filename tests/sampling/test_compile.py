@@ -64,6 +64,25 @@ def test_tables_are_cached():
     assert compile_sampler(find("ddim"), MappingProxyType(STABLE_DIFFUSION), 12) is not first
 
 
+def test_a_sampler_that_begins_with_an_image_has_the_last_calls_and_the_noise_of_each():
+    whole = compile_sampler("euler", STABLE_DIFFUSION, 8)
+    table = compile_sampler("euler", STABLE_DIFFUSION, 8, first_step=5)
+    assert whole.image_weights is None
+    assert table.timesteps.tolist() == whole.timesteps[5:].tolist()
+    assert table.image_weights.shape == (4, 2)
+    assert table.image_weights[:, 0].tolist() == [1, 1, 1, 1]  # Euler adds noise with the deviation sigma
+    assert (np.diff(table.image_weights[:, 1]) < 0).all()
+    assert table.image_weights[-1, 1] == 0
+    assert compile_sampler("heun", STABLE_DIFFUSION, 8, first_step=5).num_calls == 2 * 3 - 1
+
+
+def test_a_scheduler_that_adds_no_noise_to_an_image_is_rejected_with_those_that_do():
+    with pytest.raises(InvalidField, match=r"'ipndm' cannot begin with an image.*ddim, .*unipc3, ") as caught:
+        compile_sampler("ipndm", STABLE_DIFFUSION, 8, first_step=5)
+    assert caught.value.field == "scheduler"
+    assert "ipndm" not in caught.value.message.partition("use one of")[2]
+
+
 def test_noise_is_drawn_at_the_calls_where_diffusers_draws_it():
     assert not compile_sampler("ddim", STABLE_DIFFUSION, 6).noise.any()
     assert compile_sampler("lcm", STABLE_DIFFUSION, 6).noise.tolist() == [True] * 5 + [False]

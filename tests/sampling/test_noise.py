@@ -23,6 +23,17 @@ def test_draws_equal_those_of_diffusers(seed, image, shape_CHW, dtype):
     )
 
 
+def test_a_start_image_draws_before_the_initial_noise_and_with_a_mask_after_it():
+    generator, stream = torch.Generator().manual_seed(3), NoiseStream(3, (4, 8, 9), torch.float16)
+    for ours, dtype in (
+        (stream.of_start_image(torch.float32), torch.float32),
+        (stream.initial(), torch.float16),
+        (stream.of_start_image(torch.float32), torch.float32),
+        (stream.next(call=0), torch.float16),
+    ):
+        assert torch.equal(ours, randn_tensor((1, 4, 8, 9), generator=generator, dtype=dtype)[0])
+
+
 def test_streams_equal_a_list_of_generators():
     generators = [torch.Generator().manual_seed(5 + k) for k in range(3)]
     batched_BCHW = randn_tensor((3, 4, 8, 8), generator=generators, dtype=torch.float32)

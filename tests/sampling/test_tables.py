@@ -52,6 +52,8 @@ def coefficients_with(call: int, column: int) -> np.ndarray:
         ({"input_scale": np.array([1, np.nan], np.float32)}, "not a number"),
         ({"init_noise_sigma": 0.0}, "init_noise_sigma"),
         ({"window": WINDOW + 1}, "window"),
+        ({"image_weights": np.ones((2, 2), np.float32)}, "image_weights must have shape"),
+        ({"image_weights": np.full((3, 2), np.nan, np.float32)}, "not a number"),
         ({"coefficients": coefficients_with(1, NOISE_COLUMN)}, "without noise"),
         ({"coefficients": coefficients_with(0, sample_column(3))}, "before the first call"),
         ({"coefficients": coefficients_with(1, output_column(2))}, "before the first call"),

@@ -15,6 +15,7 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
@@ -84,6 +85,12 @@ class RandomModel:
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Weights of previews, which are not used."""
         return np.ones((2, len(timesteps_B)), np.float32)
+
+    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
+        """Latents of pixels [B, height, width, 3], uint8."""
+        scaled = (pixels_BHW3.to(self.device, self.dtype) / 127.5 - 1).movedim(-1, 1)
+        encoded = self._vae.encode(scaled).latent_dist
+        return LatentDistribution(encoded.mean * 0.18215, encoded.std * 0.18215)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Pixels [B, height, width, 3], uint8."""

@@ -26,7 +26,7 @@ from noria.protocol.messages import ImageDone
 from noria.protocol.request import ImageRequest, ImageRequestBody
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import PreparedImageRequest
+    from noria.engine.diffusion.preparation import PreparedImageRequest
 
 
 # The fields of a file's metadata that a new request repeats. Its model is only compared.

@@ -95,3 +95,8 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     def settings_view(self) -> ImageSettingsView:
         """What live views show of it."""
         return ImageSettingsView(self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps)
+
+
+def min_strength(inference_steps: int) -> float:
+    """Return the least strength that leaves a step of a start image, rounded up to four places."""
+    return -(-10_000 // inference_steps) / 10_000

@@ -22,8 +22,8 @@ class FakePreparedRequest(BaseImageRequest):
 
     @property
     def num_calls(self) -> int:
-        """The request's number of steps."""
-        return self.request.payload.inference_steps
+        """The request's number of steps, without those that a start image leaves out."""
+        return self.request.payload.num_steps
 
 
 @dataclass(frozen=True)

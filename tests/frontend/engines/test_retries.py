@@ -22,8 +22,9 @@ def test_requests_of_a_lost_engine_are_retried_on_another(request_of, new_engine
     async def scenario():
         async with EnginePool([first.address, second.address]) as engine_pool:
             await wait_until_async(lambda: all(status.state == "ready" for status in engine_pool.engines))
-            task = asyncio.create_task(engine_pool.submit(request_of(seed=77)))
+            task = asyncio.create_task(engine_pool.submit(request_of(seed=77), data=b"a start image"))
             await wait_until_async(lambda: second.submitted)
+            assert first.data == second.data == [b"a start image"]
             assert second.submitted[0].payload.seed == 77
             assert second.submitted[0].timeout_s < first.submitted[0].timeout_s
             assert second.submitted[0].exclusive  # there is no report of how the first engine ended

@@ -29,7 +29,8 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
+    from noria.engine.diffusion.executor import DiffusionExecutor
+    from noria.engine.diffusion.preparation import PreparedImageRequest
 
 _log = logging.getLogger(__name__)
 

@@ -20,46 +20,27 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.latents import LatentSlots
-from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
+from noria.engine.diffusion.masked_images import MaskedImages
 from noria.engine.diffusion.model_loras import ModelLoras, prompt_key
+from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer
 from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
-from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
-from noria.errors import InvalidField
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest
-from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, downscale, preview_pixels
-from noria.sampling.schedule import Schedule
 from noria.sampling.step import advance, init_slot, model_inputs, samples
-from noria.sampling.tables import SamplerTable, fold, window_of
+from noria.sampling.tables import fold, window_of
 from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
 
 _log = logging.getLogger(__name__)
 # Iterations that the loop may be ahead of a GPU: enough to keep it busy, few enough that a new request joins soon.
 _MAX_ITERATIONS_AHEAD = 2
-
-
-@dataclass(frozen=True)
-class PreparedImageRequest(BaseImageRequest):
-    """A request with its compiled sampler."""
-
-    table: SamplerTable
-    latent_shape: tuple[int, int, int]  # [C, H, W] of an image
-    negative_prompt: str | None  # as the model encodes it; None: zeros
-    preview_calls: frozenset[int]  # calls after which its images get a preview
-    adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
-
-    @property
-    def num_calls(self) -> int:
-        """Model calls for each image."""
-        return self.table.num_calls
 
 
 @dataclass(frozen=True)
@@ -86,14 +67,15 @@ class DiffusionExecutor:
         assert isinstance(config.slots, int)
         self.model = model
         self.config = config
-        self._max_images = config.slots + config.queue_limit  # of a request
         self._buckets = sorted(config.buckets)
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise: dict[ItemId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.device)
         self._conditioning: dict[ItemId, _ImageConditioning] = {}  # of running images
         self._rows = CollatedRows()
+        self._masked_images = MaskedImages(model)
         self._loras = ModelLoras(model, config)
+        self._preparer = RequestPreparer(model, config, self._loras)
         self._embeddings = PromptEmbeddingCache(
             self._loras.text_encode, config.embedding_cache_bytes, 8 if self._buckets else None
         )
@@ -107,45 +89,12 @@ class DiffusionExecutor:
         self.is_synchronous = model.device.type == "cpu"
 
     def prepare(self, request: ImageRequest, data: memoryview | None = None) -> PreparedImageRequest:
-        """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).
-
-        No request has a frame of `data` yet.
-
-        Raises `errors.InvalidField` if diffusers rejects it, if it has more images than slots and queue hold, or if a
-        LoRA cannot be loaded; `errors.QueueFull` while those of other requests fill the cache.
-        """
-        if data is not None:
-            raise InvalidField("an image request has no data beside its settings", field="data")
-        payload = request.payload
-        if payload.n > self._max_images:
-            raise InvalidField(
-                f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
-            )
-        table = compile_sampler(
-            payload.scheduler, self.model.scheduler_config, payload.inference_steps, self._schedule(request)
-        )
-        shape = self.model.latent_shape(payload.width, payload.height)
-        guidance = self.model.guidance
-        return PreparedImageRequest(
-            request,
-            guided=guidance.is_active(payload.guidance_scale),
-            table=table,
-            latent_shape=shape,
-            negative_prompt=guidance.negative(payload.negative_prompt),
-            preview_calls=preview_calls(table.num_calls, payload.partial_images),
-            adapters=self._loras.load(payload.loras, request.model),
-        )
+        """Prepare a request as `RequestPreparer` does; `data` is its start image."""
+        return self._preparer.prepare(request, data)
 
     def is_compiled(self, request: ImageRequest) -> bool:
-        """Whether this scheduler with this number of steps, or its rejection, and all LoRAs are in the caches."""
-        payload = request.payload
-        return self._loras.cache.has(payload.loras) and is_compiled(
-            payload.scheduler, self.model.scheduler_config, payload.inference_steps, self._schedule(request)
-        )
-
-    def _schedule(self, request: ImageRequest) -> Schedule:
-        payload = request.payload
-        return self.model.schedule(payload.width, payload.height, payload.inference_steps)
+        """Whether all that takes long is in the caches."""
+        return self._preparer.is_compiled(request)
 
     def accept(self, prepared: PreparedImageRequest) -> None:
         """Keep a request until `forget`."""
@@ -158,6 +107,7 @@ class DiffusionExecutor:
             self._noise.pop(ItemId(attempt_id, index), None)
             self._conditioning.pop(ItemId(attempt_id, index), None)
             self._decoded.pop(ItemId(attempt_id, index), None)
+            self._masked_images.end(ItemId(attempt_id, index))
         if request.payload.loras and not any(prepared.adapters for prepared in self._requests.values()):
             self._loras.release()
 
@@ -254,7 +204,7 @@ class DiffusionExecutor:
             history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
             noise = NoiseStream(payload.seed, shape, self.model.dtype, image=assignment.image.index)
             self._noise[assignment.image] = noise
-            start = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
+            start = self._masked_images.begin(assignment.image, prepared, noise)
             init_slot(history, assignment.slot, start)
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
@@ -278,7 +228,8 @@ class DiffusionExecutor:
         )
         rows = np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
         coefficients_BK = self._to_device(fold(rows, window_of(history.shape[1])))
-        advance(history, slots_B, calls_B, outputs_BCHW.flatten(1), self._draw_noise(steps, prepared), coefficients_BK)
+        noise_BE, kept = self._draw_noise(steps, prepared), self._masked_images.kept(steps, prepared)
+        advance(history, slots_B, calls_B, outputs_BCHW.flatten(1), noise_BE, coefficients_BK, kept)
         # `advance` and these come last: a step that runs out of memory is repeated, unless it has advanced.
         self._previews += previews
         self._thumbnails += thumbnails
@@ -371,6 +322,7 @@ class DiffusionExecutor:
         pixels_BHWC, copied = to_host(pixels_BHWC)
         for b, assignment in enumerate(assignments):
             self._decoded[assignment.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
+            self._masked_images.end(assignment.image)
 
     def _log_fields(self, event: str, images: list[ItemId]) -> dict[str, dict[str, object]]:
         ids = sorted({self._requests[image.attempt_id].request.request_id for image in images})

@@ -42,7 +42,8 @@ from noria.storage.private_files import make_own_folder
 if TYPE_CHECKING:
     import torch
 
-    from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
+    from noria.engine.diffusion.executor import DiffusionExecutor
+    from noria.engine.diffusion.preparation import PreparedImageRequest
 
 
 T = TypeVar("T")

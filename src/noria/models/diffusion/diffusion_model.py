@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
 
@@ -48,6 +49,10 @@ class DiffusionModel(Protocol):
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return [2, B] float32: a preview is the first times the model's input plus the second times its output."""
+        ...
+
+    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
+        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
         ...
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What Stable Diffusion and XL share: a UNet that denoises latents, and the VAE that decodes them.
+"""What Stable Diffusion and XL share: a UNet that denoises latents, and the VAE between them and pixels.
 
 Shapes: B images, C latent channels, H × W latent size.
 """
@@ -10,7 +10,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.unet import DenoisingUnet
-from noria.models.diffusion.vae import LatentVae
+from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
@@ -40,6 +40,10 @@ class LatentDiffusion:
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview."""
         return self._denoiser.clean_weights(timesteps_B)
+
+    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
+        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        return self._vae.encode(pixels_BHW3)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8."""

@@ -3,12 +3,21 @@
 Shapes: B images, C latent channels, H × W latent size.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from noria.config import EngineConfig
 from noria.sampling.previews import fit_colours
+
+
+@dataclass(frozen=True, eq=False)
+class LatentDistribution:
+    """What a VAE makes of images, in the denoiser's scale and the VAE's dtype."""
+
+    mean_BCHW: torch.Tensor
+    deviation_BCHW: torch.Tensor | None  # None: the mean is all, and no noise is drawn to sample it
 
 
 class LatentVae:
@@ -24,16 +33,26 @@ class LatentVae:
         if mean is not None and std is not None:
             self._mean_std_2C = torch.tensor([list(mean), list(std)], device=vae.device, dtype=vae.dtype)
 
-    def encode(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
-        """Return latents [N, C, H, W], in the denoiser's scale, of pixels in -1 to 1."""
-        encoded = self._vae.encode(pixels_N3HW.to(self._vae.device, self._vae.dtype))
+    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
+        """Return the latents of pixels, uint8, as the pipelines of diffusers encode them."""
+        pixels_BHW3 = pixels_BHW3.to(self._vae.device).float() / 255
+        return self._encode((2 * pixels_BHW3 - 1).movedim(-1, 1))
+
+    def _encode(self, pixels_B3HW: torch.Tensor) -> LatentDistribution:
+        """Return the latents of pixels in -1 to 1."""
+        encoded = self._vae.encode(pixels_B3HW.to(self._vae.device, self._vae.dtype))
         # AutoencoderTiny returns latents, AutoencoderKL a distribution.
-        latents: torch.Tensor = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
+        distribution = getattr(encoded, "latent_dist", None)
+        mean_BCHW = encoded.latents if distribution is None else distribution.mean
+        deviation_BCHW = None if distribution is None else distribution.std
         if self._mean_std_2C is None:
-            return latents * self._factor
-        mean, std = self._mean_std_2C[:, None, :, None, None]
-        normalized: torch.Tensor = (latents - mean) * self._factor / std
-        return normalized
+            factor: float | torch.Tensor = self._factor
+            scaled = mean_BCHW * factor
+        else:
+            mean, std = self._mean_std_2C[:, None, :, None, None]
+            factor = self._factor / std
+            scaled = (mean_BCHW - mean) * self._factor / std
+        return LatentDistribution(scaled, None if deviation_BCHW is None else deviation_BCHW * factor)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
@@ -50,4 +69,4 @@ class LatentVae:
     @torch.inference_mode()
     def fit_preview_colours(self) -> torch.Tensor:
         """Return the map of `fit_colours` for this VAE, on its device."""
-        return fit_colours(self.encode, self.scale).to(self._vae.device)
+        return fit_colours(lambda pixels_N3HW: self._encode(pixels_N3HW).mean_BCHW, self.scale).to(self._vae.device)

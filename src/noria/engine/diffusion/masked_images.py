@@ -1,0 +1,86 @@
+"""What images with start images begin with, and what those with masks keep of them after each call.
+
+Draws of an image follow diffusers' pipelines: one that samples its start image's latents, its noise, and with a mask
+one for latents that only UNets for inpainting take.
+
+Shapes: B images of a step, M of them with a mask, C latent channels, H × W latent size, E elements of C × H × W.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from noria.engine.diffusion.preparation import PreparedImageRequest
+from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.sampling.noise import NoiseStream
+from noria.sampling.step import KeptLatents
+from noria.sampling.tables import SamplerTable
+from noria.scheduling.types import ItemId, Step
+
+
+@dataclass(frozen=True, eq=False)
+class _MaskedImage:
+    """What a running image with a mask keeps, on the device."""
+
+    latents_E: torch.Tensor  # of its start image
+    noise_E: torch.Tensor
+    repainted_E: torch.Tensor  # bool
+
+
+class MaskedImages:
+    """The running images that have a mask, and what they keep of their start images."""
+
+    def __init__(self, model: DiffusionModel) -> None:
+        self._model = model
+        self._images: dict[ItemId, _MaskedImage] = {}
+
+    def begin(self, item: ItemId, prepared: PreparedImageRequest, noise: NoiseStream) -> torch.Tensor:
+        """Return the first sample of an image, [C, H, W] float32, after the first draws of its `noise`."""
+        device, table, start_image = self._model.device, prepared.table, prepared.start_image
+        if start_image is None:
+            return noise.initial().to(device, torch.float32) * table.init_noise_sigma
+        encoded = start_image.encode(self._model)
+        latents_CHW, dtype = encoded.mean_BCHW[0], encoded.mean_BCHW.dtype
+        if encoded.deviation_BCHW is not None:
+            latents_CHW = latents_CHW + encoded.deviation_BCHW[0] * noise.of_start_image(dtype).to(device)
+        latents_CHW = latents_CHW.float()
+        noise_CHW = noise.initial().to(device, torch.float32)
+        assert table.image_weights is not None
+        of_image, of_noise = map(float, table.image_weights[0])
+        if start_image.begins_with_noise:
+            of_image, of_noise = 0.0, table.init_noise_sigma
+        if start_image.repainted_HW is not None:
+            if encoded.deviation_BCHW is not None:
+                noise.of_start_image(dtype)
+            repainted_HW = torch.from_numpy(start_image.repainted_HW).to(device)
+            self._images[item] = _MaskedImage(
+                latents_CHW.flatten(), noise_CHW.flatten(), repainted_HW.expand(latents_CHW.shape).flatten()
+            )
+        return of_image * latents_CHW + of_noise * noise_CHW
+
+    def kept(self, steps: Sequence[Step], prepared: Sequence[PreparedImageRequest]) -> KeptLatents | None:
+        """Return what the samples after `steps` keep; None if none of their images has a mask."""
+        indices = [b for b, step in enumerate(steps) if step.image in self._images] if self._images else []
+        if not indices:
+            return None
+        device, images = self._model.device, [self._images[steps[b].image] for b in indices]
+        weights = [_weights_after(prepared[b].table, steps[b].call) for b in indices]
+        weights_M2 = torch.from_numpy(np.stack(weights)).to(device, non_blocking=True)
+        latents_ME = weights_M2[:, :1] * torch.stack([image.latents_E for image in images])
+        latents_ME.addcmul_(weights_M2[:, 1:], torch.stack([image.noise_E for image in images]))
+        repainted_ME = torch.stack([image.repainted_E for image in images])
+        return KeptLatents(torch.tensor(indices).to(device, non_blocking=True), repainted_ME, latents_ME)
+
+    def end(self, item: ItemId) -> None:
+        """Release what an image keeps, if it keeps anything."""
+        self._images.pop(item, None)
+
+
+def _weights_after(table: SamplerTable, call: int) -> NDArray[np.float32]:
+    """Return the weights of the image and of noise in the sample after a call, [2]."""
+    assert table.image_weights is not None, "a sampler that begins with an image"
+    weights_2: NDArray[np.float32] = table.image_weights[call + 1]
+    return weights_2

@@ -1,0 +1,122 @@
+"""Start images: the pixels and the mask that a request brings.
+
+The frame of data is [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, of which 128 and more is
+repainted.
+"""
+
+import threading
+import weakref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from noria.errors import InvalidField, QueueFull
+from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.vae import LatentDistribution
+from noria.protocol.diffusion import DiffusionPayload, min_strength
+
+MAX_WAITING_BYTES = 2**30
+"""Of pixels of accepted requests that wait: 300 images of 1024 × 1024, more than wait by default."""
+
+_RETRY_AFTER_S = 5.0  # an image of the usual 20 to 50 steps takes a few seconds
+_REPAINTED = 128  # and more, as diffusers' VaeImageProcessor rounds masks
+
+
+class StartImage:
+    """The start image of a request. Its pixels are dropped when they are encoded, for all of its images."""
+
+    def __init__(
+        self, pixels_HW3: NDArray[np.uint8], repainted_HW: NDArray[np.bool_] | None, *, begins_with_noise: bool
+    ) -> None:
+        """`pixels_HW3` are of the image's size, `repainted_HW` of the latents'."""
+        self._pixels_HW3: NDArray[np.uint8] | None = pixels_HW3
+        self._encoded: LatentDistribution | None = None
+        self.repainted_HW, self.begins_with_noise = repainted_HW, begins_with_noise
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the pixels, until they are encoded."""
+        pixels_HW3 = self._pixels_HW3
+        return 0 if pixels_HW3 is None else pixels_HW3.nbytes
+
+    def encode(self, model: DiffusionModel) -> LatentDistribution:
+        """Return its latents; encoded alone, so that they do not depend on what else joins."""
+        if self._encoded is None:
+            assert self._pixels_HW3 is not None
+            self._encoded = model.encode(torch.from_numpy(self._pixels_HW3)[None])
+            self._pixels_HW3 = None
+        return self._encoded
+
+
+class StartImageReader:
+    """Reads frames of data. Any thread may use it.
+
+    A prepared request holds its start image, so nothing has to be returned, whatever ends the request.
+    """
+
+    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._max_waiting_bytes = max_waiting_bytes
+        self._alive: weakref.WeakSet[StartImage] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def read(
+        self, payload: DiffusionPayload, data: memoryview | None, latent_shape: tuple[int, int, int]
+    ) -> StartImage | None:
+        """Return the start image of a request, or None if it has none.
+
+        Raises:
+            InvalidField: the frame, the mask or the strength do not fit together.
+            QueueFull: the pixels of requests that wait fill the memory for them.
+
+        """
+        if payload.strength is None:
+            if data is not None:
+                raise InvalidField("an image request without strength has no data beside its settings", field="data")
+            if payload.has_mask:
+                raise InvalidField("a mask needs a start image", field="mask")
+            return None
+        check_strength(payload)
+        num_pixels = payload.height * payload.width
+        expected = (4 if payload.has_mask else 3) * num_pixels
+        if data is None or data.nbytes != expected:
+            raise InvalidField(
+                f"the start image has {'no' if data is None else data.nbytes} bytes; {payload.width} × "
+                f"{payload.height} pixels{' with a mask' if payload.has_mask else ''} take {expected}",
+                field="image",
+            )
+        frame = np.frombuffer(data, np.uint8)
+        repainted_HW = None
+        if payload.has_mask:
+            _, height, width = latent_shape
+            mask = frame[3 * num_pixels :].reshape(payload.height, payload.width)
+            # Diffusers' resizing takes the pixel at the top left of each latent.
+            repainted_HW = mask[:: payload.height // height, :: payload.width // width] >= _REPAINTED
+        with self._lock:
+            waiting_bytes = sum(image.waiting_bytes for image in list(self._alive))
+            if waiting_bytes and waiting_bytes + 3 * num_pixels > self._max_waiting_bytes:
+                raise QueueFull(
+                    f"the start images of requests that wait take {waiting_bytes} bytes of {self._max_waiting_bytes}",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()  # without the frame
+            # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
+            begins_with_noise = payload.has_mask and payload.first_step == 0
+            image = StartImage(pixels_HW3, repainted_HW, begins_with_noise=begins_with_noise)
+            self._alive.add(image)
+        return image
+
+
+def check_strength(payload: DiffusionPayload) -> None:
+    """Check the strength of a request, if it has one. Raises `errors.InvalidField`."""
+    strength = payload.strength
+    if strength is None:
+        return
+    if not 0 < strength <= 1:
+        raise InvalidField(f"strength must be above 0 and at most 1, got {strength}", field="strength")
+    if payload.first_step == payload.inference_steps:
+        raise InvalidField(
+            f"strength {strength} leaves none of {payload.inference_steps} inference_steps; at least "
+            f"{min_strength(payload.inference_steps)} leaves one",
+            field="strength",
+        )

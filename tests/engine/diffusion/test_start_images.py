@@ -1,0 +1,321 @@
+"""Start images and masks in the running batch, compared with diffusers' pipelines for them and with images alone."""
+
+import gc
+import warnings
+
+import diffusers
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+import tiny_models
+from generating import difference, generate
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.start_images import StartImageReader
+from noria.engine.loop import EngineLoop
+from noria.errors import InvalidField, QueueFull
+from noria.images import scheduler_names
+from noria.models.catalog import open_model
+from noria.models.families import FAMILIES
+from noria.protocol.diffusion import min_strength
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.testing.requests import make_image_request
+
+# As in `test_executor.py`: at most one step of uint8 by kernels at other batch sizes, two against the pipelines.
+NATURAL_TOLERANCE, PARITY_TOLERANCE = 1, 2
+SCHEDULERS = [each.name for each in scheduler_names.choices_of_family("diffusion") if each.takes_start_image]
+PIPELINES = {
+    "stable-diffusion": (diffusers.StableDiffusionImg2ImgPipeline, diffusers.StableDiffusionInpaintPipeline),
+    "stable-diffusion-xl": (diffusers.StableDiffusionXLImg2ImgPipeline, diffusers.StableDiffusionXLInpaintPipeline),
+}
+
+
+def load(folder, **settings):
+    torch.set_num_threads(1)
+    spec = open_model(str(folder))
+    config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+
+
+def open_pipelines(spec):
+    """diffusers' pipelines for a start image alone and for one with a mask."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
+        pipes = [each.from_pretrained(spec.folder, dtype=torch.float32) for each in PIPELINES[spec.family]]
+    for each in pipes:
+        each.set_progress_bar_config(disable=True)
+    return pipes
+
+
+@pytest.fixture(scope="module")
+def served(request):
+    spec, executor = load(request.getfixturevalue(request.param))
+    return spec, executor, open_pipelines(spec)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    return load(tiny_folder)
+
+
+def start_pixels(width, height, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def start_mask(width, height):
+    """255 where it is repainted: a band whose edges are in the middle of latents, and single pixels."""
+    mask = np.zeros((height, width), np.uint8)
+    mask[height // 4 + 1 :, 3 : width - 5] = 255
+    mask[:8:2, :8:2] = 255
+    return mask
+
+
+def make_request(number, *, width=48, height=32, **fields):
+    settings = {
+        "prompt": ["a red circle", "a blue square above a green star", "a large ring"][number % 3],
+        "seed": 500 + number,
+        "inference_steps": 5,
+        "guidance_scale": [1.0, 5.0][number % 2],
+    }
+    return make_image_request(f"r{number}", width=width, height=height, **settings | fields)
+
+
+def frame(request):
+    """The data of a request; None if it has no start image."""
+    payload = request.payload
+    if payload.strength is None:
+        return None
+    pixels, mask = start_pixels(payload.width, payload.height), start_mask(payload.width, payload.height)
+    return memoryview(pixels.tobytes() + (mask.tobytes() if payload.has_mask else b""))
+
+
+def generate_all(executor, requests, arrivals=None):
+    return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
+
+
+def generate_with_pipeline(pipelines, request):
+    payload, choice = request.payload, scheduler_names.find(request.payload.scheduler)
+    pipe = pipelines[payload.has_mask]
+    image = PIL.Image.fromarray(start_pixels(payload.width, payload.height))
+    options = {"image": image}
+    if payload.has_mask:
+        mask_image = PIL.Image.fromarray(start_mask(payload.width, payload.height))
+        options |= {"mask_image": mask_image, "width": payload.width, "height": payload.height}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+        own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
+        is_xl = "XL" in type(pipe).__name__  # whose pipeline leaves steps_offset as the folder has it
+        overrides = {"clip_sample": False, **({} if is_xl else {"steps_offset": 1}), **choice.overrides}
+        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
+        (result,) = pipe(
+            payload.prompt,
+            strength=payload.strength,
+            negative_prompt=payload.negative_prompt,
+            num_inference_steps=payload.inference_steps,
+            guidance_scale=payload.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(payload.seed),
+            output_type="np",
+            **options,
+        ).images
+    return (result * 255).round().astype(np.uint8)
+
+
+# Half a minute for all of XL, whose scheduler is the same code as that of Stable Diffusion.
+XL_FAST = ("ddim", "pndm", "euler-a", "heun", "dpm++2m-sde", "unipc")
+CASES = [
+    *(("tiny_folder", name) for name in SCHEDULERS),
+    *(pytest.param("tiny_xl_folder", name, marks=() if name in XL_FAST else pytest.mark.slow) for name in SCHEDULERS),
+]
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize(("served", "name"), CASES, indirect=["served"])
+def test_each_scheduler_gives_the_images_of_the_pipelines(served, name, has_mask):
+    _, executor, pipelines = served
+    requests = [
+        make_request(number, strength=strength, scheduler=name, has_mask=has_mask)
+        for number, strength in enumerate([0.3, 0.75, 1.0], start=has_mask)
+    ]
+    images = generate_all(executor, requests)
+    for request in requests:
+        theirs = generate_with_pipeline(pipelines, request)
+        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+
+
+def mixed_requests():
+    names = ["ddim", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lcm", "kdpm2"]
+    return [
+        make_request(
+            k,
+            scheduler=names[k % 8],
+            inference_steps=4 + k % 5,
+            strength=[None, 0.5, 0.8, 1.0][k % 4],
+            has_mask=k % 4 == 2 or k == 7,
+            n=1 + (k == 2),
+        )
+        for k in range(12)
+    ]
+
+
+def test_an_image_alone_equals_the_image_in_a_batch_of_images_with_and_without_start_images(tiny):
+    _, executor = tiny
+    requests = mixed_requests()
+    together = generate_all(executor, requests, [(5 * k) % 9 for k in range(12)])
+    for request in requests:
+        for (_, index), pixels in generate_all(executor, [request]).items():
+            assert difference(pixels, together[request.request_id, index]) <= NATURAL_TOLERANCE, request
+
+
+def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder):
+    _, executor = load(tiny_folder, buckets=(16,))
+    requests = mixed_requests()
+    together = generate_all(executor, requests, [(7 * k) % 10 for k in range(12)])
+    for request in requests:
+        for (_, index), pixels in generate_all(executor, [request]).items():
+            assert np.array_equal(pixels, together[request.request_id, index]), request
+
+
+def test_a_batch_without_start_images_has_the_pixels_that_it_has_beside_them(tiny):
+    _, executor = tiny
+    texts = [make_request(k, strength=None, scheduler="euler-a") for k in range(4)]
+    alone = generate_all(executor, texts[:1])
+    assert difference(generate_all(executor, [*texts, *mixed_requests()[5:8]])["r0", 0], alone["r0", 0]) <= 1
+
+
+def test_image_k_of_a_request_begins_with_the_draws_of_seed_plus_k(tiny):
+    _, executor = tiny
+    for has_mask in (False, True):
+        many = generate_all(executor, [make_request(1, n=3, strength=0.6, has_mask=has_mask, scheduler="ddpm")])
+        assert difference(many["r1", 0], many["r1", 1]) > 10
+        for k in range(3):
+            one = make_request(1, seed=501 + k, strength=0.6, has_mask=has_mask, scheduler="ddpm")
+            assert difference(generate_all(executor, [one])["r1", 0], many["r1", k]) <= NATURAL_TOLERANCE
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_vae_without_a_distribution_draws_nothing(bundled_folder, has_mask):
+    spec, executor = load(bundled_folder)
+    side_px = spec.default_width_px
+    request = make_request(1, width=side_px, height=side_px, strength=0.6, has_mask=has_mask, scheduler="ddim")
+    ours = generate_all(executor, [request])["r1", 0]
+    assert difference(ours, generate_with_pipeline(open_pipelines(spec), request)) <= PARITY_TOLERANCE
+
+
+def test_latents_with_mean_and_deviation_are_encoded_as_they_are_decoded(tmp_path):
+    statistics = {"latents_mean": [-1.6, 1.2, 0.4, -2.6], "latents_std": [8.4, 5.9, 5.3, 4.8]}
+    spec, executor = load(tiny_models.save_stable_diffusion_xl(tmp_path, vae=statistics))
+    request = make_request(1, strength=0.6, scheduler="euler")
+    ours = generate_all(executor, [request])["r1", 0]
+    assert difference(ours, generate_with_pipeline(open_pipelines(spec), request)) <= PARITY_TOLERANCE
+    # diffusers' pipeline for masks leaves mean and deviation out when it encodes, and has other colours there.
+    kept = make_request(2, strength=0.6, scheduler="euler", has_mask=True)
+    pixels, nothing_repainted = start_pixels(48, 32), np.zeros((32, 48), np.uint8)
+    data = memoryview(pixels.tobytes() + nothing_repainted.tobytes())
+    with torch.inference_mode():
+        encoded = executor.model.encode(torch.from_numpy(pixels)[None])
+        draw = torch.randn(encoded.mean_BCHW.shape, generator=torch.Generator().manual_seed(502))
+        (expected,) = executor.model.decode(encoded.mean_BCHW + encoded.deviation_BCHW * draw).numpy()
+    assert difference(generate(executor, [kept], None, {"r2": data})["r2", 0], expected) <= NATURAL_TOLERANCE
+
+
+def test_running_out_of_memory_changes_no_image(tiny, monkeypatch):
+    _, executor = tiny
+    requests = mixed_requests()
+    undisturbed = generate_all(executor, requests)
+    encode, predict, encoded = executor.model.encode, executor.model.predict, []
+
+    def limited_encode(pixels_BHW3):
+        encoded.append(len(pixels_BHW3))
+        if len(encoded) in (1, 4):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return encode(pixels_BHW3)
+
+    def limited_predict(latents_RCHW, *others):
+        if len(latents_RCHW) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return predict(latents_RCHW, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.model, "encode", limited_encode)
+        patch.setattr(executor.model, "predict", limited_predict)
+        constrained = generate_all(executor, requests)
+    # Nine requests have a start image, which is encoded once for all of their images.
+    assert len(encoded) == 9 + 2
+    for image, pixels in undisturbed.items():
+        assert difference(constrained[image], pixels) <= NATURAL_TOLERANCE
+
+
+def test_nothing_is_kept_of_what_has_ended(tiny):
+    _, executor = tiny
+    request = make_request(1, strength=0.8, has_mask=True, n=9)
+    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
+    loop.submit(executor.prepare(request, frame(request)))
+    (start_image,) = executor._preparer._start_images._alive
+    assert start_image.waiting_bytes == 48 * 32 * 3
+    loop.run_iteration()
+    assert start_image.waiting_bytes == 0
+    assert len(executor._masked_images._images) == 8
+    while loop.scheduler.num_waiting:
+        loop.run_iteration()
+    assert len(executor._masked_images._images) == 1
+    loop.cancel("r1")
+    assert not executor._masked_images._images
+    del start_image
+    gc.collect()
+    assert not executor._preparer._start_images._alive
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "field", "words"),
+    [
+        ({"strength": 0.5}, None, "image", "48 × 32 pixels take 4608"),
+        ({"strength": 0.5}, bytes(4607), "image", "has 4607 bytes"),
+        ({"strength": 0.5, "has_mask": True}, bytes(4608), "image", "with a mask take 6144"),
+        ({"strength": 0.5}, bytes(6144), "image", "has 6144 bytes"),
+        ({"strength": None}, bytes(4608), "data", "without strength"),
+        ({"strength": None, "has_mask": True}, None, "mask", "needs a start image"),
+        ({"strength": 0.0}, bytes(4608), "strength", "above 0"),
+        ({"strength": 1.5}, bytes(4608), "strength", "at most 1, got 1.5"),
+        ({"strength": float("nan")}, bytes(4608), "strength", "got nan"),
+        ({"strength": 0.14}, bytes(4608), "strength", "none of 5 inference_steps; at least 0.2"),
+        ({"strength": 0.5, "scheduler": "ipndm"}, bytes(4608), "scheduler", "'ipndm' cannot begin with an image"),
+        ({"strength": 0.5, "scheduler": "ipndm"}, bytes(4608), "scheduler", "ddim, ddpm, pndm"),
+    ],
+)
+def test_a_start_image_that_does_not_fit_the_settings_is_rejected(tiny, changes, data, field, words):
+    request = make_request(1, **changes)
+    with pytest.raises(InvalidField, match=words) as rejected:
+        tiny[1].prepare(request, None if data is None else memoryview(data))
+    assert rejected.value.field == field
+
+
+def test_the_least_strength_leaves_a_step():
+    for steps in range(1, 1001):
+        least = make_request(1, inference_steps=steps, strength=min_strength(steps)).payload
+        assert least.first_step == steps - 1
+        assert least.num_steps == 1
+
+
+def test_the_pixels_that_wait_are_bounded():
+    request = make_request(1, strength=0.5)
+    reader = StartImageReader(max_waiting_bytes=10_000)
+    held = [reader.read(request.payload, frame(request), (4, 8, 12)) for _ in range(2)]
+    with pytest.raises(QueueFull, match="9216 bytes of 10000"):
+        reader.read(request.payload, frame(request), (4, 8, 12))
+    held.pop()
+    assert reader.read(request.payload, frame(request), (4, 8, 12)) is not None
+
+
+def test_a_sampler_is_compiled_for_each_first_step(tiny):
+    _, executor = tiny
+    whole, half = (make_request(1, strength=strength, inference_steps=13) for strength in (None, 0.5))
+    assert not executor.is_compiled(whole)
+    assert executor.prepare(whole).num_calls == 13
+    assert executor.is_compiled(whole)
+    assert not executor.is_compiled(half)
+    assert executor.prepare(half, frame(half)).num_calls == 6
+    assert executor.is_compiled(half)
+    for rejected_at_once in ({"strength": 0.5, "scheduler": "ipndm"}, {"strength": float("nan")}, {"strength": 0.01}):
+        assert executor.is_compiled(make_request(1, **rejected_at_once))
