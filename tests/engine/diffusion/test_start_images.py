@@ -122,11 +122,12 @@ def generate_with_pipeline(pipelines, request):
     return (result * 255).round().astype(np.uint8)
 
 
-# Half a minute for all of XL, whose scheduler is the same code as that of Stable Diffusion.
-XL_FAST = ("ddim", "pndm", "euler-a", "heun", "dpm++2m-sde", "unipc")
+# All take more than a minute; these stand for one call and two a step, with noise and with a history.
+FAST = ("ddim", "pndm", "euler-a", "heun", "dpm++2m-sde", "unipc")
 CASES = [
-    *(("tiny_folder", name) for name in SCHEDULERS),
-    *(pytest.param("tiny_xl_folder", name, marks=() if name in XL_FAST else pytest.mark.slow) for name in SCHEDULERS),
+    pytest.param(folder, name, marks=() if name in FAST else pytest.mark.slow)
+    for folder in ("tiny_folder", "tiny_xl_folder")
+    for name in SCHEDULERS
 ]
 
 
