@@ -13,8 +13,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from noria.errors import InvalidField, ModelError, short_repr
+from noria.errors import ModelError, short_repr
 from noria.images import scheduler_names
+from noria.models.diffusion.pipeline_folder import (
+    Count,
+    Overrides,
+    VaeConfig,
+    check_files,
+    check_layer,
+    check_vocabulary,
+    default_scheduler,
+    read_overrides,
+)
 from noria.models.families import Family
 from noria.models.weights import (
     REDOWNLOAD_HINT,
@@ -24,34 +34,15 @@ from noria.models.weights import (
     read_object,
     read_struct,
     read_weights,
-    weight_files,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 
-# Keys by which the libraries choose what they import or download, and the values that they write themselves.
-_CODE_KEYS: Mapping[str, tuple[object, ...]] = {
-    **dict.fromkeys(
-        (
-            f"{prefix}{part}_implementation{suffix}"
-            for prefix in ("", "_")
-            for part in ("attn", "experts")
-            for suffix in ("", "_internal")
-        ),
-        ("eager", "sdpa"),
-    ),
-    **dict.fromkeys(
-        ("quantization_config", "compression_config", "auto_map", "custom_pipelines", "trust_remote_code"), ()
-    ),
-}
-
-_DEFAULT_SCHEDULER = "dpm++2m"
 OTHER_INPUT = (
     "this UNet needs an input besides the text that its family does not have, as that of unCLIP does; supported are "
     "UNets conditioned on text alone, and those of SDXL in a folder of StableDiffusionXLPipeline."
 )
 """Why a UNet is not supported that has one of several settings."""
 
-Count = Annotated[int, Meta(ge=1)]
 Side = Annotated[int, Meta(ge=1, le=512)]  # in latents; 128 for SDXL, the largest U-Net in use
 
 
@@ -76,10 +67,6 @@ class TextEncoderConfig(Struct, frozen=True):
     max_position_embeddings: Count = 77  # transformers' default
     architectures: tuple[str, ...] = ("CLIPTextModel",)
     projection_dim: Count = 512  # transformers' default; of the pooled output
-
-
-class _AddedToken(Struct, frozen=True):
-    id: int
 
 
 class UnetConfig(Struct, frozen=True):
@@ -108,35 +95,12 @@ class UnetConfig(Struct, frozen=True):
         return {widths} if isinstance(widths, int) else set(widths)
 
 
-class VaeConfig(Struct, frozen=True):
-    """The settings of a VAE that decide its sizes."""
-
-    class_name: str = msgspec.field(name="_class_name")
-    latent_channels: Count = 4
-    block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
-    # AutoencoderTiny saved by an older diffusers.
-    encoder_block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
-
-    @property
-    def factor(self) -> int:
-        """Pixels per latent along one side, as diffusers' pipeline computes it."""
-        default = (64,) if self.class_name == "AutoencoderKL" else (64,) * 4
-        blocks = self.block_out_channels or self.encoder_block_out_channels or default
-        return int(2 ** (len(blocks) - 1))
-
-
 class _Scheduler(Struct, frozen=True):
     class_name: str = msgspec.field(name="_class_name")
     prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
 
 
-class Overrides(Struct, frozen=True, forbid_unknown_fields=True):
-    """noria.json: defaults for requests, set by the model's author."""
-
-    name: str | None = None  # `models/catalog.py` reads it
-    default_scheduler: str | None = None
-    default_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    default_guidance: Annotated[float, Meta(ge=0, le=50)] | None = None
+class _UnetOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
     guidance_rescale: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of all requests; 0.7 for models with zero terminal SNR
 
 
@@ -158,13 +122,8 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
         ModelError: a file is damaged, or a part is not supported.
 
     """
-    index_file = folder / "model_index.json"
-    index = read_struct(index_file, Index)
-    for part in family.parts:
-        if family.parts[part].classes:
-            family.check_class(index_file, part, getattr(index, part)[1])
-    for part in family.weight_stems:
-        _check_chooses_no_code(folder / part / "config.json")
+    index = read_struct(folder / "model_index.json", Index)
+    check_files(folder, family, index)
     check_scheduler(folder / "scheduler" / "scheduler_config.json")
     suffixes = [part.removeprefix("text_encoder") for part in family.parts if part.startswith("text_encoder")]
     text_encoders = tuple(_read_text_encoder(folder, family, suffix) for suffix in suffixes)
@@ -206,8 +165,7 @@ def make_spec(
         ModelError: noria.json is not valid.
 
     """
-    overrides_file, unet, vae = folder / "noria.json", found.unet, found.vae
-    overrides = read_struct(overrides_file, Overrides) if overrides_file.exists() else Overrides()
+    overrides, unet, vae = read_overrides(folder, _UnetOverrides), found.unet, found.vae
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
@@ -222,7 +180,7 @@ def make_spec(
         min_side_px=min(2 * multiple_px, width_px, height_px),
         max_side_px=2 * max(width_px, height_px),
         multiple_px=multiple_px,
-        default_scheduler=_default_scheduler(folder, overrides),
+        default_scheduler=default_scheduler(folder, overrides, "dpm++2m"),
         schedulers=tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
         default_steps=default_steps if overrides.default_steps is None else overrides.default_steps,
         default_guidance=default_guidance if overrides.default_guidance is None else overrides.default_guidance,
@@ -237,28 +195,9 @@ def _read_text_encoder(folder: pathlib.Path, family: Family, suffix: str) -> Tex
     file = folder / part / "config.json"
     text_encoder = read_struct(file, TextEncoderConfig)
     family.check_class(file, part, next(iter(text_encoder.architectures), None))
-    _check_chooses_no_code(tokenizer / "tokenizer_config.json")
-    _check_tokenizer(tokenizer, text_encoder)
+    check_vocabulary(tokenizer, text_encoder.vocab_size)
+    _check_length(tokenizer, text_encoder)
     return text_encoder
-
-
-def _check_chooses_no_code(file: pathlib.Path) -> None:
-    """Check that a part's configuration, at any depth, chooses no code, and that no adapter replaces the part."""
-    adapter_file = file.parent / "adapter_config.json"
-    if adapter_file.exists():
-        raise ModelError(f"{adapter_file}: adapters are not supported. Merge it into the model, and remove the file.")
-    pending: list[object] = [read_object(file)]
-    while pending:
-        tree = pending.pop()
-        if isinstance(tree, dict):
-            for key in tree.keys() & _CODE_KEYS.keys():
-                if tree[key] and tree[key] not in _CODE_KEYS[key]:
-                    raise ModelError(
-                        f"{file}: {key} is {short_repr(tree[key])}, by which a model chooses code to import or "
-                        "download. Remove the key; attention is chosen by engine.attention, and quantized models are "
-                        "not supported."
-                    )
-        pending += tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
 
 
 def check_scheduler(file: pathlib.Path) -> None:
@@ -273,31 +212,8 @@ def check_scheduler(file: pathlib.Path) -> None:
     convert(file, tree, _Scheduler)
 
 
-def _check_tokenizer(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> None:
-    """Check that a CLIP tokenizer, in either file format, has no token id or length beyond the text encoder's."""
-    file = folder / "tokenizer.json"
-    added: object = []
-    if file.exists():
-        tree = read_object(file)
-        model, added = tree.get("model"), tree.get("added_tokens") or []
-        vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    else:
-        file = folder / "vocab.json"
-        vocabulary = read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
-        if not (folder / "merges.txt").is_file():
-            raise ModelError(f"{folder / 'merges.txt'}: missing, but vocab.json needs it. {REDOWNLOAD_HINT}")
-    try:
-        token_ids = msgspec.convert(vocabulary, dict[str, int])
-        max_token_id = max(
-            [*token_ids.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1
-        )
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: contains no vocabulary from words to token ids. {REDOWNLOAD_HINT}") from error
-    if max_token_id >= text_encoder.vocab_size:
-        raise ModelError(
-            f"{file}: has token ids up to {max_token_id}, but the text encoder has {text_encoder.vocab_size} tokens. "
-            f"{REDOWNLOAD_HINT}"
-        )
+def _check_length(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> None:
+    """Check that a tokenizer says a length of prompts that its text encoder can have."""
     file, max_tokens = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
     length = read_object(file, "the maximum length of prompts is unknown").get("model_max_length")
     if not isinstance(length, int) or not 2 <= length <= max_tokens:  # a start token and an end token
@@ -307,44 +223,18 @@ def _check_tokenizer(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> N
         )
 
 
-def _default_scheduler(folder: pathlib.Path, overrides: Overrides) -> str:
-    """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's default."""
-    if overrides.default_scheduler is None:
-        try:
-            return scheduler_names.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
-        except InvalidField:
-            return _DEFAULT_SCHEDULER
-    try:
-        return scheduler_names.find(overrides.default_scheduler).name
-    except InvalidField as error:
-        raise ModelError(f"{folder / 'noria.json'}: default_scheduler: {error.message}") from error
-
-
 def _check_first_layers(folder: pathlib.Path, family: Family, found: UnetFolder) -> None:
-    """Check one tensor of each part: weights of another model would fail only when loaded, with a stack trace."""
-    vae = found.vae
-    in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
+    """Check one tensor of each part."""
     text_encoders = [part for part in family.weight_stems if part.startswith("text_encoder")]
-    for part, name, axes, expected, where in (
-        *(
-            (
-                part,
-                "embeddings.token_embedding.weight",
-                slice(2),
-                (config.vocab_size, config.hidden_size),
-                "vocab_size and hidden_size",
-            )
-            for part, config in zip(text_encoders, found.text_encoders, strict=True)
-        ),
-        ("unet", "conv_in.weight", slice(1, 2), (found.unet.in_channels,), "in_channels"),
-        ("vae", in_vae, slice(1, 2), (vae.latent_channels,), "latent_channels"),
+    embedding = "embeddings.token_embedding.weight"
+    for part, config in zip(text_encoders, found.text_encoders, strict=True):
+        names = (embedding, f"text_model.{embedding}")  # after and before transformers 5
+        expected = {"vocab_size": (0, config.vocab_size), "hidden_size": (1, config.hidden_size)}
+        check_layer(folder, family, part, found.shapes[part], names, expected)
+    in_channels, latent_channels = found.unet.in_channels, found.vae.latent_channels
+    in_vae = "decoder.conv_in.weight" if found.vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
+    for part, name, expected in (
+        ("unet", "conv_in.weight", {"in_channels": (1, in_channels)}),
+        ("vae", in_vae, {"latent_channels": (1, latent_channels)}),
     ):
-        shapes = found.shapes[part]
-        shape = shapes.get(name) or shapes.get(f"text_model.{name}")  # before and after transformers 5
-        if shape is None or shape[axes] != expected:
-            raise ModelError(
-                f"{weight_files(folder, part, family.weight_stems[part])[0]}: {name} is "
-                f"{list(shape) if shape else 'missing'}, but config.json "
-                f"has {where} {', '.join(map(str, expected))}: weights and configuration belong to two models. "
-                f"{REDOWNLOAD_HINT}"
-            )
+        check_layer(folder, family, part, found.shapes[part], (name,), expected)
