@@ -164,7 +164,8 @@ def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
         if weights is not None:
             repainted = REPAINTED.expand(SHAPE_CHW).flatten()[None]
             kept = step.KeptLatents(torch.tensor([0]), repainted, noised[call + 1].flatten()[None])
-        after = step.advance(history, slots, cursors, outputs, noise, torch.tensor(coefficients[[call]]), kept)
+        after = step.next_samples(history, slots, cursors, outputs, noise, torch.tensor(coefficients[[call]]), kept)
+        step.write_samples(history, slots, cursors, after)
         samples.append(after[0].unflatten(0, SHAPE_CHW))
     return samples
 

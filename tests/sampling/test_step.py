@@ -50,9 +50,9 @@ def advance(history, images: list[Image], slots: list[int]) -> torch.Tensor:
     outputs = torch.stack([image.outputs[image.cursor] for image in images])
     noise = torch.stack([image.noise[image.cursor] for image in images])
     has_noise = any(image.table.noise[image.cursor] for image in images)
-    samples = step.advance(
-        history, torch.tensor(slots), torch.tensor(cursors), outputs, noise if has_noise else None, rows
-    )
+    at = history, torch.tensor(slots), torch.tensor(cursors)
+    samples = step.next_samples(*at, outputs, noise if has_noise else None, rows)
+    step.write_samples(*at, samples)
     for image in images:
         image.cursor += 1
     return samples

@@ -34,7 +34,7 @@ class RandomModel:
     """A `noria.models.diffusion.diffusion_model.DiffusionModel`."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, config: EngineConfig, unet: Any, vae: Any) -> None:
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.noise_dtype = device, dtype, dtype
         self.latent_channels, self.latent_scale = 4, 8
         self.guidance = CLASSIFIER_FREE
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet}
@@ -56,6 +56,10 @@ class RandomModel:
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return [C, H, W] of the latents of an image of this size."""
         return self.latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+
+    def call_size(self, width_px: int, height_px: int) -> None:  # noqa: ARG002
+        """None: a call has images of one size."""
+        return
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
         """Return the scheduler's own times, whatever the size."""

@@ -219,4 +219,5 @@ def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableReques
         priority=request.priority,
         exclusive=request.exclusive,
         num_tokens=prepared.num_tokens,
+        call_size=prepared.call_size,
     )

@@ -87,6 +87,11 @@ class PreparedRequest(Protocol):
         ...
 
     @property
+    def call_size(self) -> tuple[int, int] | None:
+        """What images of other sizes need to have, too, to share its model calls; None: there are none."""
+        ...
+
+    @property
     def num_images(self) -> int:
         """The number of its images, each of which takes a slot."""
         ...

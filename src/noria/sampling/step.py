@@ -2,7 +2,7 @@
 
 Each running image has a slot of the history `[S, K, E]` and a cursor, the index of its next call. The columns are laid
 out as in `tables.py`, for the history's own window: the smallest of `WINDOWS` that no image's table exceeds. A step is
-`model_inputs`, the model with its guidance, `advance`; then the caller increments every cursor.
+`model_inputs`, the model with its guidance, `next_samples`, `write_samples`; then the caller increments every cursor.
 
 Rules: all arithmetic is float32, whatever the model's dtype. The result of an image is bitwise independent of its slot,
 its position in the batch, the other images and the window. Nothing here waits for the device. This module does not know
@@ -69,7 +69,7 @@ def model_inputs(
     return samples(history_SKE, slots_B, cursors_B) * input_scale_B[:, None]
 
 
-def advance(
+def next_samples(
     history_SKE: torch.Tensor,
     slots_B: torch.Tensor,
     cursors_B: torch.Tensor,
@@ -78,7 +78,9 @@ def advance(
     coefficients_BK: torch.Tensor,
     kept: KeptLatents | None = None,
 ) -> torch.Tensor:
-    """Write the model's outputs of call `cursors_B` and the next samples to the history; return these `[B, E]`.
+    """Write the model's outputs of call `cursors_B` to the history; return the next samples `[B, E]`.
+
+    Can be repeated until these are written.
 
     The coefficients are laid out for the history's window. `noise_BE` is None if no image of the batch draws noise at
     this call; images that draw none can have any finite values there. Slots are distinct, except that padding rows can
@@ -92,8 +94,14 @@ def advance(
     next_BE = _weighted_sum(history_SKE[slots_B], coefficients_BK)  # indexing copies
     if kept is not None:
         next_BE[kept.indices_M] = torch.where(kept.repainted_ME, next_BE[kept.indices_M], kept.latents_ME)
-    history_SKE[slots_B, (cursors_B + 1) % window] = next_BE
     return next_BE
+
+
+def write_samples(
+    history_SKE: torch.Tensor, slots_B: torch.Tensor, cursors_B: torch.Tensor, next_BE: torch.Tensor
+) -> None:
+    """Write the samples after call `cursors_B`; then every cursor is one higher."""
+    history_SKE[slots_B, (cursors_B + 1) % window_of(history_SKE.shape[_AXIS])] = next_BE
 
 
 def _weighted_sum(history_BKE: torch.Tensor, coefficients_BK: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,8 @@ class ItemId:
 class BatchKey(NamedTuple):
     """Images with equal keys (one version of one model, one size, one stage) can share a model call.
 
-    Texts have no size: their width and height are 0.
+    Those that differ in size can, too, if their requests have equal call keys. Texts have no size: their width and
+    height are 0.
     """
 
     width_px: int
@@ -51,6 +52,15 @@ class SchedulableRequest:
     priority: Priority = "normal"
     exclusive: bool = False  # runs with no other request in the batch
     num_tokens: tuple[int, ...] = ()  # of each of its `num_images` texts, special tokens included; empty for images
+    call_size: tuple[int, int] | None = None  # what images of other sizes in its calls have, too; None: there are none
+
+    @property
+    def call_key(self) -> BatchKey:
+        """The batch key, with what the model says instead of the size where it mixes sizes in a call."""
+        if self.call_size is None:
+            return self.batch_key
+        width_px, height_px = self.call_size
+        return self.batch_key._replace(width_px=width_px, height_px=height_px)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +84,8 @@ class Step:
 class IterationPlan:
     """The work of one iteration, executed in the order of the fields. Made by `Scheduler.plan`.
 
-    Images of `joins` can have any batch keys; those of `steps` share one, and those of `decodes` share one, possibly
-    another.
+    Images of `joins` can have any batch keys; those of `steps` share a batch key or a call key, and those of `decodes`
+    share a batch key, possibly another.
     """
 
     joins: tuple[SlotAssignment, ...]

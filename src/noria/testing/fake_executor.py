@@ -25,6 +25,11 @@ class FakePreparedRequest(BaseImageRequest):
         """The request's number of steps, without those that a start image leaves out."""
         return self.request.payload.num_steps
 
+    @property
+    def call_size(self) -> None:
+        """None: each size has calls of its own."""
+        return
+
 
 @dataclass(frozen=True)
 class FakePixels:

@@ -460,15 +460,15 @@ def test_out_of_memory_is_recognized_by_the_message_of_a_plain_error(tiny, monke
 
 def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypatch):
     spec, executor, _ = bundled
-    real, calls = diffusion.advance, []
+    real, calls = diffusion.next_samples, []
 
-    def advance(*arguments):
+    def next_samples(*arguments):
         calls.append(arguments)
         if len(calls) == 3:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*arguments)
 
-    monkeypatch.setattr(diffusion, "advance", advance)
+    monkeypatch.setattr(diffusion, "next_samples", next_samples)
     events = []
     loop = EngineLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
     for number in range(2):
@@ -485,15 +485,15 @@ def test_a_repeated_step_uses_the_same_noise(tiny, monkeypatch):
     spec, executor = tiny
     requests = [make_request(spec, k, scheduler="euler-a") for k in range(4)]
     undisturbed = generate(executor, requests)
-    real, calls = diffusion.advance, []
+    real, calls = diffusion.next_samples, []
 
-    def advance(*arguments):
+    def next_samples(*arguments):
         calls.append(len(arguments[1]))
         if len(calls) in (1, 5):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*arguments)
 
-    monkeypatch.setattr(diffusion, "advance", advance)
+    monkeypatch.setattr(diffusion, "next_samples", next_samples)
     constrained = generate(executor, requests)
     assert calls[:6] == [4, 2, 2, 2, 2, 1]
     for image, pixels in undisturbed.items():

@@ -30,6 +30,7 @@ def test_shorter_prompts_are_padded_and_masked():
     short, long = prompts(2, 4)
     rows = collate([short, long])
     assert rows.mask_RT.tolist() == [[True, True, False, False], [True] * 4]
+    assert rows.lengths == (2, 4)
     assert rows.tokens["encoder_hidden_states"][0, 2:].eq(0).all()
     assert rows.tokens["encoder_hidden_states"][0, :2].equal(short.tokens["encoder_hidden_states"])
 

@@ -532,8 +532,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
     scheduler: StepScheduler
 
-    @initialize(policy=st.sampled_from(list(POLICIES)), costs=st.booleans())
-    def start(self, policy, costs):
+    @initialize(policy=st.sampled_from(list(POLICIES)), costs=st.booleans(), call_size=st.sampled_from([None, (0, 0)]))
+    def start(self, policy, costs, call_size):
+        self.call_size = call_size
         known = known_costs() if costs else CostModel()
         self.scheduler = StepScheduler(
             num_slots=3, decode_batch=2, queue_limit=6, queue_limit_s=30.0, policy=POLICIES[policy], costs=known
@@ -582,6 +583,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             rows=rows,
             exclusive=exclusive,
             priority=priority,
+            call_size=self.call_size,
         )
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
@@ -614,7 +616,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for image, slot in assignments:
             assert image.attempt_id in self.open, "planned after it ended"
             assert slots.setdefault(slot, image) == image, "one slot, two images"
-        assert len({self.open[step.image.attempt_id].batch_key for step in self.plan.steps}) <= 1
+        assert len({self.open[step.image.attempt_id].call_key for step in self.plan.steps}) <= 1
         assert len({self.open[assignment.image.attempt_id].batch_key for assignment in self.plan.decodes}) <= 1
         assert len(self.plan.decodes) <= 2
         in_flight = {each.image.attempt_id for each in (*self.plan.steps, *self.plan.decodes)}

@@ -1,17 +1,17 @@
 """The diffusion executor: executes iterations on one device, for any mix of requests of one model.
 
-A step gathers the current samples of its images, makes one UNet call (two rows for a guided image), combines guidance,
+A step gathers the current samples of its images, makes one model call (two rows for a guided image), combines guidance,
 and applies to each image the current row of its sampler's table, all in one weighted sum. There is no loop over
-requests on the device.
+requests on the device, but one over sizes, where a model mixes them in a call.
 
-Shapes: B images of a step, R UNet rows, E elements of the C × H × W latents of an image.
+Shapes: B images of a step, of one size, E elements of the C × H × W latents of an image.
 """
 
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -19,22 +19,22 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
+from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.latents import LatentSlots
 from noria.engine.diffusion.masked_images import MaskedImages
 from noria.engine.diffusion.model_loras import ModelLoras, prompt_key
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer
-from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
+from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
-from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, downscale, preview_pixels
-from noria.sampling.step import advance, init_slot, model_inputs, samples
+from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
 from noria.sampling.tables import fold, window_of
 from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
 
@@ -43,17 +43,16 @@ _log = logging.getLogger(__name__)
 _MAX_ITERATIONS_AHEAD = 2
 
 
-@dataclass(frozen=True)
-class _ImageConditioning:
-    """What an image is conditioned on."""
+class _StepBatch(NamedTuple):
+    """Images of one size that step, and their inputs of the model."""
 
-    prompt: Conditioning
-    negative: Conditioning | None  # None: not guided
-
-
-def _scales(prepared: list[PreparedImageRequest]) -> np.ndarray:
-    """Return the guidance scales, [B] float32."""
-    return np.array([p.request.payload.guidance_scale for p in prepared], np.float32)
+    steps: list[Step]
+    prepared: list[PreparedImageRequest]
+    history: torch.Tensor
+    slots_B: torch.Tensor
+    calls_B: torch.Tensor
+    inputs_BCHW: torch.Tensor
+    timesteps: np.ndarray
 
 
 def _first_line(error: Exception) -> str:
@@ -67,17 +66,16 @@ class DiffusionExecutor:
         assert isinstance(config.slots, int)
         self.model = model
         self.config = config
-        self._buckets = sorted(config.buckets)
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise: dict[ItemId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.device)
-        self._conditioning: dict[ItemId, _ImageConditioning] = {}  # of running images
-        self._rows = CollatedRows()
+        self._guided: dict[ItemId, GuidedImage] = {}  # running images
         self._masked_images = MaskedImages(model)
         self._loras = ModelLoras(model, config)
+        self._calls = GuidedCalls(model, self._loras, config.buckets)
         self._preparer = RequestPreparer(model, config, self._loras)
         self._embeddings = PromptEmbeddingCache(
-            self._loras.text_encode, config.embedding_cache_bytes, 8 if self._buckets else None
+            self._loras.text_encode, config.embedding_cache_bytes, 8 if config.buckets else None
         )
         self._decoded: dict[ItemId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
@@ -105,7 +103,7 @@ class DiffusionExecutor:
         request = self._requests.pop(attempt_id).request
         for index in range(request.payload.n):
             self._noise.pop(ItemId(attempt_id, index), None)
-            self._conditioning.pop(ItemId(attempt_id, index), None)
+            self._guided.pop(ItemId(attempt_id, index), None)
             self._decoded.pop(ItemId(attempt_id, index), None)
             self._masked_images.end(ItemId(attempt_id, index))
         if request.payload.loras and not any(prepared.adapters for prepared in self._requests.values()):
@@ -199,93 +197,77 @@ class DiffusionExecutor:
             payload = prepared.request.payload
             prompt = embeddings[prompt_key(payload.prompt, prepared.adapters)]
             negative = embeddings[prompt_key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
-            self._conditioning[assignment.image] = _ImageConditioning(prompt, negative)
+            self._guided[assignment.image] = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters)
             shape = prepared.latent_shape
             history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
-            noise = NoiseStream(payload.seed, shape, self.model.dtype, image=assignment.image.index)
+            noise = NoiseStream(payload.seed, shape, self.model.noise_dtype, image=assignment.image.index)
             self._noise[assignment.image] = noise
             start = self._masked_images.begin(assignment.image, prepared, noise)
             init_slot(history, assignment.slot, start)
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
+        batches = [self._gather(of_size) for of_size in self._by_size(steps)]
+        outputs = self._calls.predict(
+            [batch.inputs_BCHW for batch in batches],
+            batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
+            [self._guided[step.image] for batch in batches for step in batch.steps],
+        )
+        previews: list[PreviewPixels] = []
+        thumbnails: list[PreviewPixels] = []
+        for batch, outputs_BCHW in zip(batches, outputs, strict=True):
+            indices = [b for b, p in enumerate(batch.prepared) if batch.steps[b].call in p.preview_calls]
+            previews += self._make_previews(batch, indices, outputs_BCHW)
+            if with_thumbnails:
+                thumbnails += self._make_previews(batch, range(len(batch.steps)), outputs_BCHW, THUMBNAIL_MAX_PX)
+        advanced = [self._next_samples(*each) for each in zip(batches, outputs, strict=True)]
+        # These come last: a step that runs out of memory is repeated, unless it has advanced.
+        for batch, next_BE in zip(batches, advanced, strict=True):
+            write_samples(batch.history, batch.slots_B, batch.calls_B, next_BE)
+        self._previews += previews
+        self._thumbnails += thumbnails
+
+    def _by_size(self, steps: list[Step]) -> Iterable[list[Step]]:
+        """Return the steps of each size of images; a call has several only if the model mixes them."""
+        if self._requests[steps[0].image.attempt_id].call_size is None:
+            return [steps]
+        by_size: dict[tuple[int, ...], list[Step]] = {}
+        for step in steps:
+            by_size.setdefault(self._requests[step.image.attempt_id].latent_shape, []).append(step)
+        return by_size.values()
+
+    def _gather(self, steps: list[Step]) -> _StepBatch:
+        """Return the model's inputs of images of one size."""
         prepared = [self._requests[step.image.attempt_id] for step in steps]
         history, shape = self._latents[prepared[0].batch_key], prepared[0].latent_shape
-        slots, calls = [step.slot for step in steps], [step.call for step in steps]
-        slots_B, calls_B = self._to_device(slots), self._to_device(calls)
+        calls = [step.call for step in steps]
+        slots_B, calls_B = self._to_device([step.slot for step in steps]), self._to_device(calls)
         scales_B = self._to_device(
             np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         )
         inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B).reshape(-1, *shape)
         timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
-        outputs_BCHW = self._predict(inputs_BCHW, prepared, [step.image for step in steps], timesteps)
-        preview_indices = [
-            b for b, step in enumerate(steps) if step.call in self._requests[step.image.attempt_id].preview_calls
-        ]
-        previews = self._make_previews(steps, preview_indices, inputs_BCHW, outputs_BCHW, timesteps)
-        thumbnail_indices = range(len(steps)) if with_thumbnails else ()
-        thumbnails = self._make_previews(
-            steps, thumbnail_indices, inputs_BCHW, outputs_BCHW, timesteps, max_px=THUMBNAIL_MAX_PX
-        )
-        rows = np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
-        coefficients_BK = self._to_device(fold(rows, window_of(history.shape[1])))
-        noise_BE, kept = self._draw_noise(steps, prepared), self._masked_images.kept(steps, prepared)
-        advance(history, slots_B, calls_B, outputs_BCHW.flatten(1), noise_BE, coefficients_BK, kept)
-        # `advance` and these come last: a step that runs out of memory is repeated, unless it has advanced.
-        self._previews += previews
-        self._thumbnails += thumbnails
+        return _StepBatch(steps, prepared, history, slots_B, calls_B, inputs_BCHW, timesteps)
 
-    def _predict(
-        self,
-        inputs_BCHW: torch.Tensor,
-        prepared: list[PreparedImageRequest],
-        image_ids: list[ItemId],
-        timesteps: np.ndarray,
-    ) -> torch.Tensor:
-        """One UNet call with guidance applied: [B, C, H, W] float32.
-
-        Rows: negative prompts of guided images, then all prompts.
-        """
-        texts = [self._conditioning[image] for image in image_ids]
-        negatives = [(b, text.negative) for b, text in enumerate(texts) if text.negative is not None]
-        guided = [b for b, _ in negatives]
-        images = guided + list(range(len(prepared)))
-        rows = [negative for _, negative in negatives] + [text.prompt for text in texts]
-        padding = self._bucket(len(images)) - len(images)
-        images_R = self._to_device(images + images[:1] * padding)
-        conditioning = self._rows.get(rows + rows[:1] * padding)
-        adapters = [prepared[b].adapters for b in images + images[:1] * padding]
-        with self._loras.denoising(adapters):
-            outputs_RCHW = self.model.predict(
-                inputs_BCHW[images_R],
-                self._to_device(timesteps)[images_R],
-                conditioning,
-                self._to_device(_scales(prepared))[images_R] if self.model.guidance.embedded else None,
-            ).float()
-        prompted = outputs_RCHW[len(guided) : len(images)]
-        if not guided:
-            return prompted
-        negative = {b: row for row, b in enumerate(guided)}
-        negative_B = self._to_device([negative.get(b, len(guided) + b) for b in range(len(prepared))])
-        scales = np.where([p.guided for p in prepared], _scales(prepared), np.float32(1.0))
-        return self.model.guidance.combine(prompted, outputs_RCHW[negative_B], self._to_device(scales))
+    def _next_samples(self, batch: _StepBatch, outputs_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the samples [B, E] that follow; writes no sample."""
+        rows = np.stack([p.table.coefficients[s.call] for p, s in zip(batch.prepared, batch.steps, strict=True)])
+        coefficients_BK = self._to_device(fold(rows, window_of(batch.history.shape[1])))
+        noise_BE = self._draw_noise(batch.steps, batch.prepared)
+        kept = self._masked_images.kept(batch.steps, batch.prepared)
+        at = batch.history, batch.slots_B, batch.calls_B
+        return next_samples(*at, outputs_BCHW.flatten(1), noise_BE, coefficients_BK, kept)
 
     def _make_previews(
-        self,
-        steps: list[Step],
-        indices: Sequence[int],
-        inputs_BCHW: torch.Tensor,
-        outputs_BCHW: torch.Tensor,
-        timesteps: np.ndarray,
-        max_px: int | None = None,
+        self, batch: _StepBatch, indices: Sequence[int], outputs_BCHW: torch.Tensor, max_px: int | None = None
     ) -> list[PreviewPixels]:
-        """Previews of the images at `indices` of `steps`; with `max_px`, no side is longer."""
+        """Previews of the images at `indices` of `batch`; with `max_px`, no side is longer."""
         if not indices:
             return []
-        indices = list(indices)
+        indices, steps, inputs_BCHW = list(indices), batch.steps, batch.inputs_BCHW
         if len(indices) < len(steps):
             indices_B = self._to_device(indices)
             inputs_BCHW, outputs_BCHW = inputs_BCHW[indices_B], outputs_BCHW[indices_B]
-        weights_2B = self.model.clean_weights(timesteps[indices])
+        weights_2B = self.model.clean_weights(batch.timesteps[indices])
         clean_BCHW = clean_latents(inputs_BCHW, outputs_BCHW, self._to_device(weights_2B))
         if max_px is not None:
             clean_BCHW = downscale(clean_BCHW, max_px)
@@ -313,7 +295,7 @@ class DiffusionExecutor:
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         history, shape = self._latents[prepared[0].batch_key], prepared[0].latent_shape
-        padding = self.config.decode_batch - len(assignments) if self._buckets else 0
+        padding = self.config.decode_batch - len(assignments) if self.config.buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
         latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls)).reshape(-1, *shape)
@@ -330,10 +312,6 @@ class DiffusionExecutor:
 
     def _keys_in_use(self) -> set[BatchKey]:
         return {self._requests[image.attempt_id].batch_key for image in self._noise}
-
-    def _bucket(self, num_rows: int) -> int:
-        """The number of rows that `num_rows` are padded to; above the largest bucket there is no padding."""
-        return next((bucket for bucket in self._buckets if bucket >= num_rows), num_rows)
 
     def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
         return torch.as_tensor(values).to(self.model.device, non_blocking=True)

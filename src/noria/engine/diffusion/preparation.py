@@ -24,6 +24,7 @@ class PreparedImageRequest(BaseImageRequest):
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image
     negative_prompt: str | None  # as the model encodes it; None: zeros
     preview_calls: frozenset[int]  # calls after which its images get a preview
+    call_size: tuple[int, int] | None  # see `DiffusionModel`
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
     start_image: StartImage | None = None
 
@@ -71,6 +72,7 @@ class RequestPreparer:
             latent_shape=shape,
             negative_prompt=guidance.negative(payload.negative_prompt),
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
+            call_size=self._model.call_size(payload.width, payload.height),
             adapters=self._loras.load(payload.loras, request.model),
             start_image=start_image,
         )

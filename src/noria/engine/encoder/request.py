@@ -42,6 +42,11 @@ class PreparedTextRequest:
         return len(self.rows)
 
     @property
+    def call_size(self) -> None:
+        """None: texts have no size."""
+        return
+
+    @property
     def num_tokens(self) -> tuple[int, ...]:
         """Tokens of each text."""
         return self.request.payload.lengths

@@ -36,20 +36,21 @@ class ConditioningRows:
     tokens: Mapping[str, torch.Tensor]  # [R, T, …], padded with zeros at the end
     vectors: Mapping[str, torch.Tensor]  # [R, …]
     mask_RT: torch.Tensor | None  # bool: the tokens that are no padding; None: there is no padding
+    lengths: tuple[int, ...]  # of each row, without padding
 
 
 def collate(rows: Sequence[Conditioning]) -> ConditioningRows:
     """Return the conditioning of `rows`, all of one model, padded to the longest of them."""
-    lengths = [len(next(iter(row.tokens.values()))) for row in rows]
+    lengths = tuple(len(next(iter(row.tokens.values()))) for row in rows)
     longest = max(lengths)
     tokens = {name: torch.stack([_pad(row.tokens[name], longest) for row in rows]) for name in rows[0].tokens}
     vectors = {name: torch.stack([row.vectors[name] for row in rows]) for name in rows[0].vectors}
     if min(lengths) == longest:
-        return ConditioningRows(tokens, vectors, None)
+        return ConditioningRows(tokens, vectors, None, lengths)
     device = next(iter(tokens.values())).device
     positions_T = torch.arange(longest, device=device)
     mask_RT = positions_T < torch.tensor(lengths).to(device, non_blocking=True)[:, None]
-    return ConditioningRows(tokens, vectors, mask_RT)
+    return ConditioningRows(tokens, vectors, mask_RT, lengths)
 
 
 def _pad(tensor: torch.Tensor, length: int) -> torch.Tensor:

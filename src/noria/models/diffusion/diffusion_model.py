@@ -14,12 +14,16 @@ from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
 
+LatentRows = torch.Tensor | list[torch.Tensor]
+"""[R, C, H, W], or R times [C, H, W] of several sizes."""
+
 
 class DiffusionModel(Protocol):
     """A loaded diffusion model."""
 
     device: torch.device
     dtype: torch.dtype
+    noise_dtype: torch.dtype  # in which its pipeline draws the start of an image
     guidance: Guidance
     scheduler_config: dict[str, Any]
     lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names of parts
@@ -27,6 +31,13 @@ class DiffusionModel(Protocol):
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return [C, H, W] of the latents of an image of this size."""
+        ...
+
+    def call_size(self, width_px: int, height_px: int) -> tuple[int, int] | None:
+        """Return what images of other sizes need to have in common with one of this size to share its calls.
+
+        None: they cannot.
+        """
         ...
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
@@ -39,12 +50,16 @@ class DiffusionModel(Protocol):
 
     def predict(
         self,
-        latents_RCHW: torch.Tensor,
+        latents_R: LatentRows,
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the denoiser's raw output [R, C, H, W]; `guidance_R` are the scales of a model that embeds them."""
+    ) -> LatentRows:
+        """Return the denoiser's output for each row, of its shape, as the model's scheduler takes it.
+
+        Rows come as a list only to a model whose calls mix sizes; `guidance_R` are the scales of a model that embeds
+        them.
+        """
         ...
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ class LatentDiffusion:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
         self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
         self.device, self.dtype = unet.device, unet.dtype
+        self.noise_dtype: torch.dtype = unet.dtype
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         self._vae = LatentVae(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
@@ -32,6 +33,10 @@ class LatentDiffusion:
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return [C, H, W] of the latents of an image of this size."""
         return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+
+    def call_size(self, width_px: int, height_px: int) -> None:  # noqa: ARG002
+        """Return None: a UNet takes images of one size at a time."""
+        return
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
         """Return the scheduler's own times, whatever the size."""

@@ -29,6 +29,7 @@ class SimulatedImage:
     running: bool = False
     exclusive: bool = False
     deadline_s: float | None = None  # seconds from now; None: no deadline
+    largest_key: BatchKey | None = None  # of the largest size in its calls; None: `batch_key`
     rank: int = 0  # in the policy's order; set by `forecast`
     start_s: float = 0.0  # seconds from now; set by `forecast`
 
@@ -70,9 +71,9 @@ def forecast(
 
 @dataclass(slots=True)
 class _KeyGroup:
-    """The running images of one batch key that have calls left, by rank, and those of them that step."""
+    """The running images that share calls and have calls left, by rank, and those of them that step."""
 
-    batch_key: BatchKey
+    batch_key: BatchKey  # of the largest
     kind: BatchKey
     max_rows: int  # rows of a call
     expected_rows: int  # rows of a call at present, at most `max_rows`
@@ -135,15 +136,16 @@ class _Simulation:
         if each.calls_left <= 0:
             self.denoised.append(each)
             return
-        if each.batch_key not in self.groups:
-            max_rows = self.costs.rows_limit(each.batch_key)
-            self.groups[each.batch_key] = _KeyGroup(
-                each.batch_key,
-                kind_of(each.batch_key),
+        batch_key = each.largest_key or each.batch_key
+        if batch_key not in self.groups:
+            max_rows = self.costs.rows_limit(batch_key)
+            self.groups[batch_key] = _KeyGroup(
+                batch_key,
+                kind_of(batch_key),
                 max_rows,
-                min(round(self.expected_batch_size.get(each.batch_key, 0.0)), max_rows),
+                min(round(self.expected_batch_size.get(batch_key, 0.0)), max_rows),
             )
-        group = self.groups[each.batch_key]
+        group = self.groups[batch_key]
         insort(group.images, each, key=_rank)
         group.is_stale = True
 

@@ -6,7 +6,8 @@ ratio of actual to predicted durations of finished requests.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Candidate, Policy, uses_deadlines
 from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast
 from noria.scheduling.step.request_table import ActiveRequest, RequestTable
+from noria.scheduling.step.shared_calls import share_calls
 from noria.scheduling.types import BatchKey, ItemId, SchedulableRequest
 
 _BATCH_SIZE_ITERATIONS = 30.0  # over which the expected batch size is averaged
@@ -146,6 +148,7 @@ class CompletionPredictor:
             return self._cached
         in_order = self.sort_by_policy((*self.table.running, *self.table.waiting), now)
         simulated = [self.to_simulated(image, now) for image in in_order]
+        self._mix_sizes(simulated)
         waiting = [each.image for each in simulated if not each.running]
         images = forecast(simulated, self.max_running, self.costs, self._expected_batch_size, self.decode_batch)
         requests: dict[str, Forecast] = {}
@@ -160,6 +163,18 @@ class CompletionPredictor:
             self.table.version, images, requests, {image: position for position, image in enumerate(waiting)}
         )
         return self._cached
+
+    def _mix_sizes(self, images: Sequence[SimulatedImage]) -> None:
+        """Set which sizes share calls: as those do now that run, and the next ones, as many as there are slots."""
+        requests = {each.batch_key: self.table.request_of(each.image) for each in images}
+        if all(request.call_size is None for request in requests.values()):
+            return
+        rows = Counter[BatchKey]()
+        for each in sorted(images, key=lambda each: not each.running)[: self.max_running]:
+            rows[each.batch_key] += each.rows
+        largest = share_calls(rows, {key: request.call_key for key, request in requests.items()}, self.costs)
+        for each in images:
+            each.largest_key = largest.get(each.batch_key)
 
     # Durations.
 

@@ -3,8 +3,9 @@
 Rules:
   - An image joins as soon as a slot is free, at any iteration; nothing waits for a batch to fill. If slots are scarce,
     the policy decides.
-  - An iteration steps one batch key (`stride.py` selects it) and as many of its images as pay off together
-    (`costs.py`); if these are not all, the policy decides. The others are paused, which costs them nothing but time.
+  - An iteration steps one batch key (`stride.py` selects it), or several sizes where the model mixes them and that pays
+    (`shared_calls.py`), and as many of its images as pay off together (`costs.py`); if these are not all, the policy
+    decides. The others are paused, which costs them nothing but time.
   - An iteration decodes at most `decode_batch` images, of one batch key, longest waiting first; the others keep their
     slots, which bounds how many wait. So a running image is delayed by at most one small decode.
   - A request that would wait too long, miss its deadline, or make another miss an accepted one, is rejected at once
@@ -20,7 +21,7 @@ Time is monotonic seconds and always an argument. What a slot holds and how a st
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from noria.protocol.model_spec import ModelKey
@@ -30,6 +31,7 @@ from noria.scheduling.step.admission import AdmissionControl
 from noria.scheduling.step.batch_selection import BatchLimits, select_batch
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
+from noria.scheduling.step.shared_calls import area_px, share_calls
 from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import (
     NO_TIMINGS,
@@ -226,18 +228,39 @@ class StepScheduler:
                 by_key.setdefault(running_image.request.batch_key, []).append(image)
         if not by_key:
             return ()
-        num_running = {batch_key: len(images) for batch_key, images in by_key.items()}
         batch_key = next(iter(by_key))
         if len(by_key) > 1:
             running = [image for images in by_key.values() for image in images]
             batch_key = self._table.request_of(self._predictor.sort_by_policy(running, now)[0]).batch_key
-        batch_key = self._stride.next(num_running, batch_key)
+            by_key, batch_key = self._mix_sizes(by_key, batch_key)
+        batch_key = self._stride.next({key: len(images) for key, images in by_key.items()}, batch_key)
         chosen = self._select_batch(by_key[batch_key], batch_key, now)
         # If nothing is measured, all calls count the same.
-        cost_s = self.costs.step_s(batch_key, self._count_rows(chosen)) or 1.0
+        cost_s = self.costs.step_s(self._cost_key(chosen), self._count_rows(chosen)) or 1.0
         self._stride.charge(batch_key, cost_s)
         running_images = self._table.running
         return tuple(Step(image, running_images[image].slot, running_images[image].call) for image in chosen)
+
+    def _mix_sizes(
+        self, by_key: dict[BatchKey, list[ItemId]], urgent: BatchKey
+    ) -> tuple[dict[BatchKey, list[ItemId]], BatchKey]:
+        """Return the images by the largest size of the calls that they share, and that of the `urgent` key."""
+        requests = {key: self._table.request_of(images[0]) for key, images in by_key.items()}
+        if all(request.call_size is None for request in requests.values()):
+            return by_key, urgent
+        rows = {key: self._count_rows(images) for key, images in by_key.items()}
+        largest = share_calls(rows, {key: request.call_key for key, request in requests.items()}, self.costs)
+        mixed: dict[BatchKey, list[ItemId]] = {}
+        for key, images in by_key.items():
+            mixed.setdefault(largest[key], []).extend(images)
+        return mixed, largest[urgent]
+
+    def _cost_key(self, images: Sequence[ItemId]) -> BatchKey:
+        """Return the key of the largest size in a call, to which its rows are padded."""
+        first = self._table.request_of(images[0])
+        if first.call_size is None:
+            return first.batch_key
+        return max((self._table.request_of(image).batch_key for image in images), key=area_px)
 
     def _select_batch(self, images: list[ItemId], batch_key: BatchKey, now: float) -> list[ItemId]:
         running = self._table.running.values()
@@ -286,10 +309,8 @@ class StepScheduler:
         if phase_timings is not None and decoded is not None and phase_timings.decode_s:
             self.costs.observe_decode(decoded, len(plan.decodes), phase_timings.decode_s)
         if plan.steps:
-            batch_key, rows = (
-                self._table.request_of(plan.steps[0].image).batch_key,
-                self._count_rows(step.image for step in plan.steps),
-            )
+            stepped = [step.image for step in plan.steps]
+            batch_key, rows = self._cost_key(stepped), self._count_rows(stepped)
             if phase_timings is not None:
                 step_s = phase_timings.step_s
             else:  # only the whole iteration was timed
@@ -309,7 +330,7 @@ class StepScheduler:
         images = [each.image for each in named if each.image in self._table.running]
         if not images:
             return []
-        batch_key, num_others = self._table.request_of(images[0]).batch_key, len(self._table.running) - len(images)
+        batch_key, num_others = self._cost_key(images), len(self._table.running) - len(images)
         if len(named) == 1 and (result.oom_phase != "joins" or num_others == 0):
             message = f"{batch_key.width_px}x{batch_key.height_px} pixels do not fit the device's memory, even alone"
             self._predictor.max_running = self.num_slots  # the image that left no memory for others is gone

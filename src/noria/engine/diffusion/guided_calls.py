@@ -1,0 +1,100 @@
+"""Calls of the model for images, with their guidance applied.
+
+A call has a row for each image's prompt and, before all these, one for the negative prompt of each guided image.
+
+Shapes: B images of one size, R rows of a call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from noria.engine.diffusion.lora_cache import Adapters
+from noria.engine.diffusion.model_loras import ModelLoras
+from noria.engine.diffusion.prompt_embeddings import CollatedRows
+from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.diffusion_model import DiffusionModel, LatentRows
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedImage:
+    """What the calls for an image depend on, besides its latents and the time."""
+
+    prompt: Conditioning
+    negative: Conditioning | None  # None: not guided
+    scale: float
+    adapters: Adapters
+
+
+class GuidedCalls:
+    """Calls one model; rows are padded to the next of `buckets`, above the largest not at all."""
+
+    def __init__(self, model: DiffusionModel, loras: ModelLoras, buckets: Sequence[int]) -> None:
+        self._model, self._loras, self._buckets = model, loras, sorted(buckets)
+        self._rows = CollatedRows()
+
+    def predict(
+        self, inputs: Sequence[torch.Tensor], timesteps: np.ndarray, images: Sequence[GuidedImage]
+    ) -> list[torch.Tensor]:
+        """Make one call; return the outputs [B, C, H, W] float32 of each of `inputs`.
+
+        `inputs` are [B, C, H, W] for each size; more than one only for a model whose calls mix sizes. `timesteps` and
+        `images` are those of all inputs, in order.
+        """
+        guided = [b for b, image in enumerate(images) if image.negative is not None]
+        positions = guided + list(range(len(images)))
+        rows = [each.negative for each in images if each.negative is not None] + [each.prompt for each in images]
+        padding = self._bucket(len(rows)) - len(rows)
+        positions, rows = positions + positions[:1] * padding, rows + rows[:1] * padding
+        positions_R = self._to_device(positions)
+        scales = np.array([image.scale for image in images], np.float32)
+        with self._loras.denoising([images[b].adapters for b in positions]):
+            outputs_R = self._model.predict(
+                inputs[0][positions_R] if len(inputs) == 1 else _rows_at(positions, inputs),
+                self._to_device(timesteps)[positions_R],
+                self._rows.get(rows),
+                self._to_device(scales)[positions_R] if self._model.guidance.embedded else None,
+            )
+        if isinstance(outputs_R, torch.Tensor):
+            outputs_R = outputs_R.float()
+        combined, start = [], 0
+        negative_rows = {b: row for row, b in enumerate(guided)}
+        for inputs_BCHW in inputs:
+            of_size = range(start, start + inputs_BCHW.shape[0])
+            start = of_size.stop
+            prompted = _stacked(outputs_R[len(guided) + of_size.start : len(guided) + of_size.stop])
+            if not any(b in negative_rows for b in of_size):
+                combined.append(prompted)
+                continue
+            # An image that is not guided is combined with itself.
+            uncond_rows = [negative_rows.get(b, len(guided) + b) for b in of_size]
+            uncond = (
+                outputs_R[self._to_device(uncond_rows)]
+                if isinstance(outputs_R, torch.Tensor)
+                else _stacked([outputs_R[row] for row in uncond_rows])
+            )
+            is_guided = [b in negative_rows for b in of_size]
+            scales_B = np.where(
+                is_guided, scales[of_size.start : of_size.stop], np.float32(self._model.guidance.active_above)
+            )
+            combined.append(self._model.guidance.combine(prompted, uncond, self._to_device(scales_B)))
+        return combined
+
+    def _bucket(self, num_rows: int) -> int:
+        return next((bucket for bucket in self._buckets if bucket >= num_rows), num_rows)
+
+    def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
+        return torch.as_tensor(values).to(self._model.device, non_blocking=True)
+
+
+def _rows_at(positions: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the [C, H, W] of images of several sizes, which are numbered through all inputs."""
+    each = [image_CHW for inputs_BCHW in inputs for image_CHW in inputs_BCHW]
+    return [each[b] for b in positions]
+
+
+def _stacked(rows: LatentRows) -> torch.Tensor:
+    """Return rows of one size as [R, C, H, W] float32."""
+    return rows if isinstance(rows, torch.Tensor) else torch.stack(rows).float()

@@ -1,0 +1,36 @@
+"""Decides which sizes of images share the calls of a model that takes several at once.
+
+In a shared call, every row is padded to the largest size: a small image costs as much as a large one. That pays where a
+larger call takes little longer, or the sizes are nearly equal; else each size has calls of its own.
+"""
+
+from collections.abc import Mapping
+
+from noria.scheduling.costs import CostModel
+from noria.scheduling.types import BatchKey
+
+
+def area_px(batch_key: BatchKey) -> int:
+    """Return the pixels of an image."""
+    return batch_key.width_px * batch_key.height_px
+
+
+def share_calls(
+    rows: Mapping[BatchKey, int], call_keys: Mapping[BatchKey, BatchKey], costs: CostModel
+) -> dict[BatchKey, BatchKey]:
+    """Return for each key that of the largest size in its calls: its own, unless it joins those of another.
+
+    `rows` are those of the images of each key, and keys can share calls if `call_keys` has the same for them. A key
+    joins where one call for both takes no longer than one for each.
+    """
+    largest: dict[BatchKey, BatchKey] = {}
+    joined = dict(rows)
+    for key in sorted(rows, key=area_px, reverse=True):
+        largest[key] = key
+        for other in [host for host in largest.values() if call_keys[host] == call_keys[key] and host != key]:
+            together = joined[other] + rows[key]
+            apart_s = costs.step_s(other, joined[other]) + costs.step_s(key, rows[key])
+            if together <= costs.rows_limit(other) and costs.step_s(other, together) <= apart_s:
+                largest[key], joined[other] = other, together
+                break
+    return largest

@@ -1,0 +1,90 @@
+"""Sizes of images share calls where the model mixes them and that pays."""
+
+import pytest
+
+from noria.protocol.model_spec import ModelKey
+from noria.scheduling.costs import CostCurve, CostModel
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.step.shared_calls import share_calls
+from noria.scheduling.types import BatchKey, IterationResult, MeasuredTimings, SchedulableRequest
+
+SMALL, WIDE, LARGE = BatchKey(512, 512), BatchKey(1216, 832), BatchKey(1024, 1024)
+ANY_SIZE = BatchKey(0, 0)
+PER_ROW = {LARGE: CostCurve({1: 1.0, 2: 2.0, 8: 8.0})}  # seconds: a device that one large row keeps busy
+PER_CALL = {LARGE: CostCurve({1: 1.0, 2: 1.0, 8: 1.0})}  # one that most rows leave idle
+
+
+def share(rows, steps, call_keys=None, max_rows=64):
+    return share_calls(rows, call_keys or dict.fromkeys(rows, ANY_SIZE), CostModel(max_rows, dict(steps)))
+
+
+def test_sizes_share_calls_that_cost_no_more_with_them():
+    assert share({SMALL: 1, LARGE: 1}, PER_CALL) == {SMALL: LARGE, LARGE: LARGE}
+    assert share({SMALL: 3, LARGE: 2, WIDE: 1}, {}) == dict.fromkeys((SMALL, LARGE, WIDE), LARGE)  # nothing is known
+
+
+def test_a_small_image_does_not_pay_for_the_padding_of_a_large_one():
+    assert share({SMALL: 1, LARGE: 1}, PER_ROW) == {SMALL: SMALL, LARGE: LARGE}
+
+
+def test_nearly_equal_sizes_share_calls_and_smaller_ones_have_their_own():
+    smaller = BatchKey(448, 576)
+    costs = PER_ROW | {key: CostCurve({1: 0.22, 4: 0.3}) for key in (SMALL, smaller)}
+    costs |= {WIDE: CostCurve({1: 0.99, 2: 1.9})}
+    found = share({WIDE: 1, SMALL: 1, LARGE: 1, smaller: 2}, {**costs, LARGE: CostCurve({1: 1.0, 2: 1.9, 8: 6.0})})
+    assert found == {LARGE: LARGE, WIDE: LARGE, SMALL: SMALL, smaller: SMALL}
+
+
+def test_other_models_and_full_calls_are_not_shared():
+    other = LARGE._replace(model=ModelKey("other"))
+    call_keys = {SMALL: ANY_SIZE, other: ANY_SIZE._replace(model=other.model)}
+    assert share({SMALL: 1, other: 1}, {}, call_keys) == {SMALL: SMALL, other: other}
+    assert share({SMALL: 1, LARGE: 2}, PER_CALL, max_rows=2) == {SMALL: SMALL, LARGE: LARGE}
+
+
+def make_scheduler(steps, call_size=(0, 0)):
+    curves = {key: CostCurve(dict(curve.points)) for key, curve in steps.items()}  # which it changes
+    scheduler = StepScheduler(8, costs=CostModel(steps=curves))
+    for name, key in (("small", SMALL), ("large", LARGE)):
+        scheduler.submit(SchedulableRequest(name, key, 1, 10, None, rows=2, call_size=call_size), 0.0)
+    return scheduler
+
+
+def names(plan):
+    return {step.image.attempt_id for step in plan.steps}
+
+
+def iterate(scheduler, step_s=1.0, **result):
+    plan = scheduler.plan(0.0)
+    scheduler.commit(plan, IterationResult(**{"phase_timings": MeasuredTimings(step_s=step_s)} | result), 0.0, step_s)
+    return plan
+
+
+def test_one_call_steps_all_sizes_and_is_a_measurement_of_the_largest():
+    scheduler = make_scheduler(PER_CALL)
+    assert names(iterate(scheduler)) == {"small", "large"}
+    assert scheduler.costs.steps[LARGE].points.keys() == {1, 2, 4, 8}
+    assert SMALL not in scheduler.costs.steps
+
+
+@pytest.mark.parametrize(("steps", "call_size"), [(PER_ROW, (0, 0)), (PER_CALL, None)])
+def test_sizes_take_turns_where_calls_are_not_shared(steps, call_size):
+    scheduler = make_scheduler(steps, call_size)
+    plans = [iterate(scheduler) for _ in range(8)]
+    assert {frozenset(names(plan)) for plan in plans} == {frozenset({"small"}), frozenset({"large"})}
+
+
+def test_sizes_that_do_not_fit_the_memory_together_take_turns():
+    scheduler = make_scheduler(PER_CALL)
+    assert names(iterate(scheduler, oom_phase="steps")) == {"small", "large"}
+    assert scheduler.costs.rows_limit(LARGE) == 2
+    plans = [iterate(scheduler) for _ in range(4)]
+    assert {frozenset(names(plan)) for plan in plans} == {frozenset({"small"}), frozenset({"large"})}
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected_s"), [(PER_CALL, 10.0), ({SMALL: CostCurve({1: 0.25, 2: 0.5}), **PER_ROW}, 25.0)]
+)
+def test_forecasts_know_which_sizes_share_calls(steps, expected_s):
+    progress = make_scheduler(steps).progress(["small", "large"], 0.0)
+    assert max(each.finish_in_s for each in progress.values()) == pytest.approx(expected_s)
