@@ -116,6 +116,12 @@ def tiny_xl_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_z_image_folder(tmp_path_factory):
+    """A model folder like Z-Image with few random weights: up to 64 × 64 px."""
+    return tiny_models.save_z_image(tmp_path_factory.mktemp("tiny-z-image"))
+
+
+@pytest.fixture(scope="session")
 def chromium():
     """The system's browser, headless."""
     from playwright.sync_api import sync_playwright

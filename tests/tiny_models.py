@@ -100,6 +100,86 @@ def save_stable_diffusion_xl(
     return folder
 
 
+Z_IMAGE_TEXT: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "max_position_embeddings": 512,
+}
+Z_IMAGE_TRANSFORMER: dict[str, Any] = {
+    "in_channels": 4,
+    "dim": 32,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "cap_feat_dim": 24,
+    "axes_dims": [4, 4, 8],
+    "axes_lens": [544, 8, 8],  # images of up to 64 px
+}
+FLOW_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+
+
+def save_z_image(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    text_encoder: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    **index: object,
+) -> pathlib.Path:
+    """Write a ZImagePipeline with changed settings of parts and of model_index.json. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, ZImageTransformer2DModel
+    from transformers import Qwen3Config, Qwen3Model
+
+    torch.manual_seed(2)
+    parts = {
+        "text_encoder": Qwen3Model(Qwen3Config(**Z_IMAGE_TEXT | (text_encoder or {}))),
+        "transformer": ZImageTransformer2DModel(**Z_IMAGE_TRANSFORMER | (transformer or {})),
+        "vae": AutoencoderKL(**_VAE, shift_factor=0.1, scaling_factor=0.5),
+    }
+    for part in parts.values():
+        randomise(part)
+    _save(folder, "ZImagePipeline", parts, FLOW_SCHEDULER | (scheduler or {}), **index)
+    return folder
+
+
+def randomise(part: Any) -> None:
+    """Give every parameter random values, so that no block is the identity or zero, as some are at first."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in part.named_parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+            else:
+                torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.1)
+
+
+# What Qwen3's own template makes of one message.
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def _save_byte_tokenizer(folder: pathlib.Path) -> None:
+    """Write a tokenizer as Qwen's, whose words are bytes."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["<|im_start|>", "<|im_end|>"])
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
 def _save(
     folder: pathlib.Path, pipeline: str, parts: dict[str, Any], scheduler: dict[str, Any], **index: object
 ) -> None:
@@ -111,13 +191,18 @@ def _save(
                 torch.nn.init.normal_(parameter, std=0.02)
         part.save_pretrained(folder / name)
         index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
-        if name.startswith("text_encoder"):
+        if pipeline == "ZImagePipeline" and name == "text_encoder":
+            _save_byte_tokenizer(folder / "tokenizer")
+            index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
+        elif name.startswith("text_encoder"):
             tokenizer = name.replace("text_encoder", "tokenizer")
             shutil.copytree(BUNDLED / "tokenizer", folder / tokenizer)
             index[tokenizer] = ["transformers", "CLIPTokenizer"]
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
-    index |= {"scheduler": ["diffusers", scheduler["_class_name"]], "feature_extractor": [None, None]}
+    index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
-    index["safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"] = [None, None]
+    if pipeline != "ZImagePipeline":
+        unused = "safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"
+        index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))

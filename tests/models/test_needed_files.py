@@ -36,6 +36,24 @@ def test_of_a_diffusers_model_its_parts_are_needed_and_fp16_weights_only_where_t
     assert select_needed_files(DIFFUSERS + UNNEEDED, STABLE_DIFFUSION, "hf://org/shapes") == DIFFUSERS
 
 
+def test_of_z_image_all_shards_are_needed():
+    needed = [
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "text_encoder/config.json",
+        "text_encoder/model-00001-of-00003.safetensors",
+        "text_encoder/model.safetensors.index.json",
+        "tokenizer/merges.txt",
+        "tokenizer/tokenizer.json",
+        "transformer/config.json",
+        "transformer/diffusion_pytorch_model-00003-of-00003.safetensors",
+        "transformer/diffusion_pytorch_model.safetensors.index.json",
+        "vae/diffusion_pytorch_model.safetensors",
+    ]
+    others = ["assets/showcase.jpg", "tokenizer/chat_template.jinja", "README.md"]
+    assert select_needed_files(needed + others, FAMILIES["z-image"], "hf://org/z-image") == needed
+
+
 def test_of_a_text_encoder_its_own_files_and_its_pooling_are_needed():
     needed = ["1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
     others = ["onnx/model.onnx", "pytorch_model.bin", "openvino/config.json", "tf_model.h5"]

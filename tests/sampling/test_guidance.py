@@ -7,7 +7,7 @@ from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import resca
 from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 
 SHAPE_CHW = (4, 8, 8)
-FORMS = [CLASSIFIER_FREE, Guidance("cond", 0.0), Guidance(rescale=0.7)]
+FORMS = [CLASSIFIER_FREE, Guidance("cond", 0.0), Guidance(rescale=0.7), Guidance("cond", 0.0, norm_limit=0.5)]
 
 
 def outputs(dtype=torch.float32):
@@ -19,7 +19,7 @@ def outputs(dtype=torch.float32):
 def test_an_unguided_output_is_returned_exactly_beside_a_guided_one(guidance, dtype):
     cond, uncond = outputs(dtype)
     uncond[1] = cond[1]
-    combined = guidance.combine(cond, uncond, torch.tensor([7.5, 1.0]))
+    combined = guidance.combine(cond, uncond, torch.tensor([7.5, guidance.active_above]))
     assert combined.dtype == torch.float32
     assert torch.equal(combined[1], cond[1].float())
     assert not torch.equal(combined[0], cond[0].float())
@@ -39,6 +39,16 @@ def test_the_deviation_is_rescaled_as_by_diffusers():
     guided = CLASSIFIER_FREE.combine(cond, uncond, torch.tensor([7.5, 2.0]))
     rescaled = Guidance(rescale=0.7).combine(cond, uncond, torch.tensor([7.5, 2.0]))
     torch.testing.assert_close(rescaled, rescale_noise_cfg(guided, cond, guidance_rescale=0.7))
+
+
+def test_the_norm_is_limited_where_it_is_larger():
+    cond, uncond = outputs()
+    uncond[1] = 0.9 * cond[1]  # the guided output is 1.2 times this one
+    scale_B = torch.tensor([7.5, 2.0])
+    guided = Guidance("cond", 0.0).combine(cond, uncond, scale_B)
+    limited = Guidance("cond", 0.0, norm_limit=1.5).combine(cond, uncond, scale_B)
+    torch.testing.assert_close(limited[0], guided[0] * 1.5 * cond[0].norm() / guided[0].norm())
+    assert torch.equal(limited[1], guided[1])
 
 
 def test_an_image_is_guided_above_the_bound_of_its_family():

@@ -130,6 +130,26 @@ _ROWS = (
         load_with="noria.models.diffusion.stable_diffusion_xl:StableDiffusionXL.load",
     ),
     Family(
+        name="z-image",
+        description="Z-Image and Z-Image-Turbo",
+        index_file="model_index.json",
+        class_names=("ZImagePipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": Part(("Qwen2Tokenizer", "Qwen2TokenizerFast")),
+                "text_encoder": Part(("Qwen3Model", "Qwen3ForCausalLM"), "model"),
+                "transformer": Part(("ZImageTransformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.z_image_folder:inspect",
+        load_with="noria.models.diffusion.z_image:ZImage.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
         name="text-encoder",
         description="text encoders: embeddings, classification, reranking",
         index_file="config.json",

@@ -26,7 +26,8 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     schedulers: tuple[str, ...]  # short names of those that the model supports
     default_steps: int
     default_guidance: float
-    guidance_rescale: float = 0.0  # see `sampling/guidance.py`
+    guidance_rescale: float = 0.0  # see `sampling/guidance.py`, also for the next
+    cfg_normalization: float = 0.0
 
 
 class Lora(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ class Guidance:
     form: Literal["uncond", "cond"] = "uncond"
     active_above: float = 1.0  # a request with this scale or less has no row for its negative prompt
     rescale: float = 0.0  # φ of Lin et al. (2024), eq. 16: how much of the output's deviation becomes that of c
+    norm_limit: float = 0.0  # the output's norm is at most this times that of c (`cfg_normalization`); 0: no limit
     embedded: bool = False  # the model takes the scale itself, in one row, and no negative prompt
     negative_absent: Literal["empty", "zeros"] = "empty"  # what a request without a negative prompt has instead
 
@@ -34,18 +35,26 @@ class Guidance:
     ) -> "torch.Tensor":
         """Return the guided outputs in float32.
 
-        An unguided image passes its output as both, with scale 1, and the result equals it exactly.
+        An unguided image passes its output as both, with the scale `active_above`, and the result equals it exactly.
         """
         cond_BCHW, uncond_BCHW = cond_BCHW.float(), uncond_BCHW.float()
         scale_B111 = scale_B[:, None, None, None]
         origin_BCHW = uncond_BCHW if self.form == "uncond" else cond_BCHW
         guided_BCHW = origin_BCHW + scale_B111 * (cond_BCHW - uncond_BCHW)
-        if not self.rescale:
+        if not self.rescale and not self.norm_limit:
             return guided_BCHW
         axes = tuple(range(1, guided_BCHW.ndim))
-        ratio_B111 = cond_BCHW.std(axes, keepdim=True) / guided_BCHW.std(axes, keepdim=True)
-        rescaled_BCHW = self.rescale * (guided_BCHW * ratio_B111) + (1 - self.rescale) * guided_BCHW
+        if self.norm_limit:
+            ratio_B111 = self.norm_limit * _norm(cond_BCHW, axes) / _norm(guided_BCHW, axes)
+            rescaled_BCHW = guided_BCHW * ratio_B111.clamp(max=1.0)
+        else:
+            ratio_B111 = cond_BCHW.std(axes, keepdim=True) / guided_BCHW.std(axes, keepdim=True)
+            rescaled_BCHW = self.rescale * (guided_BCHW * ratio_B111) + (1 - self.rescale) * guided_BCHW
         return rescaled_BCHW.where(scale_B111 > self.active_above, guided_BCHW)
+
+
+def _norm(outputs: "torch.Tensor", axes: tuple[int, ...]) -> "torch.Tensor":
+    return outputs.square().sum(axes, keepdim=True).sqrt()
 
 
 CLASSIFIER_FREE = Guidance()

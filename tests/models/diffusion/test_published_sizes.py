@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from diffusers import AutoencoderKL, UNet2DConditionModel, ZImageTransformer2DModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, Qwen3Config, Qwen3Model
 
 from noria.models.diffusion.conditioning import Conditioning
 
@@ -84,3 +84,49 @@ def test_the_unet_takes_what_the_family_gives_it(xl):
             },
         ).sample
     assert output.shape == (rows, 4, 104, 152)
+
+
+@pytest.fixture(scope="module")
+def z_image():
+    """The parts of Z-Image, in bfloat16."""
+    with torch.device("meta"):
+        text = Qwen3Config(
+            vocab_size=151_936,
+            hidden_size=2560,
+            intermediate_size=9728,
+            num_hidden_layers=36,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=128,
+        )
+        vae = AutoencoderKL(
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+            latent_channels=16,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        parts = {"transformer": ZImageTransformer2DModel(), "text_encoder": Qwen3Model(text), "vae": vae}
+        return {name: part.bfloat16() for name, part in parts.items()}
+
+
+def test_parameters_and_memory_of_z_image(z_image):
+    """Those of docs/models.md."""
+    parameters = {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in z_image.items()}
+    assert parameters == {"transformer": 6_154_908_736, "text_encoder": 4_022_468_096, "vae": 83_819_683}
+    assert round(2 * sum(parameters.values()) / 1e9, 1) == 20.5
+    assert Conditioning({"caption": torch.empty(512, 2560, dtype=torch.bfloat16)}).nbytes == 2_621_440
+
+
+def test_the_transformer_of_z_image_takes_rows_of_several_sizes(z_image):
+    sizes, lengths = [(128, 128), (152, 104), (64, 64)], [20, 512, 1]
+    with torch.device("meta"):
+        outputs = z_image["transformer"](
+            [torch.empty(16, 1, *size, dtype=torch.bfloat16) for size in sizes],
+            torch.empty(3),
+            [torch.empty(length, 2560, dtype=torch.bfloat16) for length in lengths],
+            return_dict=False,
+        )[0]
+    assert [output.shape for output in outputs] == [(16, 1, *size) for size in sizes]

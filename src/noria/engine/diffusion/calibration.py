@@ -98,9 +98,9 @@ def measure_costs(
             now = time.monotonic()
             if now - started + 2 * (now - began) > BUDGET_S:  # the next batch size takes up to twice as long
                 break
-        run_warmup_request(executor, spec, config, CostModel(costs.max_rows), 1, steps=2, guidance=1.0)
+        run_warmup_request(executor, spec, config, CostModel(costs.max_rows), 1, steps=2, guidance=0.0)
         for measured in (costs, second_pass):
-            run_warmup_request(executor, spec, config, measured, 1, _STEPS, guidance=1.0)
+            run_warmup_request(executor, spec, config, measured, 1, _STEPS, guidance=0.0)
     finally:
         executor.is_synchronous = was_synchronous
     costs.slowdown = 1.0

@@ -36,10 +36,13 @@ class ModelLoras:
 
         Raises:
             LoraNotFound: one does not exist.
-            InvalidField: one has another digest now, or does not fit the model or the cache.
+            InvalidField: one has another digest now, or does not fit the model or the cache, or the model has no parts
+                that LoRAs can change.
             QueueFull: the adapters of other requests fill the cache.
 
         """
+        if loras and not self._model.lora_parts:
+            raise InvalidField(f"loras: LoRAs are not supported yet for the family of {model}.", field="loras")
         return self.cache.get(loras, functools.partial(self._read, model))
 
     def _read(self, model: str, lora: Lora) -> LoraWeights:

@@ -12,8 +12,8 @@ from noria.protocol.request import ImageRequestBody
 
 DESCRIPTIONS = {
     "prompt": "what the image shows",
-    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1. For SDXL, null is "
-    "not an empty one",
+    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1 (Z-Image: above 0). "
+    "For SDXL, null is not an empty one",
     "seed": "the same seed and settings give the same image; image k of n uses seed + k; default: random",
     "width": "in pixels",
     "height": "in pixels",

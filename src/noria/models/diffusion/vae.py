@@ -1,4 +1,4 @@
-"""A VAE between pixels and the latents of a denoiser, for families whose latents are one number times the VAE's.
+"""A VAE between pixels and the latents of a denoiser, for families whose latents are the VAE's shifted and scaled.
 
 Shapes: B images, C latent channels, H × W latent size.
 """
@@ -28,6 +28,7 @@ class LatentVae:
         self._vae = vae.to(memory_format=self._memory_format)
         self.scale: int = 2 ** (len(vae.config.block_out_channels) - 1)  # pixels of a side per latent
         self._factor: float = vae.config.scaling_factor
+        self._shift: float = getattr(vae.config, "shift_factor", None) or 0.0
         mean, std = (getattr(vae.config, name, None) for name in ("latents_mean", "latents_std"))
         self._mean_std_2C: torch.Tensor | None = None
         if mean is not None and std is not None:
@@ -47,7 +48,7 @@ class LatentVae:
         deviation_BCHW = None if distribution is None else distribution.std
         if self._mean_std_2C is None:
             factor: float | torch.Tensor = self._factor
-            scaled = mean_BCHW * factor
+            scaled = (mean_BCHW - self._shift) * factor
         else:
             mean, std = self._mean_std_2C[:, None, :, None, None]
             factor = self._factor / std
@@ -58,7 +59,7 @@ class LatentVae:
         """Return pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
         latents_BCHW = latents_BCHW.to(self._vae.dtype)
         if self._mean_std_2C is None:
-            scaled = latents_BCHW / self._factor
+            scaled = latents_BCHW / self._factor + self._shift
         else:
             mean, std = self._mean_std_2C[:, None, :, None, None]
             scaled = latents_BCHW * std / self._factor + mean

@@ -1,0 +1,188 @@
+"""Checks and describes a folder of Z-Image: tokenizer, text_encoder (Qwen3), transformer, vae, scheduler.
+
+This module knows neither torch nor what the parts compute; `z_image.py` loads them.
+"""
+
+import pathlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria.errors import ModelError
+from noria.models.diffusion.pipeline_folder import (
+    Count,
+    Overrides,
+    VaeConfig,
+    check_files,
+    check_layer,
+    check_vocabulary,
+    default_scheduler,
+    read_overrides,
+)
+from noria.models.families import Family
+from noria.models.weights import REDOWNLOAD_HINT, convert, num_tensor_parameters, read_object, read_struct, read_weights
+from noria.protocol.diffusion import DiffusionModelSpec
+
+MAX_PROMPT_TOKENS = 512
+"""Longer prompts are cut, as by diffusers; the words of the chat around them are counted."""
+
+PATCH = 2
+"""Latents of a token along one side."""
+
+_SCHEDULERS = ("flow-euler",)
+"""With the others, diffusers' pipeline fails, because it gives them noise levels, or draws noise without the seed."""
+
+_SIDE_PX = 1024  # that the published models were trained at, and the default of diffusers
+_MAX_SIDE_PX = 2048
+_TURBO_SHIFT = 3.0  # of the scheduler of the distilled model; that of the other is 6
+
+
+class _Index(Struct, frozen=True):
+    """model_index.json: library and class of each part."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    tokenizer: tuple[str | None, str | None]
+    text_encoder: tuple[str | None, str | None]
+    transformer: tuple[str | None, str | None]
+    vae: tuple[str | None, str | None]
+    scheduler: tuple[str | None, str | None]
+
+
+class _TextEncoder(Struct, frozen=True):
+    """The settings of a Qwen3 that must fit the other parts; they have no defaults in a published model."""
+
+    model_type: Literal["qwen3"]
+    hidden_size: Count
+    vocab_size: Count
+    num_hidden_layers: Annotated[int, Meta(ge=2)]
+    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
+
+
+Axes = Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)]
+"""Of frames and prompt, of rows and of columns of tokens."""
+
+
+class _Transformer(Struct, frozen=True):
+    """The settings of the transformer that decide whether it is supported, and its sizes; defaults are diffusers'."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    all_patch_size: tuple[int, ...] = (PATCH,)
+    all_f_patch_size: tuple[int, ...] = (1,)
+    in_channels: Count = 16
+    dim: Count = 3840
+    n_heads: Count = 30
+    cap_feat_dim: Count = 2560
+    siglip_feat_dim: int | None = None
+    axes_dims: Axes = (32, 48, 48)
+    axes_lens: Axes = (1024, 512, 512)
+
+
+class _Scheduler(Struct, frozen=True):
+    class_name: Literal["FlowMatchEulerDiscreteScheduler"] = msgspec.field(name="_class_name")
+    num_train_timesteps: Literal[1000] = 1000
+    shift: float = 1.0
+    stochastic_sampling: Literal[False] = False  # else it draws noise without the seed
+
+
+class _ZImageOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
+    cfg_normalization: Annotated[float, Meta(ge=0, le=10)] = 0.0  # of all requests, as of diffusers' pipeline; 0: off
+
+
+def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, without name and fingerprint.
+
+    Raises:
+        ModelError: a file is damaged, or a part is not supported.
+
+    """
+    index = read_struct(folder / "model_index.json", _Index)
+    check_files(folder, family, index)
+    scheduler_file = folder / "scheduler" / "scheduler_config.json"
+    scheduler = convert(scheduler_file, read_object(scheduler_file), _Scheduler)
+    text_encoder = read_struct(folder / "text_encoder" / "config.json", _TextEncoder)
+    check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
+    transformer_file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
+    transformer, vae = read_struct(transformer_file, _Transformer), read_struct(vae_file, VaeConfig)
+    family.check_class(transformer_file, "transformer", transformer.class_name)
+    family.check_class(vae_file, "vae", vae.class_name)
+    _check_fit(transformer_file, transformer, text_encoder, vae)
+    num_parameters = _check_weights(folder, family, transformer, text_encoder, vae)
+    overrides, is_turbo = read_overrides(folder, _ZImageOverrides), scheduler.shift == _TURBO_SHIFT
+    scheduler_name = default_scheduler(folder, overrides, _SCHEDULERS[0])
+    if scheduler_name not in _SCHEDULERS:
+        raise ModelError(
+            f"{folder / 'noria.json'}: default_scheduler is {scheduler_name}; supported are {', '.join(_SCHEDULERS)}."
+        )
+    steps, guidance = (9, 0.0) if is_turbo else (50, 5.0)
+    multiple_px = PATCH * vae.factor
+    max_side_px = min(_MAX_SIDE_PX, multiple_px * min(transformer.axes_lens[1:])) // multiple_px * multiple_px
+    side_px = min(_SIDE_PX, max_side_px)
+    return DiffusionModelSpec(
+        name="",  # the catalog sets name and fingerprint
+        folder=str(folder),
+        fingerprint="",
+        family=family.name,
+        pipeline=index.class_name,
+        default_width_px=side_px,
+        default_height_px=side_px,
+        min_side_px=min(4 * multiple_px, side_px),
+        max_side_px=max_side_px,
+        multiple_px=multiple_px,
+        default_scheduler=scheduler_name,
+        schedulers=_SCHEDULERS,
+        default_steps=steps if overrides.default_steps is None else overrides.default_steps,
+        default_guidance=guidance if overrides.default_guidance is None else overrides.default_guidance,
+        cfg_normalization=overrides.cfg_normalization,
+        num_parameters=num_parameters,
+    )
+
+
+def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: _TextEncoder, vae: VaeConfig) -> None:
+    """Check that the transformer is one for text to image, and fits text encoder and VAE."""
+    if transformer.siglip_feat_dim is not None:
+        raise ModelError(
+            f"{file}: siglip_feat_dim is {transformer.siglip_feat_dim}: Z-Image-Omni, which takes images too; "
+            "supported is text to image."
+        )
+    if (transformer.all_patch_size, transformer.all_f_patch_size) != ((PATCH,), (1,)):
+        raise ModelError(
+            f"{file}: all_patch_size {transformer.all_patch_size} and all_f_patch_size {transformer.all_f_patch_size}; "
+            f"supported are {(PATCH,)} and {(1,)}."
+        )
+    for name, got, other, wanted in (
+        ("in_channels", transformer.in_channels, "the VAE's latent_channels", vae.latent_channels),
+        ("cap_feat_dim", transformer.cap_feat_dim, "the text encoder's hidden_size", text_encoder.hidden_size),
+        (
+            "dim",
+            transformer.dim,
+            "n_heads times the sum of axes_dims",
+            transformer.n_heads * sum(transformer.axes_dims),
+        ),
+    ):
+        if got != wanted:
+            raise ModelError(
+                f"{file}: {name} is {got}, but {other} is {wanted}: the parts belong to two models. {REDOWNLOAD_HINT}"
+            )
+    longest = MAX_PROMPT_TOKENS + 2  # positions of a prompt begin at 1, and its image has the next
+    if transformer.axes_lens[0] < longest:
+        raise ModelError(
+            f"{file}: axes_lens is {transformer.axes_lens}; the first must be at least {longest}, for prompts of "
+            f"{MAX_PROMPT_TOKENS} tokens."
+        )
+
+
+def _check_weights(
+    folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: _TextEncoder, vae: VaeConfig
+) -> int:
+    """Check one tensor of each part; return the transformer's parameters."""
+    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
+    caption = {"dim": (0, transformer.dim), "cap_feat_dim": (1, transformer.cap_feat_dim)}
+    for part, names, expected in (
+        ("text_encoder", ("embed_tokens.weight", "model.embed_tokens.weight"), embedding),
+        ("transformer", ("cap_embedder.1.weight",), caption),
+        ("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)}),
+    ):
+        check_layer(folder, family, part, shapes[part], names, expected)
+    return num_tensor_parameters(shapes["transformer"])
