@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import string
 from typing import Any
 
 from noria.models.location import BUNDLED
@@ -44,6 +45,13 @@ SCHEDULER: dict[str, Any] = {
     "skip_prk_steps": True,
     "steps_offset": 1,
     "set_alpha_to_one": False,
+}
+_DYNAMIC_SHIFT: dict[str, Any] = {
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 4096,
 }
 
 
@@ -180,6 +188,84 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def save_flux(
+    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+) -> pathlib.Path:
+    """Write a FluxPipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, FluxTransformer2DModel
+    from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+    torch.manual_seed(2)
+    sizes: dict[str, Any] = {
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 40,
+        "pooled_projection_dim": 32,
+        "guidance_embeds": True,
+        "axes_dims_rope": (4, 4, 8),
+    }
+    t5 = T5Config(vocab_size=64, d_model=40, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    parts = {
+        "text_encoder": CLIPTextModel(CLIPTextConfig(**_TEXT)),
+        "text_encoder_2": T5EncoderModel(t5),
+        "transformer": FluxTransformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
+    }
+    randomise(parts["transformer"])
+    _save(folder, "FluxPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
+    return folder
+
+
+def save_stable_diffusion_3(
+    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+) -> pathlib.Path:
+    """Write a StableDiffusion3Pipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, SD3Transformer2DModel
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+
+    torch.manual_seed(3)
+    second = CLIPTextConfig(**_TEXT | {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 24})
+    sizes: dict[str, Any] = {
+        "sample_size": 8,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 96,
+        "caption_projection_dim": 32,
+        "pooled_projection_dim": 20 + 24,
+        "pos_embed_max_size": 12,
+        "dual_attention_layers": (0,),
+        "qk_norm": "rms_norm",
+    }
+    t5 = T5Config(vocab_size=64, d_model=96, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    parts = {
+        "text_encoder": CLIPTextModelWithProjection(CLIPTextConfig(**_TEXT | {"projection_dim": 20})),
+        "text_encoder_2": CLIPTextModelWithProjection(second),
+        "text_encoder_3": T5EncoderModel(t5),
+        "transformer": SD3Transformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 1.5, "shift_factor": 0.06}),
+    }
+    randomise(parts["transformer"])
+    _save(folder, "StableDiffusion3Pipeline", parts, FLOW_SCHEDULER | (scheduler or {}))
+    return folder
+
+
+def _save_t5_tokenizer(folder: pathlib.Path) -> None:
+    from transformers import T5Tokenizer
+
+    letters = [(letter, -3.0) for letter in string.ascii_lowercase]
+    words = [(f"▁{word}", -2.0) for word in ("", "a", "red", "blue", "circle", "square")]
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), *words, *letters]
+    T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=512).save_pretrained(folder)
+
+
 def _save(
     folder: pathlib.Path, pipeline: str, parts: dict[str, Any], scheduler: dict[str, Any], **index: object
 ) -> None:
@@ -196,8 +282,12 @@ def _save(
             index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
         elif name.startswith("text_encoder"):
             tokenizer = name.replace("text_encoder", "tokenizer")
-            shutil.copytree(BUNDLED / "tokenizer", folder / tokenizer)
-            index[tokenizer] = ["transformers", "CLIPTokenizer"]
+            is_t5 = type(part).__name__ == "T5EncoderModel"
+            if is_t5:
+                _save_t5_tokenizer(folder / tokenizer)
+            else:
+                shutil.copytree(BUNDLED / "tokenizer", folder / tokenizer)
+            index[tokenizer] = ["transformers", "T5TokenizerFast" if is_t5 else "CLIPTokenizer"]
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}

@@ -58,8 +58,13 @@ def test_an_unsupported_sampler_is_rejected_by_name(sampler, schedule_type, mess
         scheduler_for(sampler, schedule_type)
 
 
+def test_samplers_of_flow_models_have_the_names_of_the_others():
+    assert a1111_name("flow-euler") == ("Euler", None)
+    assert a1111_name("flow-dpm++2m") == ("DPM++ 2M", None)
+
+
 def test_a_scheduler_without_an_a1111_name_keeps_its_own():
-    assert a1111_name("flow-euler") == ("flow-euler", None)
+    assert a1111_name("edm-euler") == ("edm-euler", None)
     assert scheduler_for("flow-euler", AUTOMATIC) == "flow-euler"
 
 

@@ -57,9 +57,10 @@ _WITHOUT_SCHEDULE_TYPE = frozenset({"ddim", "pndm", "unipc"})
 def a1111_name(scheduler: str) -> tuple[str, str | None]:
     """Return A1111's name of a sampler, including " Karras", and the schedule type to write if "Automatic" is wrong.
 
-    A scheduler of a family for which A1111 has no names keeps its own.
+    A sampler of flow models has the name of the same one of Stable Diffusion; without a name there it keeps its own.
     """
-    return SAMPLERS.get(scheduler, scheduler), UNIFORM if scheduler in _AUTOMATIC_IS_NOT_UNIFORM else None
+    name = SAMPLERS.get(scheduler.removeprefix("flow-"), scheduler)
+    return name, UNIFORM if scheduler in _AUTOMATIC_IS_NOT_UNIFORM else None
 
 
 def scheduler_for(sampler: str, schedule_type: str | None = None) -> str:

@@ -100,6 +100,10 @@ _STABLE_DIFFUSION_PARTS = {
     "scheduler": Part(),  # images/scheduler_names.py knows its classes
 }
 
+_T5_TOKENIZER = Part(("T5Tokenizer", "T5TokenizerFast"))
+_T5 = Part(("T5EncoderModel",), "model")
+_CLIP_WITH_PROJECTION = Part(("CLIPTextModelWithProjection",), "model")
+
 _ROWS = (
     Family(
         name="stable-diffusion",
@@ -121,7 +125,7 @@ _ROWS = (
             {
                 **_STABLE_DIFFUSION_PARTS,
                 "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
-                "text_encoder_2": Part(("CLIPTextModelWithProjection",), "model"),
+                "text_encoder_2": _CLIP_WITH_PROJECTION,
             }
         ),
         extra="diffusion",
@@ -147,6 +151,51 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.z_image_folder:inspect",
         load_with="noria.models.diffusion.z_image:ZImage.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="stable-diffusion-3",
+        description="Stable Diffusion 3 and 3.5",
+        index_file="model_index.json",
+        class_names=("StableDiffusion3Pipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],
+                "text_encoder": _CLIP_WITH_PROJECTION,
+                "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
+                "text_encoder_2": _CLIP_WITH_PROJECTION,
+                "tokenizer_3": _T5_TOKENIZER,
+                "text_encoder_3": _T5,
+                "transformer": Part(("SD3Transformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.stable_diffusion_3_folder:inspect",
+        load_with="noria.models.diffusion.stable_diffusion_3:StableDiffusion3.load",
+    ),
+    Family(
+        name="flux",
+        description="FLUX.1 dev and schnell",
+        index_file="model_index.json",
+        class_names=("FluxPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],
+                "text_encoder": _STABLE_DIFFUSION_PARTS["text_encoder"],
+                "tokenizer_2": _T5_TOKENIZER,
+                "text_encoder_2": _T5,
+                "transformer": Part(("FluxTransformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.flux_folder:inspect",
+        load_with="noria.models.diffusion.flux:Flux.load",
         gpu_dtype="bfloat16",
     ),
     Family(

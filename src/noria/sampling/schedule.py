@@ -1,6 +1,13 @@
 """What a pipeline passes to `set_timesteps` of its scheduler. This module knows neither torch nor diffusers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_LENGTHS = {"base_image_seq_len": 256, "max_image_seq_len": 4096}
+_SHIFTS = {"base_shift": 0.5, "max_shift": 1.15}
 
 
 @dataclass(frozen=True)
@@ -27,3 +34,16 @@ class Schedule:
 
 
 DEFAULT_SCHEDULE = Schedule()
+
+
+def evenly_falling_sigmas(num_steps: int) -> tuple[float, ...]:
+    """Return 1 to 1 / `num_steps`, as many, as the pipelines of flow models give them to a scheduler."""
+    return tuple(np.linspace(1.0, 1 / num_steps, num_steps).tolist())
+
+
+def shift_of_length(num_tokens: int, scheduler_config: Mapping[str, Any]) -> float:
+    """Return the shift `mu` of an image of so many tokens: on the line through two lengths and their shifts."""
+    lengths = [scheduler_config.get(name, default) for name, default in _LENGTHS.items()]
+    shifts = [scheduler_config.get(name, default) for name, default in _SHIFTS.items()]
+    slope = (shifts[1] - shifts[0]) / (lengths[1] - lengths[0])
+    return float(num_tokens * slope + (shifts[0] - slope * lengths[0]))

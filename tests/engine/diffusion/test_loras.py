@@ -36,17 +36,18 @@ def load(folder, **settings):
 
 def save_adapters(folder, model):
     """Five adapters: of attention, of all layers, of a text encoder alone, of another rank, and with an alpha."""
-    unet, texts = {"unet": model.lora_parts["unet"]}, dict(model.lora_parts)
-    del texts["unet"]
+    (name, denoiser), *others = model.lora_parts.items()
+    unet, texts = {name: denoiser}, dict(others)
     save_diffusers_lora(folder / "attention.safetensors", unet, *ATTENTION, rank=4, seed=1)
     save_diffusers_lora(folder / "all.safetensors", model.lora_parts, rank=2, seed=2)
     save_diffusers_lora(folder / "text.safetensors", texts, "q_proj", "fc1", rank=4, seed=3)
     save_diffusers_lora(folder / "rank9.safetensors", unet, "to_v", "conv1", "downsamplers.0.conv", rank=9, seed=4)
-    save_kohya_lora(folder / "kohya.safetensors", model.lora_parts, *ATTENTION, "fc2", rank=8, seed=5, alpha=4.0)
+    save = save_kohya_lora if name == "unet" else save_diffusers_lora  # kohya joins layers of other denoisers
+    save(folder / "kohya.safetensors", model.lora_parts, *ATTENTION, "fc2", rank=8, seed=5)
     return ["attention", "all", "text", "rank9", "kohya"]
 
 
-@pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder"])
+@pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder", "tiny_flux_folder"])
 def loaded(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loras")
     spec, executor = load(request.getfixturevalue(request.param), loras=(str(folder),))
@@ -64,10 +65,10 @@ def make_request(spec, number, *loras, **fields):
             "prompt": ["a red circle", "a blue square", "a ring"][number % 3],
             "negative_prompt": [None, "", "a black cross"][number % 3],
             "seed": 1000 + number,
-            "width": spec.default_width_px,
-            "height": spec.default_height_px,
+            "width": 32,
+            "height": 32,
             "inference_steps": 8,
-            "scheduler": ["ddim", "euler", "dpm++2m"][number % 3],
+            "scheduler": (["ddim", "euler", "dpm++2m"] if "ddim" in spec.schedulers else spec.schedulers)[number % 3],
             "guidance_scale": [1.0, 4.0][number % 2],
             "loras": loras,
         }
@@ -194,10 +195,11 @@ def test_nothing_stays_of_adapters_whose_stacking_ran_out_of_memory(loaded, monk
 
 def test_stacks_stay_while_their_requests_do_and_are_of_like_ranks(loaded, monkeypatch):
     _, executor, folder, _ = loaded
-    unet, stacks, stack = executor.model.lora_parts["unet"], [], torch.stack
+    name, denoiser = next(iter(executor.model.lora_parts.items()))
+    stacks, stack = [], torch.stack
     weights = {
         rank: read_lora(
-            save_diffusers_lora(folder.parent / f"of{rank}.safetensors", {"unet": unet}, "attn1.to_q", rank=rank),
+            save_diffusers_lora(folder.parent / f"of{rank}.safetensors", {name: denoiser}, "to_q", rank=rank),
             executor.model.lora_parts,
             torch.float32,
             2**24,
@@ -205,7 +207,7 @@ def test_stacks_stay_while_their_requests_do_and_are_of_like_ranks(loaded, monke
         for rank in (2, 16)
     }
     sets = {rank: Adapters((Adapter(str(rank), each, 1.0),)) for rank, each in weights.items()}
-    rows = LoraRows("unet", unet)
+    rows = LoraRows(name, denoiser)
     monkeypatch.setattr(torch, "stack", lambda tensors: stacks.append(tensors[0].shape) or stack(tensors))
     with rows.applied([sets[2], NO_ADAPTERS, sets[16]]):
         assert {min(shape) for shape in stacks} == {2, 16}  # no rank is padded to the other
@@ -235,6 +237,11 @@ def test_an_adapter_changes_each_part_as_if_its_weights_were_merged(loaded):
             options = {"return_dict": False, "added_cond_kwargs": more}
         else:
             inputs, options = [torch.randint(0, 100, (3, 7), generator=generator)], {"output_hidden_states": True}
+        if name == "transformer":
+            inputs = [torch.randn(3, 6, 16, generator=generator), torch.randn(3, 5, 40, generator=generator)]
+            inputs += [torch.randn(3, 32, generator=generator), torch.tensor([0.9, 0.5, 0.02])]
+            inputs += [torch.ones(6, 3), torch.zeros(5, 3), torch.tensor([3.5, 1.0, 0.0])]
+            options = {"return_dict": False}
         adapter = Adapter("x", weights, 0.6)
         once, twice = Adapters((adapter,)), Adapters((adapter, adapter))
         with LoraRows(name, part).applied([once, NO_ADAPTERS, twice]):
@@ -292,11 +299,13 @@ def test_a_compiled_model_and_adapters_exclude_each_other(loaded):
 def crowded(loaded, tmp_path):
     """A model with a cache for three small adapters, and a folder with more."""
     spec, executor, _, _ = loaded
-    unet = {"unet": executor.model.lora_parts["unet"]}
-    content = save_diffusers_lora(tmp_path / "0.safetensors", unet, "mid_block.attentions.0.proj_in").read_bytes()
+    parts = executor.model.lora_parts
+    denoiser = dict([next(iter(parts.items()))])
+    ending = "mid_block.attentions.0.proj_in" if "unet" in parts else "0.attn.add_q_proj"
+    content = save_diffusers_lora(tmp_path / "0.safetensors", denoiser, ending).read_bytes()
     for number in range(9):
         (tmp_path / f"{number}.safetensors").write_bytes(content[:-2] + number.to_bytes(2, "little"))
-    num_bytes = read_lora(tmp_path / "0.safetensors", unet, torch.float32, 2**20).nbytes
+    num_bytes = read_lora(tmp_path / "0.safetensors", parts, torch.float32, 2**20).nbytes
     config = EngineConfig(
         dtype="float32", slots=4, threads=1, loras=(str(tmp_path),), lora_cache_bytes=6 * num_bytes + 8
     )
@@ -332,7 +341,8 @@ def test_adapters_of_accepted_requests_are_not_evicted(crowded):
 
 def test_an_adapter_larger_than_the_cache_is_rejected(loaded, crowded):
     spec, executor, folder, _ = crowded
-    save_diffusers_lora(folder / "large.safetensors", {"unet": executor.model.lora_parts["unet"]}, *ATTENTION)
+    denoiser = dict([next(iter(executor.model.lora_parts.items()))])
+    save_diffusers_lora(folder / "large.safetensors", denoiser, *ATTENTION)
     with pytest.raises(InvalidField, match="bytes"):
         executor.prepare(make_request(spec, 1, lora(folder, "large")))
     assert np.isfinite(generate(executor, [make_request(spec, 2)])["r2", 0]).all()

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,15 @@ def test_default_steps_are_limited_by_the_operator(spec):
     assert (
         validate(ImageRequestBody("p"), spec, FrontendConfig(max_steps=5), "id", lambda: 0).payload.inference_steps == 5
     )
+
+
+def test_a_flow_model_is_sampled_by_names_of_stable_diffusion(spec):
+    flow = msgspec.structs.replace(spec, schedulers=("flow-euler",), default_scheduler="flow-euler")
+    for name in (None, "Euler", "flow-euler", "k_euler", "FlowMatchEulerDiscreteScheduler"):
+        request = validate(ImageRequestBody("p", scheduler=name), flow, FrontendConfig(), "id", lambda: 0)
+        assert request.payload.scheduler == "flow-euler"
+    with pytest.raises(InvalidField, match="Allowed are: flow-euler"):
+        validate(ImageRequestBody("p", scheduler="heun"), flow, FrontendConfig(), "id", lambda: 0)
 
 
 def test_a_seed_is_drawn_only_if_none_is_given(spec):

@@ -2,8 +2,22 @@
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel, ZImageTransformer2DModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, Qwen3Config, Qwen3Model
+from diffusers import (
+    AutoencoderKL,
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    UNet2DConditionModel,
+    ZImageTransformer2DModel,
+)
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+)
 
 from noria.models.diffusion.conditioning import Conditioning
 
@@ -130,3 +144,71 @@ def test_the_transformer_of_z_image_takes_rows_of_several_sizes(z_image):
             return_dict=False,
         )[0]
     assert [output.shape for output in outputs] == [(16, 1, *size) for size in sizes]
+
+
+@pytest.fixture(scope="module")
+def flux():
+    """The transformer of FLUX.1 dev and its T5, in bfloat16."""
+    t5 = T5Config(
+        vocab_size=32128,
+        d_model=4096,
+        d_kv=64,
+        d_ff=10240,
+        num_layers=24,
+        num_heads=64,
+        feed_forward_proj="gated-gelu",
+    )
+    with torch.device("meta"):
+        return FluxTransformer2DModel(guidance_embeds=True).bfloat16(), T5EncoderModel(t5).bfloat16()
+
+
+def test_parameters_and_memory_of_flux(flux):
+    """Those of docs/models.md; CLIP and the VAE add 0.4 GB."""
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in flux]
+    assert counts == [11_901_408_320, 4_762_310_656]
+    assert round(2 * sum(counts) / 1e9 + 0.4, 1) == 33.7
+    tokens, pooled = torch.empty(512, 4096, dtype=torch.bfloat16), torch.empty(768, dtype=torch.bfloat16)
+    assert round(Conditioning({"tokens": tokens}, {"pooled": pooled}).nbytes / 1e6, 1) == 4.2
+
+
+def test_the_transformer_takes_what_the_family_gives_it(flux):
+    rows, dtype = 2, torch.bfloat16
+    with torch.device("meta"):
+        (output,) = flux[0](
+            hidden_states=torch.empty(rows, 76 * 52, 64, dtype=dtype),
+            encoder_hidden_states=torch.empty(rows, 512, 4096, dtype=dtype),
+            pooled_projections=torch.empty(rows, 768, dtype=dtype),
+            timestep=torch.empty(rows, dtype=dtype),
+            guidance=torch.empty(rows),
+            img_ids=torch.empty(76 * 52, 3, dtype=dtype),
+            txt_ids=torch.empty(512, 3, dtype=dtype),
+            return_dict=False,
+        )
+    assert output.shape == (rows, 76 * 52, 64)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"num_layers": 24, "num_attention_heads": 24, "caption_projection_dim": 1536, "pos_embed_max_size": 192},
+            2.03,
+        ),
+        (
+            {
+                "num_layers": 38,
+                "num_attention_heads": 38,
+                "caption_projection_dim": 2432,
+                "pos_embed_max_size": 192,
+                "qk_norm": "rms_norm",
+            },
+            8.06,
+        ),
+    ],
+    ids=["3 medium", "3.5 large"],
+)
+def test_parameters_of_stable_diffusion_3(config, expected):
+    """Those of docs/models.md, in billions."""
+    with torch.device("meta"):
+        transformer = SD3Transformer2DModel(**config)
+    assert round(sum(parameter.numel() for parameter in transformer.parameters()) / 1e9, 2) == expected

@@ -22,7 +22,7 @@ from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.latents import LatentSlots
 from noria.engine.diffusion.masked_images import MaskedImages
-from noria.engine.diffusion.model_loras import ModelLoras, prompt_key
+from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
@@ -189,14 +189,15 @@ class DiffusionExecutor:
         assignments = list(assignments)
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         embeddings = self._embeddings.get(
-            prompt_key(text, p.adapters)
+            self._loras.prompt_key(text, p.adapters)
             for p in requests
             for text in ([p.negative_prompt] if p.guided else []) + [p.request.payload.prompt]
         )
         for assignment, prepared in zip(assignments, requests, strict=True):
             payload = prepared.request.payload
-            prompt = embeddings[prompt_key(payload.prompt, prepared.adapters)]
-            negative = embeddings[prompt_key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
+            key = self._loras.prompt_key
+            prompt = embeddings[key(payload.prompt, prepared.adapters)]
+            negative = embeddings[key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
             self._guided[assignment.image] = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters)
             shape = prepared.latent_shape
             history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())

@@ -16,8 +16,6 @@ from noria.models.diffusion.lora_file import LoraWeights, read_lora
 from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
 
-_DENOISER = "unet"  # the part that is called at each step; all others encode prompts
-
 
 class ModelLoras:
     """Loads adapters on any thread, applies them on the loop's; `config` has no "auto" left."""
@@ -30,6 +28,7 @@ class ModelLoras:
         self._folders = LoraFolders(config.loras)
         self.cache = LoraCache(model.device, config.lora_cache_bytes)
         self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if config.loras else {}
+        self._denoiser = next(iter(model.lora_parts), "")  # all other parts encode prompts
 
     def load(self, loras: Sequence[Lora], model: str) -> Adapters:
         """Return the adapters of a request for the model of this name, which must hold them as long as it needs them.
@@ -46,6 +45,8 @@ class ModelLoras:
         return self.cache.get(loras, functools.partial(self._read, model))
 
     def _read(self, model: str, lora: Lora) -> LoraWeights:
+        if not self._model.lora_parts:
+            raise InvalidField(f"loras: no LoRA can be used with {model}: its family has none here yet.", field="loras")
         file = self._folders.find(lora, model)
         try:
             # In a thread that ends, as samplers are compiled (ADR 5). A file in float32 has twice the bytes that its
@@ -67,7 +68,7 @@ class ModelLoras:
         ]
         with contextlib.ExitStack() as stack:
             for name, rows in self._rows.items():
-                if name != _DENOISER:
+                if name != self._denoiser:
                     stack.callback(rows.clear)  # the next prompts have other adapters
                     stack.enter_context(rows.applied(adapters))
             return self._model.text_encode(texts)
@@ -75,16 +76,16 @@ class ModelLoras:
     @contextlib.contextmanager
     def denoising(self, adapters: Sequence[Adapters]) -> Iterator[None]:
         """Call the denoiser inside of this context with the adapters of each row."""
-        with self._rows[_DENOISER].applied(adapters) if self._rows else contextlib.nullcontext():
+        rows = self._rows.get(self._denoiser)
+        with rows.applied(adapters) if rows else contextlib.nullcontext():
             yield
+
+    def prompt_key(self, text: str | None, adapters: Adapters) -> Prompt:
+        """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""
+        loras = tuple((each.digest, each.weight) for each in adapters if set(each.weights.layers) - {self._denoiser})
+        return AdaptedPrompt(text, loras) if loras else text
 
     def release(self) -> None:
         """Release what is kept of the last calls; the adapters stay in the cache."""
         for rows in self._rows.values():
             rows.clear()
-
-
-def prompt_key(text: str | None, adapters: Adapters) -> Prompt:
-    """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""
-    loras = tuple((each.digest, each.weight) for each in adapters if set(each.weights.layers) - {_DENOISER})
-    return AdaptedPrompt(text, loras) if loras else text

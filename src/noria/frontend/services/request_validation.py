@@ -206,6 +206,8 @@ def _resolve_scheduler(got: str | None, spec: DiffusionModelSpec) -> str:
     if got is None:
         return spec.default_scheduler
     name = scheduler_names.find(got).name
+    if (of_flow := f"flow-{name}") in spec.schedulers:  # clients that know only the names of Stable Diffusion
+        return of_flow
     if name not in spec.schedulers:
         raise InvalidField(
             f"scheduler is {short_repr(got)}, which {spec.name} cannot be sampled with."

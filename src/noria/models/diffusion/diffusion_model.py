@@ -26,7 +26,7 @@ class DiffusionModel(Protocol):
     noise_dtype: torch.dtype  # in which its pipeline draws the start of an image
     guidance: Guidance
     scheduler_config: dict[str, Any]
-    lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names of parts
+    lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names; the denoiser first
     preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:

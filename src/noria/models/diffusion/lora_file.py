@@ -30,7 +30,7 @@ _MAX_TENSORS = 20_000  # all layers of SDXL with alphas are 3,600
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _KOHYA_NAME = re.compile(r"lora_(unet|te|te1|te2)_\w+\.(lora_down\.weight|lora_up\.weight|alpha)", re.ASCII)
 _DIFFUSERS_NAME = re.compile(
-    r"(unet|text_encoder|text_encoder_2)\.[\w.]+[._](lora_[AB]|lora\.(down|up)|lora_linear_layer\.(down|up))\.weight",
+    r"(unet|transformer|text_encoder|text_encoder_2)\.[\w.]+[._](lora_[AB]|lora\.(down|up)|lora_linear_layer\.(down|up))\.weight",
     re.ASCII,
 )
 _OTHER_FORMATS: Mapping[str, str] = {
@@ -44,6 +44,12 @@ _OTHER_FORMATS: Mapping[str, str] = {
     ".diff": "differences of whole weights",
     ".bias": "LoRA with biases",
 }
+_LOADERS: Mapping[str, str] = {
+    "UNet2DConditionModel": "StableDiffusionLoraLoaderMixin",
+    "FluxTransformer2DModel": "FluxLoraLoaderMixin",
+    "SD3Transformer2DModel": "SD3LoraLoaderMixin",
+}
+"""The classes of diffusers that convert the names of files, by the class of the denoiser."""
 _METADATA_KEY = "lora_adapter_metadata"  # of diffusers' own files, whose scales are there
 
 
@@ -79,7 +85,7 @@ class LoraWeights:
 def read_lora(
     file: pathlib.Path, parts: Mapping[str, torch.nn.Module], dtype: torch.dtype, max_bytes: int
 ) -> LoraWeights:
-    """Return the adapter in `file` for the loaded `parts` of a model, on the CPU in `dtype`.
+    """Return the adapter in `file` for the loaded `parts` of a model, the denoiser first, on the CPU in `dtype`.
 
     Raises:
         ModelError: the file is larger than `max_bytes` or damaged, has another format than LoRA or numbers that are not
@@ -174,31 +180,36 @@ def _convert_names(
     file: pathlib.Path, tensors: dict[str, torch.Tensor], parts: Mapping[str, torch.nn.Module]
 ) -> dict[tuple[str, str], torch.Tensor]:
     """Return the tensors by part and name in peft's form, `MODULE.lora_A.weight`."""
-    from diffusers.loaders import StableDiffusionLoraLoaderMixin
+    from diffusers import loaders
     from diffusers.utils import (
         convert_state_dict_to_diffusers,
         convert_state_dict_to_peft,
         convert_unet_state_dict_to_peft,
     )
 
-    num_tensors = len(tensors)
+    num_tensors, denoiser = len(tensors), next(iter(parts))
+    loader = getattr(loaders, _LOADERS[type(parts[denoiser]).__name__])
     try:
-        states, _ = StableDiffusionLoraLoaderMixin.lora_state_dict(tensors, unet_config=parts["unet"].config)
+        if denoiser == "unet":
+            states, _ = loader.lora_state_dict(tensors, unet_config=parts[denoiser].config)
+        else:
+            states = loader.lora_state_dict(tensors)
         converted: dict[tuple[str, str], torch.Tensor] = {}
         for part in {name.partition(".")[0] for name in states}:
             state = {
                 name.removeprefix(f"{part}."): each for name, each in states.items() if name.startswith(f"{part}.")
             }
-            if part == "unet":
+            if part == denoiser:
                 state = convert_unet_state_dict_to_peft(state)
             elif not all(".lora_A." in name or ".lora_B." in name for name in state):
                 state = convert_state_dict_to_peft(convert_state_dict_to_diffusers(state))
             converted |= {(part, name): tensor for name, tensor in state.items()}
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
         raise ModelError(
             f"{file.name}: its names cannot be converted to those of diffusers: {short_repr(str(error))}."
         ) from error
-    if len(converted) != num_tensors:
+    # Where kohya joins layers that diffusers has apart, there are more, and the loader raises if it knows a name not.
+    if len(converted) < num_tensors or (denoiser == "unet" and len(converted) > num_tensors):
         raise ModelError(f"{file.name}: {num_tensors - len(converted)} of its {num_tensors} tensors are not known.")
     return converted
 

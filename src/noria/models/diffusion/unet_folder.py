@@ -126,7 +126,7 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
     check_files(folder, family, index)
     check_scheduler(folder / "scheduler" / "scheduler_config.json")
     suffixes = [part.removeprefix("text_encoder") for part in family.parts if part.startswith("text_encoder")]
-    text_encoders = tuple(_read_text_encoder(folder, family, suffix) for suffix in suffixes)
+    text_encoders = tuple(read_text_encoder(folder, family, suffix) for suffix in suffixes)
     unet_file, vae_file = folder / "unet" / "config.json", folder / "vae" / "config.json"
     unet, vae = read_struct(unet_file, UnetConfig), read_struct(vae_file, VaeConfig)
     family.check_class(unet_file, "unet", unet.class_name)
@@ -189,7 +189,7 @@ def make_spec(
     )
 
 
-def _read_text_encoder(folder: pathlib.Path, family: Family, suffix: str) -> TextEncoderConfig:
+def read_text_encoder(folder: pathlib.Path, family: Family, suffix: str) -> TextEncoderConfig:
     """Read and check a text encoder and its tokenizer."""
     part, tokenizer = f"text_encoder{suffix}", folder / f"tokenizer{suffix}"
     file = folder / part / "config.json"

@@ -1,0 +1,86 @@
+"""What the folders of flow models with CLIP and T5 have in common: checks of T5, of the scheduler, of the first layers.
+
+`flux_folder.py` and `stable_diffusion_3_folder.py` inspect folders with it. This module knows neither torch nor what
+the parts compute.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from noria.errors import ModelError
+from noria.images import scheduler_names
+from noria.models.diffusion.pipeline_folder import Count
+from noria.models.families import Family
+from noria.models.weights import REDOWNLOAD_HINT, read_object, read_struct
+
+
+class T5Config(Struct, frozen=True):
+    """The settings of T5 that must fit the transformer and the tokenizer."""
+
+    d_model: Count
+    vocab_size: Count
+    architectures: tuple[str, ...] = ("T5EncoderModel",)
+
+
+class _Unigram(Struct, frozen=True):
+    vocab: tuple[tuple[str, float], ...]
+
+
+class _AddedToken(Struct, frozen=True):
+    id: int
+
+
+class _TokenizerFile(Struct, frozen=True):
+    model: _Unigram
+    added_tokens: tuple[_AddedToken, ...] = ()
+
+
+def read_t5(folder: pathlib.Path, family: Family, suffix: str) -> T5Config:
+    """Return T5's settings. Raises ModelError if it is none, or its tokenizer has token ids beyond its own."""
+    part = f"text_encoder{suffix}"
+    config_file, file = folder / part / "config.json", folder / f"tokenizer{suffix}" / "tokenizer.json"
+    t5 = read_struct(config_file, T5Config)
+    family.check_class(config_file, part, next(iter(t5.architectures), None))
+    tree = read_object(file, "spiece.model alone is not read")
+    try:
+        tokenizer = msgspec.convert(tree, _TokenizerFile)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{file}: contains no vocabulary of T5: {error}. {REDOWNLOAD_HINT}") from error
+    num_ids = max([len(tokenizer.model.vocab), *(token.id + 1 for token in tokenizer.added_tokens)])
+    if num_ids > t5.vocab_size:
+        raise ModelError(
+            f"{file}: has {num_ids} token ids, but the text encoder has {t5.vocab_size} tokens. {REDOWNLOAD_HINT}"
+        )
+    return t5
+
+
+def read_flow_scheduler(folder: pathlib.Path) -> Mapping[str, Any]:
+    """Return scheduler_config.json. Raises ModelError if it is not of the flow family."""
+    file = folder / "scheduler" / "scheduler_config.json"
+    tree = read_object(file)
+    family = scheduler_names.family_of(tree)
+    if family != "flow":
+        raise ModelError(
+            f"{file}: a scheduler of the {family} family; this model predicts a velocity, and needs one of the flow "
+            "family."
+        )
+    return tree
+
+
+def check_fit(file: pathlib.Path, *settings: tuple[str, int, int, str]) -> None:
+    """Check settings of the transformer: the name, the value got, the one that another part has, and which that is.
+
+    Raises:
+        ModelError: they differ.
+
+    """
+    for name, got, wanted, whose in settings:
+        if got != wanted:
+            raise ModelError(
+                f"{file}: {name} is {got}; supported is {wanted}, {whose}. The parts belong to two models, or this is "
+                f"one for filling, depth or edges, which is not supported. {REDOWNLOAD_HINT}"
+            )

@@ -1,0 +1,132 @@
+"""FLUX.1 (dev, schnell) on one device: a transformer that predicts the velocity of packed latents.
+
+Without diffusers' pipeline, and with its numbers. What differs from Stable Diffusion:
+
+- Conditioned on 512 tokens of T5, padding included, and on the pooled output of CLIP.
+- Blocks of 2 × 2 latents are the transformer's tokens; here latents stay [C, H, W], and are packed for its call.
+- The steps' noise levels fall evenly from 1, and the scheduler shifts them by the image's size.
+- dev takes the guidance scale itself, in one row; schnell takes none. Neither takes a negative prompt.
+
+Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an
+image.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from noria.config import EngineConfig
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.flux_folder import PATCH
+from noria.models.diffusion.latent_flow import LatentFlow, text_outputs
+from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import Guidance
+from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
+
+_MAX_TOKENS = 512  # of T5: the pipeline's default, for schnell too
+
+
+class Flux(LatentFlow):
+    """The parts of one FluxPipeline folder, ready on a device."""
+
+    def __init__(
+        self,
+        clip: tuple[Any, Any],
+        t5: tuple[Any, Any],
+        transformer: Any,
+        vae: Any,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+    ) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
+
+        `clip` and `t5` are tokenizers with their text encoders.
+        """
+        channels = transformer.config.in_channels // PATCH**2
+        super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True), channels)
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
+        self._clip, self._t5 = clip, t5
+        self._takes_guidance: bool = transformer.config.guidance_embeds
+
+    @classmethod
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Flux":
+        """Read the parts of `spec.folder` onto `device`.
+
+        Raises:
+            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
+
+        """
+        dtype = DTYPES[config.dtype]
+        with loading(spec):
+            from diffusers import FluxTransformer2DModel
+            from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
+
+            clip, t5 = (
+                (
+                    tokenizer_class.from_pretrained(spec.path / f"tokenizer{suffix}"),
+                    load_part(part_class, spec, f"text_encoder{suffix}", dtype, device),
+                )
+                for suffix, tokenizer_class, part_class in (
+                    ("", CLIPTokenizer, CLIPTextModel),
+                    ("_2", T5TokenizerFast, T5EncoderModel),
+                )
+            )
+            transformer = load_part(FluxTransformer2DModel, spec, "transformer", dtype, device)
+            vae = load_vae(spec, dtype, device)
+            return cls(clip, t5, transformer, vae, load_scheduler_config(spec), config)
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
+        """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
+        _, height, width = self.latent_shape(width_px, height_px)
+        num_tokens = height // PATCH * (width // PATCH)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=shift_of_length(num_tokens, self.scheduler_config))
+
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
+        texts = ["" if prompt is None else prompt for prompt in prompts]
+        pooled_BP = text_outputs(self._clip, texts, self._clip[0].model_max_length).pooler_output
+        tokens_BTD = text_outputs(self._t5, texts, _MAX_TOKENS).last_hidden_state
+        return [
+            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P})
+            for tokens_TD, pooled_P in zip(tokens_BTD.to(self.dtype), pooled_BP.to(self.dtype), strict=True)
+        ]
+
+    def predict(
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the velocity [R, C, H, W]; `guidance_R` are the scales, which schnell ignores."""
+        num_rows, channels, height, width = latents_RCHW.shape
+        rows, columns = height // PATCH, width // PATCH
+        blocks = latents_RCHW.to(self.dtype).view(num_rows, channels, rows, PATCH, columns, PATCH)
+        packed_RND = blocks.permute(0, 2, 4, 1, 3, 5).reshape(num_rows, rows * columns, channels * PATCH**2)
+        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
+        (velocity_RND,) = self._transformer(
+            hidden_states=packed_RND,
+            timestep=timesteps_R.to(self.dtype) / 1000,
+            guidance=guidance_R if self._takes_guidance else None,
+            **conditioning.tokens,
+            **conditioning.vectors,
+            txt_ids=_positions(num_tokens, 0, self.device, self.dtype),
+            img_ids=_positions(rows, columns, self.device, self.dtype),
+            return_dict=False,
+        )
+        blocks = velocity_RND.view(num_rows, rows, columns, channels, PATCH, PATCH)
+        velocity_RCHW: torch.Tensor = blocks.permute(0, 3, 1, 4, 2, 5).reshape(num_rows, channels, height, width)
+        return velocity_RCHW
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return [N, 3] of 0, row and column of an image's tokens; without `columns` zeros, those of a text."""
+    if not columns:
+        return torch.zeros(rows, 3, device=device, dtype=dtype)
+    grid = torch.zeros(rows, columns, 3)
+    grid[..., 1], grid[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)[None]
+    return grid.reshape(-1, 3).to(device, dtype)

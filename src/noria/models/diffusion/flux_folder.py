@@ -1,0 +1,111 @@
+"""Checks and describes a folder of FLUX.1: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
+
+This module knows neither torch nor what the parts compute; `flux.py` loads them.
+"""
+
+import pathlib
+
+import msgspec
+from msgspec import Struct
+
+from noria.models.diffusion.flow_folder import check_fit, read_flow_scheduler, read_t5
+from noria.models.diffusion.pipeline_folder import (
+    Count,
+    Overrides,
+    VaeConfig,
+    check_files,
+    check_layer,
+    default_scheduler,
+    read_overrides,
+)
+from noria.models.diffusion.unet_folder import read_text_encoder
+from noria.models.families import Family
+from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.protocol.diffusion import DiffusionModelSpec
+
+PATCH = 2
+"""Latents of a token along one side."""
+
+_TRAINED_LATENTS = 128  # of a side: about a million pixels
+# Not: flow-heun, whose schedule cannot be set by sigmas and a shift; flow-euler-a and flow-lcm, whose noise diffusers'
+# pipeline draws without the seed. DPM-Solver++ takes the shift only where it depends on the image's size.
+_SCHEDULERS = ("flow-euler", "flow-unipc")
+_DYNAMIC_SCHEDULERS = ("flow-dpm++2m",)
+
+
+class _Index(Struct, frozen=True):
+    """model_index.json: library and class of each part."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    tokenizer: tuple[str | None, str | None]
+    text_encoder: tuple[str | None, str | None]
+    tokenizer_2: tuple[str | None, str | None]
+    text_encoder_2: tuple[str | None, str | None]
+    transformer: tuple[str | None, str | None]
+    vae: tuple[str | None, str | None]
+
+
+class _Transformer(Struct, frozen=True):
+    """The settings of the transformer that decide its sizes; defaults are diffusers'."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    in_channels: Count = 64
+    out_channels: Count | None = None
+    patch_size: Count = 1
+    joint_attention_dim: Count = 4096
+    pooled_projection_dim: Count = 768
+    guidance_embeds: bool = False
+
+
+def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, without name and fingerprint.
+
+    Raises:
+        ModelError: a file is damaged, or a part is not supported.
+
+    """
+    index = read_struct(folder / "model_index.json", _Index)
+    check_files(folder, family, index)
+    scheduler, overrides = read_flow_scheduler(folder), read_overrides(folder, Overrides)
+    transformer, vae = _read_sizes(folder, family)
+    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    expected = {"in_channels": (1, transformer.in_channels)}
+    check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
+    multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
+    steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
+    return DiffusionModelSpec(
+        name="",  # the catalog sets name and fingerprint
+        folder=str(folder),
+        fingerprint="",
+        family=family.name,
+        pipeline=index.class_name,
+        default_width_px=side_px,
+        default_height_px=side_px,
+        min_side_px=2 * multiple_px,
+        max_side_px=2 * side_px,
+        multiple_px=multiple_px,
+        default_scheduler=default_scheduler(folder, overrides, _SCHEDULERS[0]),
+        schedulers=_SCHEDULERS + (_DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else ()),
+        default_steps=steps if overrides.default_steps is None else overrides.default_steps,
+        default_guidance=guidance if overrides.default_guidance is None else overrides.default_guidance,
+        num_parameters=num_tensor_parameters(shapes["transformer"]),
+    )
+
+
+def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, VaeConfig]:
+    """Read the configurations, and check that the parts fit together."""
+    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
+    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
+    family.check_class(file, "transformer", transformer.class_name)
+    family.check_class(vae_file, "vae", vae.class_name)
+    t5, clip = read_t5(folder, family, "_2"), read_text_encoder(folder, family, "")
+    channels = vae.latent_channels * PATCH**2
+    check_fit(
+        file,
+        ("patch_size", transformer.patch_size, 1, "the pipeline packs latents itself"),
+        ("in_channels", transformer.in_channels, channels, "the VAE's latent channels in blocks of 2 × 2"),
+        ("out_channels", transformer.out_channels or transformer.in_channels, channels, "those of the input"),
+        ("joint_attention_dim", transformer.joint_attention_dim, t5.d_model, "d_model of text_encoder_2"),
+        ("pooled_projection_dim", transformer.pooled_projection_dim, clip.hidden_size, "hidden_size of text_encoder"),
+    )
+    return transformer, vae

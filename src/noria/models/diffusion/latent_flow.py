@@ -1,0 +1,73 @@
+"""What flow models share: a transformer that predicts the velocity of latents, and the VAE that decodes them.
+
+Shapes: B images, T tokens of a prompt, C latent channels, H × W latent size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+from noria.models.diffusion.vae import LatentVae
+from noria.sampling.guidance import Guidance
+
+_TRAIN_STEPS = 1000  # of the scheduler, whose timesteps are this times the noise level
+
+
+class LatentFlow:
+    """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer."""
+
+    def __init__(
+        self,
+        transformer: Any,
+        vae: Any,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+        guidance: Guidance,
+        latent_channels: int,
+    ) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
+
+        Raises:
+            ConfigError: a setting does not work with these models.
+
+        """
+        if config.attention != "sdpa":
+            raise ConfigError(f"engine.attention is {config.attention!r}; models with a transformer support 'sdpa'.")
+        self.scheduler_config, self.guidance = scheduler_config, guidance
+        self.device: torch.device = transformer.device
+        self.dtype: torch.dtype = transformer.dtype
+        self.noise_dtype: torch.dtype = transformer.dtype
+        self._transformer = torch.compile(transformer, dynamic=False) if config.compile else transformer
+        self._latent_channels = latent_channels
+        self._vae = LatentVae(vae, config)
+        self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return [C, H, W] of the latents of an image of this size."""
+        return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+
+    def call_size(self, width_px: int, height_px: int) -> tuple[int, int]:
+        """Return the image's size: images of one size share a call."""
+        return width_px, height_px
+
+    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
+        """Return the weights of input and output in a preview: x₀ = x - σ·v."""
+        return np.stack([np.ones_like(timesteps_B), -timesteps_B / _TRAIN_STEPS]).astype(np.float32)
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return pixels [B, height, width, 3], uint8."""
+        return self._vae.decode(latents_BCHW)
+
+
+def text_outputs(encoder: tuple[Any, Any], texts: Sequence[str], num_tokens: int, **options: bool) -> Any:
+    """Return the outputs of a text encoder for texts, each cut or padded to so many tokens.
+
+    `encoder` is a tokenizer with its text encoder; padding is not masked, as in diffusers' pipelines.
+    """
+    tokenizer, text_encoder = encoder
+    tokens = tokenizer(list(texts), padding="max_length", max_length=num_tokens, truncation=True, return_tensors="pt")
+    return text_encoder(tokens.input_ids.to(text_encoder.device), **options)

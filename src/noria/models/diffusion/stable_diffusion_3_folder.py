@@ -1,0 +1,110 @@
+"""Checks and describes a folder of Stable Diffusion 3 or 3.5: two CLIPs, T5, transformer, vae, scheduler.
+
+This module knows neither torch nor what the parts compute; `stable_diffusion_3.py` loads them.
+"""
+
+import pathlib
+
+import msgspec
+from msgspec import Struct
+
+from noria.models.diffusion.flow_folder import check_fit, read_flow_scheduler, read_t5
+from noria.models.diffusion.pipeline_folder import (
+    Count,
+    Overrides,
+    VaeConfig,
+    check_files,
+    check_layer,
+    default_scheduler,
+    read_overrides,
+)
+from noria.models.diffusion.unet_folder import read_text_encoder
+from noria.models.families import Family
+from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.protocol.diffusion import DiffusionModelSpec
+
+# Not: flow-euler-a and flow-lcm, whose noise diffusers' pipeline draws without the seed.
+_SCHEDULERS = ("flow-euler", "flow-heun", "flow-unipc", "flow-dpm++2m")
+_DYNAMIC_SCHEDULERS = ("flow-euler", "flow-unipc", "flow-dpm++2m")  # with a shift by the image's size
+
+
+class _Index(Struct, frozen=True):
+    """model_index.json: library and class of each part."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    tokenizer: tuple[str | None, str | None]
+    text_encoder: tuple[str | None, str | None]
+    tokenizer_2: tuple[str | None, str | None]
+    text_encoder_2: tuple[str | None, str | None]
+    tokenizer_3: tuple[str | None, str | None]
+    text_encoder_3: tuple[str | None, str | None]
+    transformer: tuple[str | None, str | None]
+    vae: tuple[str | None, str | None]
+
+
+class _Transformer(Struct, frozen=True):
+    """The settings of the transformer that decide its sizes; defaults are diffusers'."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    sample_size: Count = 128
+    patch_size: Count = 2
+    in_channels: Count = 16
+    out_channels: Count = 16
+    joint_attention_dim: Count = 4096
+    pooled_projection_dim: Count = 2048
+    pos_embed_max_size: Count = 96
+
+
+def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, without name and fingerprint.
+
+    Raises:
+        ModelError: a file is damaged, or a part is not supported.
+
+    """
+    index = read_struct(folder / "model_index.json", _Index)
+    check_files(folder, family, index)
+    scheduler, overrides = read_flow_scheduler(folder), read_overrides(folder, Overrides)
+    transformer, vae = _read_sizes(folder, family)
+    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    expected = {"in_channels": (1, transformer.in_channels)}
+    check_layer(folder, family, "transformer", shapes["transformer"], ("pos_embed.proj.weight",), expected)
+    multiple_px = transformer.patch_size * vae.factor
+    max_side_px = min(2 * transformer.sample_size * vae.factor, transformer.pos_embed_max_size * multiple_px)
+    side_px = min(transformer.sample_size * vae.factor, max_side_px) // multiple_px * multiple_px
+    return DiffusionModelSpec(
+        name="",  # the catalog sets name and fingerprint
+        folder=str(folder),
+        fingerprint="",
+        family=family.name,
+        pipeline=index.class_name,
+        default_width_px=side_px,
+        default_height_px=side_px,
+        min_side_px=min(2 * multiple_px, side_px),
+        max_side_px=max_side_px // multiple_px * multiple_px,
+        multiple_px=multiple_px,
+        default_scheduler=default_scheduler(folder, overrides, _SCHEDULERS[0]),
+        schedulers=_DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else _SCHEDULERS,
+        default_steps=28 if overrides.default_steps is None else overrides.default_steps,
+        default_guidance=7.0 if overrides.default_guidance is None else overrides.default_guidance,
+        num_parameters=num_tensor_parameters(shapes["transformer"]),
+    )
+
+
+def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, VaeConfig]:
+    """Read the configurations, and check that the parts fit together."""
+    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
+    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
+    family.check_class(file, "transformer", transformer.class_name)
+    family.check_class(vae_file, "vae", vae.class_name)
+    t5 = read_t5(folder, family, "_3")
+    clips = [read_text_encoder(folder, family, suffix) for suffix in ("", "_2")]
+    pooled = sum(clip.projection_dim for clip in clips)
+    check_fit(
+        file,
+        ("in_channels", transformer.in_channels, vae.latent_channels, "the VAE's latent_channels"),
+        ("out_channels", transformer.out_channels, vae.latent_channels, "the VAE's latent_channels"),
+        ("joint_attention_dim", transformer.joint_attention_dim, t5.d_model, "d_model of text_encoder_3"),
+        ("pooled_projection_dim", transformer.pooled_projection_dim, pooled, "the projection_dim of both CLIPs"),
+    )
+    return transformer, vae
