@@ -77,10 +77,14 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
 
     @property
     def first_step(self) -> int:
-        """The number of steps that a start image leaves out, as diffusers counts them."""
+        """The number of steps that a start image leaves out, as diffusers counts them.
+
+        Its pipelines round the steps that are made down, those of flow models those that are left out.
+        """
         if self.strength is None:
             return 0
-        return self.inference_steps - min(int(self.inference_steps * self.strength), self.inference_steps)
+        made = min(self.inference_steps * self.strength, self.inference_steps)
+        return int(self.inference_steps - (made if self.scheduler.startswith("flow-") else int(made)))
 
     @property
     def num_results(self) -> int:

@@ -11,10 +11,11 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.models.diffusion.vae import LatentVae
+from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
 
-_TRAIN_STEPS = 1000  # of the scheduler, whose timesteps are this times the noise level
+TRAIN_STEPS = 1000
+"""Of the scheduler, whose timesteps are this times the noise level."""
 
 
 class LatentFlow:
@@ -56,7 +57,11 @@ class LatentFlow:
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview: x₀ = x - σ·v."""
-        return np.stack([np.ones_like(timesteps_B), -timesteps_B / _TRAIN_STEPS]).astype(np.float32)
+        return np.stack([np.ones_like(timesteps_B), -timesteps_B / TRAIN_STEPS]).astype(np.float32)
+
+    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
+        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        return self._vae.encode(pixels_BHW3)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8."""

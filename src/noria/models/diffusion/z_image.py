@@ -14,27 +14,24 @@ Shapes: B images, R rows (two for a guided image), T tokens of a prompt, C laten
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.latent_flow import TRAIN_STEPS, LatentFlow
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
-from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.models.diffusion.z_image_folder import MAX_PROMPT_TOKENS, PATCH
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
-from noria.sampling.schedule import Schedule
+from noria.sampling.schedule import Schedule, shift_of_length
 
 # What Qwen3's chat template makes of one message. A folder's own template is a program, and is not run.
 _CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
-_TRAIN_STEPS = 1000  # of the scheduler, whose timesteps are this times the noise level
 
-
-class ZImage:
+class ZImage(LatentFlow):
     """The parts of one ZImagePipeline folder, ready on a device."""
 
     def __init__(
@@ -48,15 +45,15 @@ class ZImage:
         guidance: Guidance,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        self.tokenizer, self.text_encoder, self.transformer = tokenizer, text_encoder, transformer
-        self.device: torch.device = transformer.device
-        self.dtype: torch.dtype = transformer.dtype
+        if config.compile:
+            raise ConfigError(
+                "engine.compile does not work with Z-Image: each mixture of sizes and prompt lengths would be "
+                "compiled. Switch it off."
+            )
+        super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
         self.noise_dtype = torch.float32
-        self.scheduler_config, self.guidance = scheduler_config, guidance
         self.lora_parts: Mapping[str, torch.nn.Module] = {}
-        self._vae = LatentVae(vae, config)
-        self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
-        self._latent_channels: int = transformer.config.in_channels
+        self._tokenizer, self._text_encoder = tokenizer, text_encoder
 
     @classmethod
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "ZImage":
@@ -67,7 +64,6 @@ class ZImage:
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        _check_config(config)
         dtype = DTYPES[config.dtype]
         with loading(spec):
             from diffusers import ZImageTransformer2DModel
@@ -83,27 +79,25 @@ class ZImage:
                 Guidance("cond", active_above=0.0, norm_limit=spec.cfg_normalization),
             )
 
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
-        """Return [C, H, W] of the latents of an image of this size."""
-        return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
-
     def call_size(self, width_px: int, height_px: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
         return 0, 0
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly spaced noise levels, and the shift of the size if the scheduler's configuration wants one."""
-        sigmas = tuple(torch.linspace(1.0, 1 / num_steps, num_steps).tolist())
+        sigmas = tuple(torch.linspace(1.0, 1 / num_steps, num_steps).tolist())  # in float32, as the pipeline
         if not self.scheduler_config.get("use_dynamic_shifting"):
             return Schedule(sigmas)
         _, height, width = self.latent_shape(width_px, height_px)
-        return Schedule(sigmas, mu=_shift(self.scheduler_config, (height // PATCH) * (width // PATCH)))
+        return Schedule(sigmas, mu=shift_of_length(height // PATCH * (width // PATCH), self.scheduler_config))
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, truncated as by diffusers' `encode_prompt`, without padding."""
         chats = [_CHAT.format("" if prompt is None else prompt) for prompt in prompts]
-        tokens = self.tokenizer(chats, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt")
-        outputs = self.text_encoder(
+        tokens = self._tokenizer(
+            chats, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt"
+        )
+        outputs = self._text_encoder(
             input_ids=tokens.input_ids.to(self.device),
             attention_mask=tokens.attention_mask.to(self.device),
             output_hidden_states=True,
@@ -124,41 +118,11 @@ class ZImage:
     ) -> LatentRows:
         """Return the velocity of each row, of the row's shape; rows can have different sizes."""
         captions = conditioning.tokens["caption"]
-        outputs = self.transformer(
+        outputs = self._transformer(
             [latents_CHW.to(self.dtype)[:, None] for latents_CHW in latents_R],  # with one frame
-            (_TRAIN_STEPS - timesteps_R) / _TRAIN_STEPS,
+            (TRAIN_STEPS - timesteps_R) / TRAIN_STEPS,
             [captions[row, :length] for row, length in enumerate(conditioning.lengths)],
             return_dict=False,
         )[0]
         velocities = [-output_CFHW[:, 0].float() for output_CFHW in outputs]
         return torch.stack(velocities) if isinstance(latents_R, torch.Tensor) else velocities
-
-    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
-        """Return the weights of input and output in a preview: x₀ = x - σ·v."""
-        return np.stack([np.ones_like(timesteps_B), -timesteps_B / _TRAIN_STEPS]).astype(np.float32)
-
-    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
-        return self._vae.encode(pixels_BHW3)
-
-    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return pixels [B, height, width, 3], uint8."""
-        return self._vae.decode(latents_BCHW)
-
-
-def _check_config(config: EngineConfig) -> None:
-    if config.attention != "sdpa":
-        raise ConfigError(f"engine.attention is {config.attention!r}; Z-Image supports 'sdpa'.")
-    if config.compile:
-        raise ConfigError(
-            "engine.compile does not work with Z-Image: each mixture of sizes and prompt lengths would be compiled. "
-            "Switch it off."
-        )
-
-
-def _shift(scheduler_config: dict[str, Any], num_tokens: int) -> float:
-    """Return the shift of an image of so many tokens, on the line between those of the two lengths that are given."""
-    defaults = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}
-    low, high, low_shift, high_shift = (scheduler_config.get(name, value) for name, value in defaults.items())
-    slope = (high_shift - low_shift) / (high - low)
-    return float(num_tokens * slope + (low_shift - slope * low))
