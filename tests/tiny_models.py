@@ -232,8 +232,8 @@ def save_stable_diffusion_3(
     second = CLIPTextConfig(**_TEXT | {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 24})
     sizes: dict[str, Any] = {
         "sample_size": 8,
-        "in_channels": 4,
-        "out_channels": 4,
+        "in_channels": 16,
+        "out_channels": 16,
         "num_layers": 2,
         "attention_head_dim": 16,
         "num_attention_heads": 2,
@@ -250,7 +250,7 @@ def save_stable_diffusion_3(
         "text_encoder_2": CLIPTextModelWithProjection(second),
         "text_encoder_3": T5EncoderModel(t5),
         "transformer": SD3Transformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 1.5, "shift_factor": 0.06}),
+        "vae": AutoencoderKL(**_VAE | {"latent_channels": 16, "scaling_factor": 1.5, "shift_factor": 0.06}),
     }
     randomise(parts["transformer"])
     _save(folder, "StableDiffusion3Pipeline", parts, FLOW_SCHEDULER | (scheduler or {}))

@@ -51,9 +51,9 @@ class LatentFlow:
         """Return [C, H, W] of the latents of an image of this size."""
         return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
 
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int]:
-        """Return the image's size: images of one size share a call."""
-        return width_px, height_px
+    def call_size(self, width_px: int, height_px: int) -> tuple[int, int] | None:  # noqa: ARG002
+        """Return None: a call takes images of one size."""
+        return None
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview: x₀ = x - σ·v."""
