@@ -22,7 +22,7 @@ from noria.errors import GenerationFailed, InvalidField, ModelError
 from noria.frontend.access.api_keys import key_digest, read_keys
 from noria.frontend.engines.client import RawImage
 from noria.jobs.webhooks.signing import format_secret, secret_of_key
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, Lora
 from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.settings import list_settings
 
@@ -93,11 +93,12 @@ def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(noria.cli.local_generation, "generate_files", lambda **options: calls.append(options) or 0)
     options = (
         "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 "
-        "--scheduler ddim -n 2"
+        "--scheduler ddim -n 2 --lora ink --lora a:b:-0.5"
     )
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
     body = ImageRequestBody(
-        "a red circle", "dark", 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg"
+        "a red circle", "dark", 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg",
+        loras=(Lora("ink"), Lora("a:b", -0.5)),
     )  # fmt: skip
     assert calls[0]["body"] == body
     assert calls[0]["output"] == pathlib.Path("out.JPG")

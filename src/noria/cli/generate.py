@@ -4,8 +4,9 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from noria.cli.parser import Parser, add_command, add_settings, config_from
+from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
+from noria.protocol.diffusion import Lora
 from noria.settings import list_settings
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ def add_to(commands: Any) -> list[Parser]:
     add("--steps", type=int, help="inference steps (the model's default)")
     add("--guidance", type=float, help="guidance scale; 1 is none (the model's default)")
     add("--scheduler", help="short name (the model's default)")
+    add(
+        "--lora",
+        dest="adapters",
+        action="append",
+        metavar="NAME[:WEIGHT]",
+        type=argument_type(_parse_lora),
+        help="a LoRA by its name, of weight 1 unless said otherwise; repeat it for several",
+    )
     add("--no-metadata", dest="metadata", action="store_false", help="write files without generation metadata")
     add_settings(parser, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
     return [parser]
@@ -61,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         "inference_steps": arguments.steps,
         "guidance_scale": arguments.guidance,
         "scheduler": arguments.scheduler,
+        "loras": arguments.adapters and tuple(arguments.adapters),
     }
     body = local_generation.build_body(
         {name: value for name, value in flags.items() if value is not None},
@@ -71,3 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with logging_here("generate", config.log_level, config.log_format):
         return local_generation.generate_files(config=config, body=body, output=arguments.output, source=source)
+
+
+def _parse_lora(text: str) -> Lora:
+    """Return the LoRA of `NAME` or `NAME:WEIGHT`; what follows the last colon is a weight if it is a number."""
+    name, _, weight = text.rpartition(":")
+    try:
+        return Lora(name, float(weight)) if name else Lora(text)
+    except ValueError:
+        return Lora(text)
