@@ -26,13 +26,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from noria.frontend.routes.static_pages import page_routes
-from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.diffusion import ImageSettingsView, Lora
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
 from noria.protocol.messages import EngineView
 
 SCHEDULERS = ("euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "heun")
 ITERATION_S = 0.05
 THUMBNAIL_PX = 16
+LORAS = ("outline", "night")
 PROPERTIES = {
     "width": {
         "anyOf": [{"type": "integer"}, {"type": "null"}],
@@ -161,7 +162,12 @@ class Script:
             num_images=1 + (number % 3 == 0),
             model="scripted",
             settings=ImageSettingsView(
-                side, 128, SCHEDULERS[number % len(SCHEDULERS)], self._random.choice((1.0, 3.0, 7.5)), steps
+                side,
+                128,
+                SCHEDULERS[number % len(SCHEDULERS)],
+                self._random.choice((1.0, 3.0, 7.5)),
+                steps,
+                ((), (Lora(LORAS[0]),), (Lora(LORAS[1], 0.8),))[number % 3],
             ),
             priority="high" if number % 11 == 0 else "normal",
             arrived_at=at,
@@ -257,6 +263,7 @@ class Feed:
                 Route("/v1/live", self._live),
                 Route("/t2i", self._t2i, methods=["POST"]),
                 Route("/openapi.json", self._openapi),
+                Route("/v1/models", self._models),
                 Route("/", self._page),
                 Route("/docs", self._page),
                 Route("/metrics", self._page),
@@ -269,6 +276,9 @@ class Feed:
 
     async def _openapi(self, _: Request) -> Response:
         return JSONResponse({"components": {"schemas": {"ImageRequestBody": {"properties": PROPERTIES}}}})
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"data": [{"id": "m", "noria": {"kind": "diffusion", "loras": list(LORAS)}}]})
 
     async def _t2i(self, http: Request) -> Response:
         if error := self._error_response(http):

@@ -41,6 +41,14 @@ def test_each_slot_is_a_button_named_after_its_image(serve, open_page):
     expect(page.locator("#connection")).to_have_text("live")
 
 
+def test_images_of_one_batch_show_their_loras(serve, open_page):
+    page = open_page(serve(num_slots=12).url)
+    for label, name in (("outline", "LoRA outline"), ("night × 0.8", "LoRA night × 0.8")):
+        slot = slots(page).filter(has_text=label).first
+        expect(slot).to_have_accessible_name(re.compile(rf"guidance [\d.]+, {re.escape(name)}"))
+    expect(page.locator(".batch-summary")).to_contain_text(", 2 LoRAs")
+
+
 def test_slots_change_their_images_one_by_one(serve, open_page):
     page = open_page(serve(num_slots=8).url)
     expect(slots(page)).to_have_count(8)
@@ -147,6 +155,8 @@ def test_empty_page_explains_how_to_send_requests_and_the_button_does(serve, ope
     assert len({body["scheduler"] for body in served.requests}) == 6
     assert len({body["inference_steps"] for body in served.requests}) > 4
     assert {body.get("width") for body in served.requests} == {None, 96}
+    styles = [body["loras"][0]["name"] if "loras" in body else None for body in served.requests]
+    assert set(styles) == {None, "outline", "night"}
 
 
 def test_sample_traffic_stops_with_the_same_button(serve, open_page):

@@ -5,7 +5,7 @@ import pytest
 
 pytestmark = pytest.mark.browser
 
-SETTINGS = {"width": 64, "height": 64, "scheduler": "ddim", "guidance_scale": 3, "inference_steps": 4}
+SETTINGS = {"width": 64, "height": 64, "scheduler": "ddim", "guidance_scale": 3, "inference_steps": 4, "loras": []}
 IMAGE = {
     "slot": 0, "request_id": "a", "index": 0, "model": "m", "settings": SETTINGS,
     "call": 1, "num_calls": 4, "priority": "normal", "joined_at": 100.0, "deadline_at": None, "finish_at": None,

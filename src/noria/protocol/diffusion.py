@@ -59,6 +59,7 @@ class ImageSettingsView(Struct, frozen=True, tag="diffusion"):
     scheduler: str  # a short name of images/scheduler_names.py
     guidance_scale: float
     inference_steps: int
+    loras: tuple[Lora, ...] = ()  # with digests
 
 
 class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=True):
@@ -69,7 +70,6 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     seed: int
     n: int = 1
     partial_images: int = 0  # previews of each image
-    loras: tuple[Lora, ...] = ()  # with digests
     # Of a start image: how much of it is replaced, above 0 to 1; None: there is none. Its pixels are the request's
     # frame of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, 255 (repainted) or 0 (kept).
     strength: float | None = None
@@ -99,7 +99,9 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     @property
     def settings_view(self) -> ImageSettingsView:
         """What live views show of it."""
-        return ImageSettingsView(self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps)
+        return ImageSettingsView(
+            self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps, self.loras
+        )
 
 
 def min_strength(inference_steps: int) -> float:

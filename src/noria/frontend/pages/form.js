@@ -1,6 +1,7 @@
 // The form of settings: built from the bounds of the served models; shows the server's errors at their fields.
 
 import { byId, make } from "./dom.js";
+import { LoraFields } from "./lora_fields.js";
 import { sizePresets } from "./request_settings.js";
 
 const NUMBERS = ["width", "height", "inference_steps", "guidance_scale", "n", "deadline_ms"];
@@ -12,6 +13,7 @@ const STEPS = { inference_steps: 1, guidance_scale: 0.5 };
 export class Form {
   #root;
   #models = [];
+  #loras = new LoraFields(() => this.#clearError("loras"));
 
   /** `onSubmit(settings)` is called for each press of Generate. */
   constructor(root, onSubmit) {
@@ -65,6 +67,7 @@ export class Form {
     for (const name of NUMBERS) settings[name] = byId(name).value === "" ? null : Number(byId(name).value);
     settings.prompt = byId("prompt").value;
     settings.negative_prompt = byId("negative_prompt").value || null;
+    settings.loras = this.#loras.value;
     return settings;
   }
 
@@ -76,6 +79,7 @@ export class Form {
     for (const name of [...TEXTS, ...NUMBERS]) {
       if (name !== "model" && settings[name] !== undefined && settings[name] !== null) byId(name).value = settings[name];
     }
+    this.#loras.value = settings.loras;
     byId("scheduling").open ||= Boolean(byId("priority").value || byId("deadline_ms").value);
     this.#sync();
   }
@@ -100,7 +104,7 @@ export class Form {
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "form"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "loras", "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
@@ -132,6 +136,7 @@ export class Form {
       const { min, max, default: modelDefault } = settings[name];
       Object.assign(byId(`${name}-slide`), { min, max: Math.min(max, modelDefault * SLIDER_MAX_FACTOR || max), step: STEPS[name] });
     }
+    this.#loras.offer(this.model.noria.loras);
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     const { width } = settings;
     byId("size-hint").textContent = `${width.min} to ${width.max} pixels a side, in multiples of ${width.multiple}`;

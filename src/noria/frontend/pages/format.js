@@ -31,6 +31,9 @@ export function deadlineState({ deadline_at, joined_at, finish_at }, now) {
   return deadline_at - now < (deadline_at - joined_at) / 4 ? "close" : "kept";
 }
 
+/** "outline", "outline × 0.8" with another weight than 1. */
+export const formatLora = ({ name, weight = 1 }) => (weight === 1 ? name : `${name} × ${weight}`);
+
 const MAX_SHARING = 4; // requests that are named
 
 const isText = (settings) => settings.type === "encoder";
@@ -43,12 +46,16 @@ export const describeWork = (settings) =>
 export const describeSize = (settings) =>
   isText(settings) ? pluralize(settings.num_texts, "text") : `${settings.width} × ${settings.height}`;
 
+/** The label of an image in a slot: its LoRAs, or its scheduler if it has none. */
+export const describeStyle = ({ scheduler, loras = [] }) => (loras.length ? loras.map(formatLora).join(" + ") : scheduler);
+
 /** The settings of an image in a slot, which do not change while it is there. */
 export function describeImage(image) {
   const { settings } = image;
   if (isText(settings)) return `${settings.scheduler}, ${describeSize(settings)}, ${describeWork(settings)}`;
   const size = `${settings.width} × ${settings.height} px`;
   const parts = [settings.scheduler, pluralize(image.num_calls, "call"), size, `guidance ${settings.guidance_scale}`];
+  if (settings.loras.length) parts.push(`LoRA ${settings.loras.map(formatLora).join(" + ")}`);
   if (image.priority !== "normal") parts.push(`${image.priority} priority`);
   return parts.join(", ");
 }
@@ -86,6 +93,8 @@ export function describeBatch(slots) {
     range(({ settings }) => settings.inference_steps, "steps"),
     pluralize(distinct(({ settings }) => `${settings.width} ${settings.height}`), "size"),
   ];
+  const loras = new Set(slots.flatMap(({ settings }) => settings.loras.map(({ name }) => name)));
+  if (loras.size) parts.push(pluralize(loras.size, "LoRA"));
   if (distinct(({ model }) => model) > 1) parts.push(`${distinct(({ model }) => model)} models`);
   const paused = slots.filter((image) => image.paused).length;
   return `Running: ${parts.join(", ")}.${paused ? ` ${paused} paused: others go first.` : ""}`;

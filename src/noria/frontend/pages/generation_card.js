@@ -3,7 +3,7 @@
 import { ApiError, fetchWithKey, readEvents, savedKey, toApiError } from "./api.js";
 import { concurrencyLimit } from "./concurrency_limit.js";
 import { button, copyButtons, decodeBase64, make, stageBar } from "./dom.js";
-import { formatDuration } from "./format.js";
+import { formatDuration, formatLora } from "./format.js";
 import { imageSeed, requestBody } from "./request_settings.js";
 import { SNIPPETS } from "./snippets.js";
 
@@ -204,11 +204,11 @@ export class GenerationCard {
     frame.append(image.opener);
   }
 
-  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, seed }) {
+  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, seed }) {
     const last = this.images.length > 1 ? ` to ${imageSeed(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
     const facts = [
-      ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler],
+      ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler, ...(loras ?? []).map(formatLora)],
       ...[guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`],
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));

@@ -4,6 +4,7 @@ import { fetchWithKey, toApiError } from "./api.js";
 
 const MAX_CONCURRENT = 5; // browsers open six connections to a server, and the stream needs one; so some requests have several images
 const STEPS = [20, 50, 12, 36, 8, 28, 44, 16];
+const MAX_LORAS = 3; // different ones in the traffic
 const NUM_IMAGES = [2, 1, 3, 1, 2];
 const GUIDANCE = [3, 7.5, 1, 5];
 const SCHEDULERS = ["euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "heun", "dpm++2m", "pndm"];
@@ -14,8 +15,8 @@ const PROMPTS = [
   "a yellow square right of a purple circle",
 ];
 
-/** The body of request `k` for a model with `fields`, as in the OpenAPI document. Pure. */
-export function sampleRequest(k, fields) {
+/** The body of request `k` for a model with `fields`, as in the OpenAPI document, and LoRAs of these names. Pure. */
+export function sampleRequest(k, fields, loras = []) {
   const served = fields.scheduler?.examples ?? [];
   const known = SCHEDULERS.filter((name) => served.includes(name));
   const { minimum = 1, maximum = 200 } = fields.inference_steps ?? {};
@@ -26,6 +27,8 @@ export function sampleRequest(k, fields) {
     n: NUM_IMAGES[k % NUM_IMAGES.length],
   };
   if (known.length) body.scheduler = known[k % known.length];
+  const lora = loras[(k % (loras.length + 1)) - 1]; // every third request, say, has none
+  if (lora) body.loras = [{ name: lora }];
   if (k % 6 === 5) body.deadline_ms = 60_000;
   if (k % 4 === 3) Object.assign(body, smallerSide(fields.width, "width"));
   return body;
@@ -63,10 +66,17 @@ export async function sendSampleTraffic(onProgress, signal, { texts }) {
 const TEXTS = { num: 100, interval_ms: 30, path: "/", body: sampleTexts }; // so many at once that they share batches
 
 async function imageTraffic(signal) {
-  const response = await fetchWithKey("/openapi.json", { signal });
+  const [document, models] = await Promise.all([readJson("/openapi.json", signal), readJson("/v1/models", signal)]);
+  const fields = document.components.schemas.ImageRequestBody.properties;
+  const { noria } = models.data.find((model) => model.noria.kind === "diffusion"); // the default model
+  const loras = noria.loras.slice(0, MAX_LORAS);
+  return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields, loras) };
+}
+
+async function readJson(path, signal) {
+  const response = await fetchWithKey(path, { signal });
   if (!response.ok) throw await toApiError(response);
-  const fields = (await response.json()).components.schemas.ImageRequestBody.properties;
-  return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields) };
+  return response.json();
 }
 
 const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));

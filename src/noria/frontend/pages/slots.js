@@ -1,7 +1,7 @@
 // The layout of slots, and the slots as elements over the canvas: readable labels, and buttons for the keyboard and screen readers.
 
 import { make, setText } from "./dom.js";
-import { deadlineState, describeImage, formatSeconds } from "./format.js";
+import { deadlineState, describeImage, describeStyle, formatSeconds } from "./format.js";
 import { imageKey } from "./state.js";
 
 const RING_MAX_SLOTS = 12; // more are laid out in rows
@@ -90,7 +90,7 @@ export class Slots {
     this.#slots.forEach((element, slot) => {
       const image = imageBySlot.get(slot);
       const key = image ? imageKey(image) : "";
-      setText(element.label, image ? (image.paused ? "paused" : image.settings.scheduler) : "");
+      setText(element.label, image ? (image.paused ? "paused" : describeStyle(image.settings)) : "");
       setText(element.step, image ? `${image.call}/${image.num_calls}` : "");
       const state = image ? deadlineState(image, now) : null;
       setText(element.deadline, state ? (image.deadline_at < now ? "late" : formatSeconds(image.deadline_at - now)) : "");
