@@ -148,8 +148,11 @@ def signed_distance(shape: str, x: torch.Tensor, y: torch.Tensor, radius: torch.
     raise ValueError(f"unknown shape {shape!r}; there are {', '.join(SHAPES)}")
 
 
-def render(scenes: list[Scene], side_px: int = 128) -> torch.Tensor:
-    """[scenes, 3, side_px, side_px] in [-1, 1]; later objects cover earlier ones."""
+def render(scenes: list[Scene], side_px: int = 128, stroke: float | None = None) -> torch.Tensor:
+    """[scenes, 3, side_px, side_px] in [-1, 1]; later objects cover earlier ones.
+
+    With a `stroke`, a share of the side, only outlines of this width are drawn, inside of the shapes.
+    """
     backgrounds = torch.tensor([COLOURS[scene.background] for scene in scenes], dtype=torch.float32)
     image = backgrounds[:, :, None, None].repeat(1, 1, side_px, side_px)
     axis = (torch.arange(side_px) + 0.5) / side_px
@@ -162,6 +165,8 @@ def render(scenes: list[Scene], side_px: int = 128) -> torch.Tensor:
             drawn = [scenes[i].objects[layer] for i in rows]
             centre_x, centre_y, radius = torch.tensor([(o.x, o.y, o.radius) for o in drawn]).T[:, :, None, None]
             outline = signed_distance(shape, x - centre_x, y - centre_y, radius)
+            if stroke is not None:
+                outline = (outline + stroke / 2).abs() - stroke / 2
             cover = (0.5 - outline * side_px).clamp(0, 1)[:, None]
             paint = torch.tensor([COLOURS[o.colour] for o in drawn], dtype=torch.float32)[:, :, None, None]
             image[rows] = image[rows] * (1 - cover) + paint * cover

@@ -441,6 +441,25 @@ def test_settings_and_seed_of_a_generation_are_reused(playground):
     assert page.locator("#empty").is_visible()
 
 
+def test_loras_are_chosen_shown_and_reused(playground, client, check_accessibility):
+    page = playground()
+    page.get_by_role("button", name="Add a LoRA").click()
+    page.get_by_label("LoRA", exact=True).select_option("night")
+    page.get_by_label("Weight of the LoRA").fill("0.9")
+    check_accessibility(page)
+    generate(page, prompt="a green star", inference_steps=3, seed=5)
+    card(page, "finished").wait_for()
+    assert "night × 0.9" in card(page, "finished").inner_text()
+    body = {"prompt": "a green star", "inference_steps": 3, "seed": 5, "loras": [{"name": "night", "weight": 0.9}]}
+    expected = client.post("/t2i", json=body)
+    assert np.abs(pixels(file_of(page)) - pixels(expected.content)).max() <= 1
+    page.get_by_role("button", name="Remove this LoRA").click()
+    assert page.locator(".lora").count() == 0
+    page.click("button:text-is('Reuse settings')")
+    assert page.get_by_label("LoRA", exact=True).input_value() == "night"
+    assert page.get_by_label("Weight of the LoRA").input_value() == "0.9"
+
+
 # ── Servers that are not ready or need a key ──────────────────────────────────────────────────────────────────────────
 
 

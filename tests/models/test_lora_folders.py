@@ -2,6 +2,7 @@
 
 import pytest
 
+from noria.config import EngineConfig
 from noria.errors import ConfigError, InvalidField, LoraNotFound
 from noria.models.lora_folders import LoraFolders, digest_of
 from noria.protocol.diffusion import Lora
@@ -30,6 +31,15 @@ def test_an_entry_may_name_a_model_of_the_hub_or_a_folder_with_an_equals_sign(fo
     found = LoraFolders((f"org/tiny={tmp_path / 'one'}", str(tmp_path / "a=b")))
     assert list(found.files("org/tiny")) == ["a", "c", "ä.v2"]
     assert list(found.files("other")) == ["c"]
+
+
+def test_bundled_ones_are_the_default_and_for_the_bundled_model_alone():
+    folders = LoraFolders.of(EngineConfig())
+    folders.check()
+    assert list(folders.files("noria-shapes")) == ["night", "outline"]
+    assert max(file.stat().st_size for file in folders.files("noria-shapes").values()) < 200_000
+    assert folders.files("other") == {}
+    assert not LoraFolders.of(EngineConfig(compile=True))
 
 
 def test_files_may_come_and_go(folders, tmp_path):

@@ -79,7 +79,7 @@ def generate_files(
         config.frontend,
         request_id="generate",
         draw_seed=lambda: secrets.randbelow(2**32),
-        complete_loras=LoraFolders(config.engine.loras).complete,
+        complete_loras=LoraFolders.of(config.engine).complete,
     )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
     settings = request.payload

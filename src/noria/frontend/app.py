@@ -110,7 +110,7 @@ def build_app(
         tracer=tracer,
         log_prompts=config.log_prompts,
         statistics=statistics,
-        loras=LoraFolders(config.engine.loras),
+        loras=LoraFolders.of(config.engine),
     )
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
     encoding_service = EncodingService(

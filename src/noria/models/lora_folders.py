@@ -12,11 +12,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from noria.config import EngineConfig
 from noria.errors import ConfigError, InvalidField, LoraNotFound, ModelError, short_repr
+from noria.models.location import BUNDLED
 from noria.models.weights import file_size_bytes, identifying_bytes
 from noria.protocol.diffusion import Lora
 
 _SUFFIX = ".safetensors"
+_BUNDLED_ENTRY = "bundled"  # the LoRAs that come with the bundled model, for this model alone
+_BUNDLED_MODEL = "noria-shapes"
 _MAX_NAME_CHARS = 128
 _MAX_NAMES_IN_MESSAGES = 50
 NO_LORAS = "it has none; the operator sets folders of them: engine.loras"
@@ -24,16 +28,27 @@ NO_LORAS = "it has none; the operator sets folders of them: engine.loras"
 
 
 class LoraFolders:
-    """The setting `engine.loras`: each entry is a folder for all models, or `MODEL=FOLDER` for one."""
+    """The setting `engine.loras`: an entry is a folder for all models, `MODEL=FOLDER` for one, or `bundled`."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._folders = [_split(entry) for entry in entries]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "LoraFolders":
+        """Return the folders of an engine: without those of the bundled model if models are compiled."""
+        return cls([entry for entry in config.loras if not (config.compile and entry == _BUNDLED_ENTRY)])
+
+    def __bool__(self) -> bool:
+        """Whether there are folders, which may be empty."""
+        return bool(self._folders)
 
     def check(self) -> None:
         """Raise ConfigError if a folder does not exist."""
         for _, folder in self._folders:
             if not folder.is_dir():
-                raise ConfigError(f"engine.loras: {str(folder)!r} is not a folder. Entries are FOLDER or MODEL=FOLDER.")
+                raise ConfigError(
+                    f"engine.loras: {str(folder)!r} is not a folder. Entries are FOLDER, MODEL=FOLDER or bundled."
+                )
 
     def files(self, model: str) -> dict[str, pathlib.Path]:
         """Return the files for a model by name, in the order of names; of equal names, the first folder's."""
@@ -74,6 +89,8 @@ class LoraFolders:
 
 def _split(entry: str) -> tuple[str | None, pathlib.Path]:
     """Return the model of an entry, None for all, and its folder; a path that begins with / or . may have a "="."""
+    if entry == _BUNDLED_ENTRY:
+        return _BUNDLED_MODEL, BUNDLED.with_name("bundled_loras")
     model, separator, folder = entry.partition("=")
     if separator and not entry.startswith(("/", ".")):
         return model, pathlib.Path(folder)

@@ -27,7 +27,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
         ModelError: a model cannot be served.
 
     """
-    LoraFolders(config.engine.loras).check()
+    LoraFolders.of(config.engine).check()
     models: dict[str, AnyModelSpec] = {}
     for source in (config.model, *config.additional_models):
         model_spec = open_model(source)

@@ -22,12 +22,12 @@ class ModelLoras:
 
     def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
         """Raises ConfigError if there are folders of adapters, but the model is compiled: its layers cannot change."""
-        if config.loras and config.compile:
+        self._folders = LoraFolders.of(config)
+        if self._folders and config.compile:
             raise ConfigError("engine.loras does not work with engine.compile. Switch off one of them.")
         self._model, self._max_bytes = model, config.lora_cache_bytes
-        self._folders = LoraFolders(config.loras)
         self.cache = LoraCache(model.device, config.lora_cache_bytes)
-        self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if config.loras else {}
+        self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if self._folders else {}
         self._denoiser = next(iter(model.lora_parts), "")  # all other parts encode prompts
 
     def load(self, loras: Sequence[Lora], model: str) -> Adapters:
