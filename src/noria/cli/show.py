@@ -13,6 +13,7 @@ from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from noria.images.metadata import GenerationMetadata
+    from noria.protocol.diffusion import Lora
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -53,6 +54,7 @@ def format_metadata(file: pathlib.Path, metadata: "GenerationMetadata") -> str:
         "steps": metadata.inference_steps,
         "scheduler": metadata.scheduler,
         "guidance": None if metadata.guidance_scale is None else f"{metadata.guidance_scale:g}",
+        "LoRAs": ", ".join(_describe_lora(each) for each in metadata.loras) or None,
         "model": metadata.model,
         "model version": metadata.model_version,
         "deployed as": metadata.registered_version,
@@ -65,6 +67,10 @@ def format_metadata(file: pathlib.Path, metadata: "GenerationMetadata") -> str:
     width = max(len(name) for name, _ in printed)
     lines = [f"  {name:{width}}  {_indent(value, width + 4)}" for name, value in printed]
     return "\n".join([escape_for_terminal(str(file)), *lines])
+
+
+def _describe_lora(lora: "Lora") -> str:
+    return f"{lora.name}:{lora.weight:g}" + (f" ({lora.digest})" if lora.digest else "")
 
 
 def _indent(value: str, by: int) -> str:
