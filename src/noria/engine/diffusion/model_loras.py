@@ -45,8 +45,6 @@ class ModelLoras:
         return self.cache.get(loras, functools.partial(self._read, model))
 
     def _read(self, model: str, lora: Lora) -> LoraWeights:
-        if not self._model.lora_parts:
-            raise InvalidField(f"loras: no LoRA can be used with {model}: its family has none here yet.", field="loras")
         file = self._folders.find(lora, model)
         try:
             # In a thread that ends, as samplers are compiled (ADR 5). A file in float32 has twice the bytes that its
