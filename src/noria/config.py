@@ -265,7 +265,17 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "chosen by itself",
         ),
     ] = ""
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body without images")] = (
+        1_048_576
+    )
+    max_image_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="maximum size of a start image and its mask together, as files; a body with them may be longer "
+            "than `max_body_bytes` by that, in base64",
+        ),
+    ] = 16_777_216
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
     max_steps: Annotated[int, Meta(ge=1, le=1000, description="maximum inference steps of one request")] = 200
     max_texts: Annotated[int, Meta(ge=1, le=65_536, description="maximum texts of one request to a text encoder")] = (
@@ -389,8 +399,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of the stored texts of all jobs that have not ended, of one API key a quarter; "
-            "more are rejected with 429",
+            description="maximum size of the stored texts and start images of all jobs that have not ended, of one API "
+            "key a quarter; more are rejected with 429",
         ),
     ] = 1_073_741_824
     max_pending_webhooks: Annotated[

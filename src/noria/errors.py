@@ -151,14 +151,14 @@ class UnsupportedMediaType(RequestError):
 
 
 class UnreadableImage(RequestError):
-    """The body is no PNG, WebP or JPEG, is damaged, or has no generation metadata."""
+    """An image is no PNG, WebP or JPEG, is damaged, animated or too large, or has no settings where they are read."""
 
     code = "unreadable_image"
     http_status = 422
 
 
 class BodyTooLarge(RequestError):
-    """The body is longer than `frontend.max_body_bytes`."""
+    """The body is longer than `frontend.max_body_bytes`, or its images are than `frontend.max_image_bytes`."""
 
     code = "body_too_large"
     http_status = 413

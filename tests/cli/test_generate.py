@@ -22,8 +22,11 @@ def generated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[E
     """The requests that the engine would have run; the test runs in a folder of its own."""
     requests: list[EngineRequest] = []
 
-    def run_engine(config: Config, spec: DiffusionModelSpec, request: EngineRequest) -> list[RawImage]:
+    def run_engine(
+        config: Config, spec: DiffusionModelSpec, request: EngineRequest, data: bytes | None
+    ) -> list[RawImage]:
         requests.append(request)
+        assert (data is None) == (request.payload.strength is None)
         size = request.payload.width, request.payload.height
         black = memoryview(bytes(3 * size[0] * size[1]))
         return [RawImage(request.payload.seed + index, *size, black) for index in range(request.payload.n)]
@@ -146,3 +149,38 @@ def test_an_image_is_repeated_pixel_for_pixel(scheduler, tmp_path, monkeypatch):
     assert first.tobytes() == again.tobytes()
     assert first.info["noria"] == again.info["noria"]
     assert first.getextrema() != ((0, 0),) * 3
+
+
+def test_a_start_image_and_its_mask_are_used_and_named_in_the_file(generated, capsys):
+    Image.new("RGB", (100, 70)).save("start.png")
+    Image.new("L", (100, 70), 255).save("mask.png")
+    flags = ["--image", "start.png", "--mask", "mask.png", "--strength", "0.5"]
+    assert main(["generate", "a circle", *flags, "--seed", "3", "-o", "a.png"]) == 0
+    (request,) = generated
+    assert (request.payload.strength, request.payload.has_mask) == (0.5, True)
+    assert (request.payload.width, request.payload.height) == (96, 64)
+    metadata = read_metadata(pathlib.Path("a.png"))
+    assert (metadata.strength, metadata.image_digest) == (0.5, request.payload.image_digest)
+
+    assert main(["generate", "--like", "a.png", "-o", "b.png"]) == 2
+    assert "Name its file with --image" in capsys.readouterr().err
+    assert main(["generate", "--like", "a.png", *flags[:4], "-o", "b.png"]) == 0
+    assert read_metadata(pathlib.Path("b.png")) == metadata
+    assert "warning" not in capsys.readouterr().err
+    assert main(["generate", "--like", "a.png", "--image", "mask.png", "-o", "b.png"]) == 0
+    assert "--image is not the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--strength", "0.5"], "there is no image"),
+        (["--mask", "a.png"], "--mask needs an --image"),
+        (["--image", "nothing.png"], "'nothing.png' cannot be read"),
+        (["--image", "."], "cannot be read"),
+    ],
+)
+def test_start_images_that_cannot_be_used_are_rejected(generated, capsys, flags, says):
+    assert main(["generate", "a circle", *flags]) == 2
+    assert says in capsys.readouterr().err
+    assert generated == []

@@ -32,13 +32,18 @@ def test_json_is_lossless(metadata):
 
 def test_settings_have_the_field_names_of_t2i():
     about_the_model = {"model", "model_version", "deployment", "registered_version", "model_digest"}
-    settings = set(GenerationMetadata.__struct_fields__) - about_the_model - {"noria", "other"}
+    settings = (
+        set(GenerationMetadata.__struct_fields__) - about_the_model - {"noria", "other", "image_digest", "mask_digest"}
+    )
     assert settings < set(ImageRequestBody.__struct_fields__)
+
+
+START_IMAGE = {"strength": 0.6, "has_mask": True, "image_digest": "0123456789ab", "mask_digest": "ba9876543210"}
 
 
 def test_metadata_are_of_one_image_and_complete(bundled_folder):
     spec = open_model(str(bundled_folder))
-    request = make_image_request("id", spec.name, negative_prompt="q", width=64, height=96, n=3)
+    request = make_image_request("id", spec.name, negative_prompt="q", width=64, height=96, n=3, **START_IMAGE)
     target = Target(7, "shapes@2", "sha256:12", spec.fingerprint, ())
     metadata = metadata_for(request, spec, seed=9, target=target)
     assert metadata.seed == 9

@@ -39,6 +39,9 @@ def add_to(commands: Any) -> list[Parser]:
         type=argument_type(_parse_lora),
         help="a LoRA by its name, of weight 1 unless said otherwise; repeat it for several",
     )
+    add("--image", metavar="FILE", type=pathlib.Path, help="a start image; its size is the default one")
+    add("--mask", metavar="FILE", type=pathlib.Path, help="of the image's size: white is repainted, black is kept")
+    add("--strength", type=float, help="how much of the start image is replaced, up to 1 (0.8)")
     add("--no-metadata", dest="metadata", action="store_false", help="write files without generation metadata")
     add_settings(parser, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
     return [parser]
@@ -71,7 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         "guidance_scale": arguments.guidance,
         "scheduler": arguments.scheduler,
         "loras": arguments.adapters and tuple(arguments.adapters),
+        "strength": arguments.strength,
     }
+    start_image = local_generation.read_start_image(arguments.image, arguments.mask)
     body = local_generation.build_body(
         {name: value for name, value in flags.items() if value is not None},
         source,
@@ -80,7 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
         metadata=arguments.metadata,
     )
     with logging_here("generate", config.log_level, config.log_format):
-        return local_generation.generate_files(config=config, body=body, output=arguments.output, source=source)
+        return local_generation.generate_files(
+            config=config, body=body, output=arguments.output, source=source, start_image=start_image
+        )
 
 
 def _parse_lora(text: str) -> Lora:

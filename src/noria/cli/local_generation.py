@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from noria.config import Config
-from noria.errors import ConfigError, GenerationFailed, InvalidField, short_repr
+from noria.errors import ConfigError, GenerationFailed, ImageFileError, InvalidField, short_repr
 from noria.frontend.engines.client import RawImage
 from noria.frontend.services.image_writer import write_images
 from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
+from noria.images.start_image import ImageFiles, StartImage
 from noria.models.catalog import open_model_of
 from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -55,8 +56,25 @@ def build_body(flags: Mapping[str, Any], source: SourceImage | None, **options: 
     return ImageRequestBody(**(repeated | dict(flags)), **options)
 
 
+def read_start_image(image: pathlib.Path | None, mask: pathlib.Path | None) -> StartImage | None:
+    """Return the start image in these files, if there is one. Raises ImageFileError, UnreadableImage, InvalidField."""
+    if image is None:
+        if mask is not None:
+            raise InvalidField("--mask needs an --image, of which it says what is repainted.")
+        return None
+    try:
+        return StartImage(ImageFiles(image.read_bytes(), None if mask is None else mask.read_bytes()))
+    except OSError as error:
+        raise ImageFileError(f"{short_repr(error.filename)} cannot be read: {error.strerror}.") from error
+
+
 def generate_files(
-    *, config: Config, body: ImageRequestBody, output: pathlib.Path, source: SourceImage | None = None
+    *,
+    config: Config,
+    body: ImageRequestBody,
+    output: pathlib.Path,
+    source: SourceImage | None = None,
+    start_image: StartImage | None = None,
 ) -> int:
     """Generate the images of `body` and write `output`, or `output-0`, `output-1`, … for several images.
 
@@ -71,7 +89,7 @@ def generate_files(
     """
     _check_writable(output)
     spec = open_model_of(DiffusionModelSpec, config.model)
-    for warning in _differences(source, spec) if source else ():
+    for warning in _differences(source, spec, start_image) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)
     request = validate(
         body,
@@ -80,12 +98,14 @@ def generate_files(
         request_id="generate",
         draw_seed=lambda: secrets.randbelow(2**32),
         complete_loras=LoraFolders.of(config.engine).complete,
+        start_image=None if start_image is None else start_image.facts,
     )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
     settings = request.payload
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
           f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip
-    for image in _run_engine(config, spec, request):
+    data = None if start_image is None else start_image.pixels(settings.width, settings.height)
+    for image in _run_engine(config, spec, request, data):
         index = image.seed - settings.seed
         file = output if settings.n == 1 else output.with_stem(f"{output.stem}-{index}")
         try:
@@ -96,12 +116,24 @@ def generate_files(
     return 0
 
 
-def _differences(source: SourceImage, spec: DiffusionModelSpec) -> list[str]:
+def _differences(source: SourceImage, spec: DiffusionModelSpec, start_image: StartImage | None) -> list[str]:
     """Reasons why the new image will differ from `source`.
 
-    Raises InvalidField if the model differs and the user did not name it.
+    Raises InvalidField if the model differs and the user did not name it, or if the start image is missing.
     """
     metadata, differences = source.metadata, []
+    if metadata.strength is not None and start_image is None:
+        digest = "" if metadata.image_digest is None else f" (SHA-256 {metadata.image_digest}…)"
+        raise InvalidField(
+            f"{short_repr(str(source.file))} was made from a start image{digest}. Name its file with --image."
+        )
+    if start_image is not None:
+        for name, was, now in (
+            ("image", metadata.image_digest, start_image.facts.digest),
+            ("mask", metadata.mask_digest, start_image.facts.mask_digest),
+        ):
+            if was != now:
+                differences.append(f"--{name} is not the file that {short_repr(str(source.file))} was made from.")
     if metadata.model_version != spec.fingerprint:
         source_model = f"{metadata.model or 'an unknown model'} ({metadata.model_version or 'version unknown'})"
         mismatch = (
@@ -131,8 +163,8 @@ def _check_writable(output: pathlib.Path) -> None:
         raise ConfigError(f"output {str(output)!r} cannot be written by this user. Choose another folder.")
 
 
-def _run_engine(config: Config, spec: DiffusionModelSpec, request: ImageRequest) -> list[RawImage]:
-    """Generate the images of the request, with a progress bar on a terminal."""
+def _run_engine(config: Config, spec: DiffusionModelSpec, request: ImageRequest, data: bytes | None) -> list[RawImage]:
+    """Generate the images of the request and its start image, with a progress bar on a terminal."""
     from tqdm import tqdm
 
     from noria.engine.diffusion.loading import load_executor
@@ -145,7 +177,7 @@ def _run_engine(config: Config, spec: DiffusionModelSpec, request: ImageRequest)
     events: list[EngineEvent[PreparedImageRequest]] = []
     scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=request.payload.n)
     engine_loop = EngineLoop(scheduler, executor, events.append, time.monotonic)
-    prepared = executor.prepare(request)
+    prepared = executor.prepare(request, None if data is None else memoryview(data))
     engine_loop.submit(prepared)
     with tqdm(total=request.payload.n * prepared.num_calls, unit=" steps", desc="generating") as progress_bar:
         while (iteration := engine_loop.run_iteration()) is not None:

@@ -35,6 +35,7 @@ from noria.frontend.routes.image_metadata import ImageMetadataRoute, UploadedIma
 from noria.frontend.routes.images import ImageRoutes
 from noria.frontend.routes.jobs import JobRoutes
 from noria.frontend.routes.live import LiveRoutes
+from noria.frontend.routes.openai_edits import EditRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.registry.deployments import DeploymentRoutes
@@ -102,7 +103,7 @@ def build_app(
         ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
 
     """
-    clients = ClientDirectory(read_keys(config.frontend.api_keys_file), num_frontends)
+    clients, uploads = ClientDirectory(read_keys(config.frontend.api_keys_file), num_frontends), UploadedImages()
     statistics = statistics or StatisticsRecorder(config.statistics)
     generation_service = GenerationService(
         engine_pool,
@@ -112,7 +113,7 @@ def build_app(
         statistics=statistics,
         loras=LoraFolders.of(config.engine),
     )
-    body_reader = JsonBodyReader(config.frontend.max_body_bytes)
+    body_reader = JsonBodyReader(config.frontend.max_body_bytes, config.frontend.max_image_bytes, uploads.limiter)
     encoding_service = EncodingService(
         engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer, statistics
     )
@@ -139,10 +140,11 @@ def build_app(
     registry = RegistryConnection(functools.partial(open_registry, config))
     adding = VersionAdder(registry, config)
     openai, live = OpenAIRoutes(generation_service, body_reader), LiveRoutes(engine_pool, config.frontend)
-    uploads, server_routes = UploadedImages(), ServerRoutes(config, engine_pool, clients, rejection_log)
+    server_routes = ServerRoutes(config, engine_pool, clients, rejection_log)
     routes = [
         Route("/t2i", ImageRoutes(generation_service, body_reader).t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
+        *EditRoutes(generation_service, body_reader).routes,
         Route("/v1/embeddings", EmbeddingRoutes(encoding_service, body_reader).embeddings, methods=["POST"]),
         Route(
             "/v1/endpoints/{name}",

@@ -56,6 +56,7 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Size": size,
         "Model hash": metadata.model_version,
         "Model": metadata.model,
+        "Denoising strength": None if metadata.strength is None else _number(metadata.strength),
         "Lora hashes": ", ".join(f"{lora.name}: {lora.digest}" for lora in metadata.loras if lora.digest) or None,
         "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
     }
@@ -136,6 +137,7 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
     size = take("Size", r"\d{1,6}x\d{1,6}")
     width, height = (int(side) for side in size.split("x")) if size else (None, None)
     guidance = take("CFG scale", r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?")
+    strength = None if "Hires upscale" in settings else take("Denoising strength", r"[01](\.\d{1,17})?")
     version = take("Version", rf"{_VERSION_PREFIX}\S+")
     loras: tuple[Lora, ...] = ()
     with contextlib.suppress(InvalidField):  # then the tags stay in the prompt
@@ -156,6 +158,7 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
         model=settings.pop("Model", None),
         model_version=settings.pop("Model hash", None),
         noria=version and version.removeprefix(_VERSION_PREFIX),
+        strength=None if strength is None else float(strength),
         other=settings,
     )
 

@@ -33,6 +33,9 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     registered_version: str | None = None  # the version that was deployed, MODEL@NUMBER
     model_digest: str | None = None  # of the version's files
     loras: tuple[Lora, ...] = ()  # with digests
+    strength: float | None = None  # of a start image; None: there was none
+    image_digest: str | None = None  # of the start image's file: 12 digits of SHA-256
+    mask_digest: str | None = None  # of its mask's
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -57,6 +60,9 @@ def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Targ
         registered_version=None if target is None else target.version,
         model_digest=None if target is None else target.digest,
         loras=request.payload.loras,
+        strength=request.payload.strength,
+        image_digest=request.payload.image_digest,
+        mask_digest=request.payload.mask_digest,
     )
 
 

@@ -20,8 +20,9 @@ _MAX_KEYWORD_BYTES = 79
 _EXIF_PREFIX = b"Exif\0\0"
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _EXIF_IFD = 0x8769
-_ASCII, _LONG, _IFD = 2, 4, 13  # types of TIFF 6.0
-_BYTES_PER_VALUE = {1: 1, _ASCII: 1, _LONG: 4, 7: 1, _IFD: 4}
+_ORIENTATION = 0x0112
+_ASCII, _SHORT, _LONG, _IFD = 2, 3, 4, 13  # types of TIFF 6.0
+_BYTES_PER_VALUE = {1: 1, _ASCII: 1, _SHORT: 2, _LONG: 4, 7: 1, _IFD: 4}
 
 
 class UnknownFormatError(ValueError):
@@ -177,8 +178,27 @@ def read_exif(exif: bytes, tags: tuple[int, ...]) -> dict[int, bytes | str]:
     return {
         tag: content.removesuffix(b"\0").decode("latin-1") if kind == _ASCII else content
         for tag, (kind, content) in _read_entries(exif, order, exif_ifd, tags).items()
-        if kind not in (_LONG, _IFD)
+        if kind not in (_SHORT, _LONG, _IFD)
     }
+
+
+def read_orientation(exif: bytes) -> int:
+    """Return how an image is to be turned before it is shown, 1 (not at all) to 8 as of EXIF 2.32.
+
+    Raises:
+        ValueError: an entry is outside of `exif`.
+
+    """
+    exif = exif.removeprefix(_EXIF_PREFIX)
+    order = _BYTE_ORDERS.get(exif[:4])
+    if order is None or len(exif) < 8:
+        return 1
+    (first_ifd,) = struct.unpack_from(f"{order}I", exif, 4)
+    kind, content = _read_entries(exif, order, first_ifd, (_ORIENTATION,)).get(_ORIENTATION, (0, b""))
+    if kind != _SHORT or len(content) != 2:
+        return 1
+    (orientation,) = struct.unpack(f"{order}H", content)
+    return int(orientation) if 1 <= orientation <= 8 else 1
 
 
 def _read_entries(exif: bytes, order: str, offset: int, tags: tuple[int, ...]) -> dict[int, tuple[int, bytes]]:

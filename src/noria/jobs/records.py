@@ -70,7 +70,7 @@ class Job(Struct, frozen=True):
     id: str
     model: str
     version: str  # the model's fingerprint: a job runs on this version only
-    input: dict[str, Any]  # as posted, with the seed filled in
+    input: dict[str, Any]  # as posted, with the seed filled in, and digests in place of images
     output: list[str] | None  # URLs of the images, or of the results of texts, once succeeded
     logs: str
     error: str | None
@@ -111,7 +111,8 @@ class NewJob:
     idempotency_key: str | None = None
     body_digest: str = ""  # of the body sent with the idempotency key
     text_bytes: int = 0  # of the texts of a job of texts, as they are stored; 0: a job of images
-    chunks: Iterable[bytes] = ()  # its texts, JSON; read once
+    image_bytes: int = 0  # of the start image of a job of images, as it is stored; 0: there is none
+    chunks: Iterable[bytes] = ()  # its texts, JSON, or its start image; read once
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class JobRecord:
     error_code: str | None
     metrics: str  # JSON
     text_bytes: int  # of the texts of a job of texts, as they are stored; 0: a job of images
+    image_bytes: int  # of the start image of a job of images, as it is stored; 0: there is none
 
 
 @dataclass(frozen=True)

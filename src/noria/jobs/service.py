@@ -26,6 +26,7 @@ from noria.jobs.event_feed import JobEventFeed
 from noria.jobs.periodic import run_periodically
 from noria.jobs.records import JobEvent, JobRecord, JobState, NewJob
 from noria.jobs.results import ResultStore
+from noria.jobs.stored_request import unpack_start_image
 from noria.jobs.text_parts import TextJobFiles, TextPart
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import stored_trace_context
@@ -236,6 +237,13 @@ class JobService:
     def text_files(self) -> TextJobFiles:
         """What an executor of jobs of texts reads and writes."""
         return TextJobFiles(self._store, self._results, self._offload_files)
+
+    async def start_image(self, job_id: str) -> bytes:
+        """The pixels of the start image of a job that has one. Raises JobNotFound if the job has ended."""
+        chunk = await self._offload_files(self._store.chunk, job_id, 0)
+        if chunk is None:
+            raise JobNotFound(f"job {job_id} has ended.")
+        return await self._offload_files(unpack_start_image, chunk)
 
     @contextlib.asynccontextmanager
     async def spool(self) -> AsyncIterator[tuple[IO[bytes], ThreadOffloader]]:

@@ -1,5 +1,7 @@
 """All that determines the results of a job beside its texts, as its record holds it."""
 
+import base64
+import zlib
 from typing import Any, Literal
 
 import msgspec
@@ -50,6 +52,16 @@ class StoredTextRequest(Struct, frozen=True):
 
     request: TextJobRequest
     kind: Literal["texts"] = "texts"
+
+
+def pack_start_image(data: bytes) -> bytes:
+    """Return the pixels of a start image as the database has them: compressed, as text."""
+    return base64.b64encode(zlib.compress(data, 1))
+
+
+def unpack_start_image(packed: str) -> bytes:
+    """Return the pixels that `pack_start_image` has packed."""
+    return zlib.decompress(base64.b64decode(packed))
 
 
 def serialize(stored: StoredRequest | StoredTextRequest) -> bytes:

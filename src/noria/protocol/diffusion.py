@@ -74,6 +74,8 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     # frame of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, 255 (repainted) or 0 (kept).
     strength: float | None = None
     has_mask: bool = False
+    image_digest: str | None = None  # of the files as they were sent, for the metadata of the images
+    mask_digest: str | None = None
 
     @property
     def first_step(self) -> int:

@@ -36,6 +36,9 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     partial_images: int = 0
     metadata: bool = True
     loras: tuple[Lora, ...] = ()  # their changes are added
+    image: str | None = None  # the start image: a file in base64, or as a data: URL
+    mask: str | None = None  # likewise; white is repainted
+    strength: float | None = None
 
 
 class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):

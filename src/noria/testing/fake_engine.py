@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     Cancel,
@@ -298,7 +298,7 @@ class FakeEngine:
             return
         failure = self.failure or self.failures.get(request.model_version)
         if not failure:
-            yield Progress(attempt_id, 0, 0, payload.inference_steps, 0.0, 0.5), None
+            yield Progress(attempt_id, 0, 0, payload.num_steps, 0.0, 0.5), None
         if withholds:
             return
         if failure:
@@ -306,8 +306,8 @@ class FakeEngine:
             return
         num_images = 0 if self.sends_invalid_replies else payload.n
         if request.stream_progress:
-            for call in range(1, payload.inference_steps + 1):
-                yield Progress(attempt_id, None, call, payload.inference_steps, 0.0, 0.1), None
+            for call in range(1, payload.num_steps + 1):
+                yield Progress(attempt_id, None, call, payload.num_steps, 0.0, 0.1), None
         for number in range(num_images * payload.partial_images):
             preview = Preview(attempt_id, number % num_images, number, _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX)
             yield preview, bytes(self.colour(payload.seed)) * (_PREVIEW_WIDTH_PX * _PREVIEW_HEIGHT_PX)
@@ -316,10 +316,19 @@ class FakeEngine:
         for index in reversed(range(num_images)):  # images may come in any order
             seed = payload.seed + index
             done = ImageDone(attempt_id, index, seed, payload.width, payload.height)
-            yield done, bytes(self.colour(seed, request.model_version)) * (payload.width * payload.height)
+            yield done, self._draw(payload, self.colour(seed, request.model_version))
         denoise_s = 0.003 + self.delays_s.get(request.model_version, 0.0)
         timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=denoise_s, decode_s=0.004)
-        yield Finished(attempt_id, timings, payload.inference_steps, mean_batch=2.5), None
+        yield Finished(attempt_id, timings, payload.num_steps, mean_batch=2.5), None
+
+    def _draw(self, payload: DiffusionPayload, colour: tuple[int, int, int]) -> bytes:
+        """Return the pixels of an image: all in `colour`, but for those that the mask of its start image keeps."""
+        pixels = np.full((payload.height, payload.width, 3), colour, np.uint8)
+        if payload.has_mask:
+            data = np.frombuffer(self.data[-1] or b"", np.uint8)
+            start, mask = data[: pixels.size].reshape(pixels.shape), data[pixels.size :].reshape(pixels.shape[:2])
+            pixels = np.where(mask[..., None], pixels, start)
+        return pixels.tobytes()
 
     def _text_replies(
         self, request: EngineRequest[TextPayload], withholds: bool, models: tuple[AnyModelSpec, ...]

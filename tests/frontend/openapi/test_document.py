@@ -17,6 +17,7 @@ from noria.frontend.openapi.document import openapi
 from noria.frontend.openapi.images import DESCRIPTIONS
 from noria.frontend.openapi.operations import served_errors
 from noria.frontend.routes import server
+from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_images import GenerationsRequestBody
 from noria.observe.metrics.declarations import DECLARATIONS
 from noria.protocol.request import ImageRequestBody
@@ -74,7 +75,8 @@ def test_defaults_and_bounds_are_those_of_the_model(document, spec):
 
 
 def test_every_field_is_described_once():
-    assert set(DESCRIPTIONS) == set(ImageRequestBody.__struct_fields__) | set(GenerationsRequestBody.__struct_fields__)
+    bodies = (ImageRequestBody, GenerationsRequestBody, EditsFields)
+    assert set(DESCRIPTIONS) == {field for body in bodies for field in body.__struct_fields__}
 
 
 class _Page(HTMLParser):

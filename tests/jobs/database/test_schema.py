@@ -48,7 +48,8 @@ def test_a_database_of_the_first_version_is_migrated_and_keeps_its_jobs(database
         connection.execute(sa.text("CREATE INDEX noria_deliveries_due ON noria_deliveries (due_at)"))
         for name in ("host", "made_by", "created_at"):
             connection.execute(sa.text(f"ALTER TABLE noria_deliveries DROP COLUMN {name}"))
-        connection.execute(sa.text("ALTER TABLE noria_jobs DROP COLUMN text_bytes"))
+        for name in ("text_bytes", "image_bytes"):
+            connection.execute(sa.text(f"ALTER TABLE noria_jobs DROP COLUMN {name}"))
         connection.execute(sa.text("DROP TABLE noria_job_texts"))
         connection.execute(sa.text("UPDATE noria_about SET value = '1' WHERE key = 'schema'"))
     engine.dispose()
@@ -57,6 +58,6 @@ def test_a_database_of_the_first_version_is_migrated_and_keeps_its_jobs(database
         assert JobStore(engine).get(record.id) == record
         assert JobStore(engine).chunk(record.id, 0) is None
         with engine.connect() as connection:
-            assert connection.execute(sa.text("SELECT key, value FROM noria_about")).all() == [("schema", "5")]
+            assert connection.execute(sa.text("SELECT key, value FROM noria_about")).all() == [("schema", "6")]
         check_tables(engine, metadata)
         engine.dispose()

@@ -33,6 +33,7 @@ Reach = Literal["this machine", "private networks", "all networks of this machin
 _GROUP_AND_OTHERS, _OTHERS_WRITE = 0o077, 0o022
 _LIMITS = (
     "frontend.max_body_bytes",
+    "frontend.max_image_bytes",
     "frontend.max_images",
     "frontend.max_prompt_chars",
     "frontend.request_timeout_s",

@@ -56,12 +56,15 @@ class _Copy:
     target: Target
     prepare: Prepare
     answer: EngineResult | None  # the control's; None: it failed
+    data: bytes | None  # what the request's payload has beside it
 
     @property
     def num_bytes(self) -> int:
-        if self.answer is None:
-            return 0
-        return sum(image.rgb.nbytes for image in self.answer.images) + (self.answer.data or memoryview(b"")).nbytes
+        num_bytes = len(self.data or b"")
+        if self.answer is not None:
+            num_bytes += sum(image.rgb.nbytes for image in self.answer.images)
+            num_bytes += (self.answer.data or memoryview(b"")).nbytes
+        return num_bytes
 
 
 class ShadowMirror:
@@ -81,17 +84,19 @@ class ShadowMirror:
         self._task: asyncio.Task[None] | None = None  # while there are copies
         self._counts: dict[int, ShadowCounts] = {}  # by deployment, since `take_counts`
 
-    async def answer(self, spec: ModelSpec, answering: Awaitable[EngineResult], prepare: Prepare) -> EngineResult:
-        """Return what `answering` does, the control's answer; a share of the requests is copied then.
+    async def answer(
+        self, spec: ModelSpec, answering: Awaitable[EngineResult], prepare: Prepare, data: bytes | None = None
+    ) -> EngineResult:
+        """Return what `answering` does, the control's answer; a share of the requests is copied then, with their data.
 
         What ends an engine, is cancelled or is rejected is not copied.
         """
         try:
             result = await answering
         except GenerationFailed:
-            self._offer(spec, prepare, None)
+            self._offer(spec, prepare, None, data)
             raise
-        self._offer(spec, prepare, result)
+        self._offer(spec, prepare, result, data)
         return result
 
     def take_counts(self) -> tuple[ShadowReport, ...]:
@@ -105,11 +110,11 @@ class ShadowMirror:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _offer(self, spec: ModelSpec, prepare: Prepare, answer: EngineResult | None) -> None:
+    def _offer(self, spec: ModelSpec, prepare: Prepare, answer: EngineResult | None, data: bytes | None) -> None:
         shadow = self._versions.shadow_of(spec)
         if shadow is None or self._draw() >= shadow[1]:
             return
-        copy = _Copy(spec.name, shadow[0], prepare, answer)
+        copy = _Copy(spec.name, shadow[0], prepare, answer, data)
         if len(self._queue) >= _MAX_QUEUED or self._num_queued_bytes + copy.num_bytes > _MAX_QUEUED_BYTES:
             self._count(copy, _DROPPED, ShadowCounts(num_dropped=1))
             return
@@ -169,7 +174,7 @@ class ShadowMirror:
             if (engine := self._route(request)) is None:
                 raise EngineUnavailable("no engine holds the shadow")
             if engine.load is None or engine.load.num_waiting == 0:
-                return await engine.submit(request, None)
+                return await engine.submit(request, None, copy.data)
             await asyncio.sleep(_RETRY_S)
 
     async def _compare(self, copy: _Copy, control: EngineResult, shadow: EngineResult) -> ShadowCounts:

@@ -6,8 +6,9 @@ values allowed. `services/request_validation.py` checks ranges.
 
 import asyncio
 import contextlib
+import math
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -64,8 +65,16 @@ class JsonBodyReader:
     Limits how many bodies of more than `_MAX_SMALL_BODY_BYTES` are received at once, to bound memory.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(
+        self, max_bytes: int, max_image_bytes: int = 0, image_uploads: ConcurrencyLimiter | None = None
+    ) -> None:
+        """A body with images may be longer than `max_bytes` by `max_image_bytes` in base64.
+
+        If it is, it counts among `image_uploads`.
+        """
         self._max_bytes = max_bytes
+        self._max_bytes_with_images = max_bytes + 4 * math.ceil(max_image_bytes / 3)
+        self._image_uploads = image_uploads
         self._large_bodies = ConcurrencyLimiter(
             f"bodies of more than {_MAX_SMALL_BODY_BYTES} bytes",
             MAX_LARGE_BODIES,
@@ -87,21 +96,53 @@ class JsonBodyReader:
             BodyTooLarge, InvalidBody, RequestCancelled: see `read_bytes`.
 
         """
-        media_type = http.headers.get("content-type", "")
-        if not any_type and media_type.partition(";")[0].strip().lower() != "application/json":
-            raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send application/json.")
+        if not any_type:
+            _check_media_type(http, "application/json")
         if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
             return await read_bytes(http, self._max_bytes)
-        is_large = False
-        with contextlib.ExitStack() as large_body_slot:
+        with contextlib.ExitStack() as places:
+            return await read_bytes(http, self._max_bytes, self._place_taker(http, places))
 
-            def on_size(num_bytes: int) -> None:
-                nonlocal is_large
-                if num_bytes > _MAX_SMALL_BODY_BYTES and not is_large:
-                    large_body_slot.enter_context(self._large_bodies.hold(client_id_of(http)))
-                    is_large = True
+    @contextlib.asynccontextmanager
+    async def receive(self, http: Request, media_type: str = "application/json") -> AsyncIterator[bytes]:
+        """Yield the raw body of a request that may have images.
 
-            return await read_bytes(http, self._max_bytes, on_size)
+        A large one keeps its place until the context ends, so that those that wait to be decoded are counted.
+
+        Raises: as `read`.
+        """
+        _check_media_type(http, media_type)
+        with contextlib.ExitStack() as places:
+            yield await read_bytes(http, self._max_bytes_with_images, self._place_taker(http, places))
+
+    def check_length(self, raw: bytes, *, has_images: bool) -> None:
+        """Raise BodyTooLarge if `raw`, which `receive` has yielded, has no images and is longer than such may be."""
+        if not has_images:
+            _check_length(len(raw), self._max_bytes)
+
+    def _place_taker(self, http: Request, places: contextlib.ExitStack) -> Callable[[int], None]:
+        """Return what takes the places in `places` that a body of some length needs. It raises RateLimited."""
+        limiters = [(_MAX_SMALL_BODY_BYTES, self._large_bodies)]
+        if self._image_uploads is not None:
+            limiters.append((self._max_bytes, self._image_uploads))
+        limiters.sort(key=lambda each: each[0])
+
+        def take(num_bytes: int) -> None:
+            while limiters and num_bytes > limiters[0][0]:
+                places.enter_context(limiters.pop(0)[1].hold(client_id_of(http)))
+
+        return take
+
+
+def _check_length(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
+
+
+def _check_media_type(http: Request, allowed: str) -> None:
+    media_type = http.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != allowed:
+        raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send {allowed}.")
 
 
 async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], None] = lambda _: None) -> bytes:
@@ -117,8 +158,7 @@ async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], Non
     """
 
     def check_size(num_bytes: int) -> None:
-        if num_bytes > max_bytes:
-            raise BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
+        _check_length(num_bytes, max_bytes)
         on_size(num_bytes)
 
     check_size(int(http.headers.get("content-length", 0)))

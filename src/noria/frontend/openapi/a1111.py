@@ -7,8 +7,8 @@ from noria.errors import EngineUnavailable
 from noria.frontend.http.paths import A1111_ROOT
 from noria.frontend.openapi.operations import add_bounds, get_only, json_content, operation
 from noria.frontend.routes.a1111 import bodies
-from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Txt2Img
-from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
+from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
+from noria.frontend.routes.a1111.routes import Img2ImgResponse, Options, ProgressResponse, Txt2ImgResponse
 from noria.frontend.services.request_validation import Limits, limits
 from noria.images.a1111_names import samplers_and_types
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -18,13 +18,23 @@ DESCRIPTIONS = bodies.DESCRIPTIONS | {
     "samples_format": "the file format of later requests of this API: `png`, `webp` or `jpg`",
 }
 
+_BOOLEANS = {"enum": [0, 1, "0", "1", "true", "false"]}
+
 
 def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None, config: FrontendConfig) -> None:
     """Add bounds, names, and what the bodies' types do not say."""
     schemas["Options"]["properties"]["samples_format"] = {"enum": [*FILE_FORMATS, "", None]} | {
         "description": DESCRIPTIONS["samples_format"]
     }
-    schemas["Txt2Img"] |= _describe_txt2img(schemas["Txt2Img"]["properties"], spec, config)
+    for body in (Txt2Img, Img2Img):
+        schemas[body.__name__] |= _describe_txt2img(schemas[body.__name__]["properties"], spec, config)
+    image_fields = schemas["Img2Img"]["properties"]
+    image_fields["init_images"] |= {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}
+    del image_fields["init_images"]["anyOf"]
+    schemas["Img2Img"]["required"] = ["init_images"]
+    image_fields["inpainting_mask_invert"]["anyOf"].insert(1, _BOOLEANS)
+    if spec is not None:
+        add_bounds(image_fields["denoising_strength"], limits(spec, config)["strength"])
 
 
 def paths() -> dict[str, Any]:
@@ -46,6 +56,14 @@ def paths() -> dict[str, Any]:
                 "A1111, numbers may be strings, and unknown fields are ignored.",
                 body=Txt2Img,
                 content=json_content(Txt2ImgResponse),
+            )
+        },
+        f"{A1111_ROOT}/img2img": {
+            "post": operation(
+                "Generate images from an image with A1111's API",
+                "As `txt2img`. Soft masks, filling and cropping are rejected unless they are off.",
+                body=Img2Img,
+                content=json_content(Img2ImgResponse),
             )
         },
         f"{A1111_ROOT}/options": {
@@ -96,7 +114,7 @@ def _describe_txt2img(
 ) -> dict[str, Any]:
     """Add bounds and names to the fields of A1111's body; returns its condition for the number of images."""
     for name in ("send_images", "metadata"):
-        properties[name]["anyOf"].insert(1, {"enum": [0, 1, "0", "1", "true", "false"]})
+        properties[name]["anyOf"].insert(1, _BOOLEANS)
     if spec is None:
         return {}
     allowed = limits(spec, config)

@@ -104,6 +104,10 @@ _TRY_IT = """<section class="card" aria-labelledby="try-title"><h2 id="try-title
 </form><img id="result" alt="The generated image" hidden></section>"""
 
 
+_FORM = "multipart/form-data"
+_FIELD_MEDIA_TYPES = {"application/json", _FORM}
+
+
 def _contents(title: str, operations: Sequence[_Operation]) -> str:
     links = "".join(
         f'<li><a href="#{each.anchor}"><span class="method">{each.method.upper()}</span> {escape(each.path)}</a></li>'
@@ -119,8 +123,8 @@ def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
         f"<p><strong>{escape(spec['summary'])}.</strong> {_with_inline_code(spec['description'])}</p>",
     ]
     bodies = spec.get("requestBody", {}).get("content", {})
-    if "application/json" in bodies:
-        schema, is_list = _json_body(bodies, schemas)
+    if _FIELD_MEDIA_TYPES & bodies.keys():
+        schema, is_list = _body_with_fields(bodies, schemas)
         parts.append(_fields(f"{'each item of ' if is_list else ''}{method.upper()} {path}", schema))
     elif bodies:
         parts.append(f"<p>Body: {', '.join(f'<code>{media_type}</code>' for media_type in bodies)}</p>")
@@ -255,9 +259,12 @@ def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
     if "security" in spec:
         parts.append('-H "authorization: Bearer $NORIA_API_KEY"')
     if "application/json" in bodies:
-        schema, is_list = _json_body(bodies, schemas)
+        schema, is_list = _body_with_fields(bodies, schemas)
         example = [schema["example"]] if is_list else schema["example"]
         parts.append(f"-H 'content-type: application/json' \\\n  -d '{json.dumps(example)}'")
+    elif _FORM in bodies:
+        example = _body_with_fields(bodies, schemas)[0]["example"]
+        parts.append("-F image=@image.png " + " ".join(f"-F '{name}={value}'" for name, value in example.items()))
     elif "text/plain" in bodies:
         parts.append("-H 'content-type: text/plain' --data-binary @texts.txt")
     elif bodies:
@@ -274,9 +281,9 @@ def _with_inline_code(text: str) -> str:
     )
 
 
-def _json_body(bodies: dict[str, Any], schemas: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the schema of a JSON body, or of the items of one that is a list; and whether it is."""
-    schema = bodies["application/json"]["schema"]
+def _body_with_fields(bodies: dict[str, Any], schemas: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the schema of a body of JSON or of a form, or of the items of one that is a list; and whether it is."""
+    schema = next(bodies[name] for name in _FIELD_MEDIA_TYPES if name in bodies)["schema"]
     is_list = schema.get("type") == "array"
     return _resolve_ref(schema["items"] if is_list else schema, schemas), is_list
 

@@ -48,12 +48,13 @@ from noria.frontend.openapi.operations import (
     operation,
     parameter,
 )
-from noria.frontend.routes.a1111.bodies import Txt2Img
-from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
+from noria.frontend.routes.a1111.bodies import Img2Img, Txt2Img
+from noria.frontend.routes.a1111.routes import Img2ImgResponse, Options, ProgressResponse, Txt2ImgResponse
 from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
 from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
 from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.jobs import JobList, JobRequestBody
+from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
 from noria.frontend.routes.openai_images import (
     EncoderDetail,
@@ -84,8 +85,11 @@ _STRUCTS = (
     EmbeddingsRequestBody,
     EmbeddingsResponse,
     RecoveredSettings,
+    EditsFields,
     Txt2Img,
     Txt2ImgResponse,
+    Img2Img,
+    Img2ImgResponse,
     Options,
     ProgressResponse,
     JobRequestBody,
@@ -104,6 +108,8 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "ImageRequestBody": {"prompt": "a red circle above a blue square", "seed": 7},
     "GenerationsRequestBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
     "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
+    "EditsFields": {"prompt": "a blue circle above a blue square", "strength": 0.6},
+    "Img2Img": {"prompt": "a blue circle", "init_images": [images.EXAMPLE_FILE], "denoising_strength": 0.6},
     "Options": {"samples_format": "png"},
     "EmbeddingsRequestBody": {"input": ["a red circle", "a blue square"]},
     "LineageEventBody": lineage.EXAMPLE,
@@ -170,7 +176,9 @@ def _schemas(
     for body, descriptions in (
         (ImageRequestBody, images.DESCRIPTIONS),
         (GenerationsRequestBody, images.DESCRIPTIONS),
+        (EditsFields, images.DESCRIPTIONS),
         (Txt2Img, a1111.DESCRIPTIONS),
+        (Img2Img, a1111.DESCRIPTIONS),
         (Options, a1111.DESCRIPTIONS),
         (JobRequestBody, jobs.DESCRIPTIONS),
         (LineageEventBody, lineage.DESCRIPTIONS),

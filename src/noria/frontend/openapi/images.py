@@ -2,13 +2,18 @@
 
 from typing import Any
 
+from noria.errors import OperationNotSupported
 from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation
 from noria.frontend.routes.images import ImagesResponse
+from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
-from noria.frontend.services.request_validation import MAX_LORA_WEIGHT, MAX_LORAS
+from noria.frontend.services.request_validation import DEFAULT_STRENGTH, MAX_LORA_WEIGHT, MAX_LORAS
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
+
+EXAMPLE_FILE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG of one pixel, in base64."""
 
 DESCRIPTIONS = {
     "prompt": "what the image shows",
@@ -34,13 +39,17 @@ DESCRIPTIONS = {
     "metadata": "whether the files contain their settings",
     "loras": "LoRA adapters by name, whose changes are added, each with a `weight` (1); a `digest` must be that of the "
     "file",
-} | dict.fromkeys(IGNORED_FIELDS, "accepted for OpenAI's clients and ignored")
+    "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
+    "and `height` are its own by default",
+    "mask": "likewise, of the image's size; white is repainted, black is kept",
+    "strength": f"how much of the start image is replaced; {DEFAULT_STRENGTH} with an image",
+} | dict.fromkeys((*IGNORED_FIELDS, "input_fidelity"), "accepted for OpenAI's clients and ignored")
 
 
 def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
     """Add the samplers, the sizes, and what the bodies' types do not say."""
     schemas["Lora"]["properties"]["weight"] |= {"minimum": -MAX_LORA_WEIGHT, "maximum": MAX_LORA_WEIGHT}
-    for body in (ImageRequestBody, GenerationsRequestBody):
+    for body in (ImageRequestBody, GenerationsRequestBody, EditsFields):
         schemas[body.__name__]["properties"]["loras"]["maxItems"] = MAX_LORAS
         if spec is not None:
             schemas[body.__name__]["properties"]["scheduler"] |= {
@@ -52,7 +61,17 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> 
             {"properties": {"partial_images": {"enum": [0, None]}}},
             {"properties": {"stream": {"const": True}}, "required": ["stream"]},
         ]
-    _describe_size(schemas["GenerationsRequestBody"]["properties"], spec)
+    for body in (GenerationsRequestBody, EditsFields):
+        _describe_size(schemas[body.__name__]["properties"], spec)
+    schemas["ImageRequestBody"]["allOf"] = [  # `mask` and `strength` need `image`
+        {
+            "anyOf": [
+                {"properties": {"image": {"type": "string"}}, "required": ["image"]},
+                {"properties": {"mask": {"type": "null"}, "strength": {"type": "null"}}},
+            ]
+        }
+    ]
+    _describe_form(schemas["EditsFields"])
 
 
 def paths() -> dict[str, Any]:
@@ -66,6 +85,17 @@ def paths() -> dict[str, Any]:
                 body=ImageRequestBody,
                 content=IMAGE_CONTENT | json_content(ImagesResponse) | EVENT_STREAM_CONTENT,
             )
+        },
+        "/v1/images/edits": {
+            "post": operation(
+                "Generate images from an image with OpenAI's API",
+                "The body is a form, and the unmodified OpenAI clients work; send Noria's own fields in `extra_body`.",
+                body={"multipart/form-data": {"schema": {"$ref": "#/components/schemas/EditsFields"}}},
+                content=json_content(GenerationsResponse) | EVENT_STREAM_CONTENT,
+            )
+        },
+        "/v1/images/variations": {
+            "post": operation("Not supported", "The models need a prompt.", content={}, errors=[OperationNotSupported])
         },
         "/v1/images/generations": {
             "post": operation(
@@ -86,6 +116,19 @@ def _other_spellings(spec: DiffusionModelSpec) -> list[str]:
         for spelling in (*choice.aliases, choice.diffusers_class)
         if scheduler_names.find(spelling) is choice
     ]
+
+
+def _describe_form(schema: dict[str, Any]) -> None:
+    """Add the files of the form of edits, and what is a text in it."""
+    files = {
+        "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels; `size` is its own by default",
+        "mask": "a PNG or WebP file of the image's size; what is transparent in it is repainted",
+    }
+    schema["properties"] |= {
+        name: {"type": "string", "format": "binary", "description": description} for name, description in files.items()
+    }
+    schema["properties"]["loras"] = {"type": "string", "description": f"JSON: {DESCRIPTIONS['loras']}"}
+    schema["required"] = [*schema["required"], "image"]
 
 
 def _describe_size(properties: dict[str, Any], spec: DiffusionModelSpec | None) -> None:

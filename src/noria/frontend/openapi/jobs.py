@@ -166,4 +166,5 @@ def _job_input(schema: dict[str, Any], endpoint: str, required: list[str]) -> di
         "properties": properties | {"endpoint": {"const": endpoint}},
         "required": [*schema["required"], *required],
         "additionalProperties": False,
+        "allOf": schema.get("allOf", []),
     }

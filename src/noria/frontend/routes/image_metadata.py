@@ -74,9 +74,7 @@ class UploadedImages:
     """Reads the metadata of image files that are bodies of requests; all routes share the limits."""
 
     def __init__(self) -> None:
-        self._upload_limiter = ConcurrencyLimiter(
-            "uploads of image files", MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, _RETRY_AFTER_S
-        )
+        self.limiter = ConcurrencyLimiter("uploads of image files", MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, _RETRY_AFTER_S)
         self._read_semaphore = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
     async def read(self, http: Request, use: Callable[[GenerationMetadata], T]) -> T:
@@ -87,7 +85,7 @@ class UploadedImages:
             UnreadableImage: the body is no image with metadata.
 
         """
-        with self._upload_limiter.hold(client_id_of(http)):
+        with self.limiter.hold(client_id_of(http)):
             file = await read_bytes(http, MAX_BYTES)
             async with self._read_semaphore:
                 return await asyncio.to_thread(lambda: use(_read_metadata(file)))
@@ -106,7 +104,7 @@ class ImageMetadataRoute:
         return Response(response, media_type="application/json")
 
     def _recover(self, metadata: GenerationMetadata) -> RecoveredSettings:
-        rejected = []
+        rejected = _rejected_images(metadata)
         try:
             spec = self._generation_service.resolve_model(metadata.model)
         except ModelNotFound as error:
@@ -151,6 +149,24 @@ def usable_settings(
         else:
             settings[field] = value
     return settings, rejected
+
+
+def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
+    """Return the start image and its mask, if the file was made from them: it does not contain them."""
+    if metadata.strength is None:
+        return []
+    rejected = [
+        RejectedSetting(
+            "image",
+            metadata.image_digest,
+            f"the file was made from a start image, which it does not contain: send that as image, with strength "
+            f"{metadata.strength}.",
+        )
+    ]
+    if metadata.mask_digest is not None:
+        reason = "the file was made with a mask, which it does not contain: send that as mask."
+        rejected.append(RejectedSetting("mask", metadata.mask_digest, reason))
+    return rejected
 
 
 def _rejected_version(metadata: GenerationMetadata, spec: DiffusionModelSpec) -> list[RejectedSetting]:

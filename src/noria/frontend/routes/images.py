@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
 from noria.frontend.http import sse
-from noria.frontend.http.body import JsonBodyReader
+from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
@@ -68,21 +68,25 @@ class ImageRoutes:
 
     async def t2i(self, http: Request) -> Response:
         """Generate images; returns one as a file, several as `ImagesResponse`, or a stream of events."""
-        body = await self._body_reader.read_json(http, ImageRequestBody)
-        admitted = self._generation_service.validate(
-            apply_headers(body, http.headers), http.state.api_client, http.state.request_id
-        )
-        if body.stream:
+        admitted = await self._admit(http)
+        assert admitted.body is not None, "it is no job"
+        if admitted.body.stream:
             return await stream_generation(
                 http, self._generation_service, admitted, lambda update: self._frames(update, admitted)
             )
         result = await cancel_on_disconnect(http, self._generation_service.generate(admitted))
-        if body.n == 1 and not _wants_json(http.headers.get("accept", "")):
+        if admitted.body.n == 1 and not _wants_json(http.headers.get("accept", "")):
             return Response(result.files[0], media_type=f"image/{admitted.file_format}", headers=result.headers)
         response = images_response(
             result, http.state.request_id, await self._generation_service.files_as_base64(result)
         )
         return json_response(response, headers=result.headers)
+
+    async def _admit(self, http: Request) -> AdmittedRequest:
+        async with self._body_reader.receive(http) as raw:
+            body = apply_headers(decode(raw, ImageRequestBody), http.headers)
+            self._body_reader.check_length(raw, has_images=body.image is not None)
+            return await self._generation_service.admit(body, http.state.api_client, http.state.request_id)
 
     async def _frames(self, update: Update | GenerationResult, admitted: AdmittedRequest) -> list[bytes]:
         match update:

@@ -22,7 +22,7 @@ from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, validate_generation
+from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
 from noria.frontend.services.request_validation import apply_headers
@@ -39,7 +39,9 @@ from noria.jobs.records import (
     new_job_id,
 )
 from noria.jobs.service import JobService
+from noria.jobs.stored_request import pack_start_image
 from noria.observe.metrics import outcomes
+from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ImageRequestBody
 
 ENDPOINTS = ("/t2i", "/v1/images/generations")
@@ -106,7 +108,9 @@ class JobRoutes:
         self._started_service = await asyncio.to_thread(self._open_service)
         concurrency = self._config.jobs.concurrency
         await self._started_service.start(
-            GenerationJobExecutor(self._generation_service, concurrency, self._num_frontends),
+            GenerationJobExecutor(
+                self._generation_service, concurrency, self._num_frontends, self._started_service.start_image
+            ),
             TextJobExecutor(self._encoding_service, self._started_service.text_files, concurrency),
         )
 
@@ -135,16 +139,27 @@ class JobRoutes:
         return await (self._accept(http) if http.method == "POST" else self._list(http))
 
     async def _accept(self, http: Request) -> Response:
-        body = await self._body_reader.read_json(http, JobRequestBody)
+        new_job, num_images = await self._read_job(http)
+        return await self.accept(http, new_job, http.state.api_client.images, num_images)
+
+    async def _read_job(self, http: Request) -> tuple[NewJob, int]:
+        """Return the job in the body of `http`, and its number of images."""
+        async with self._body_reader.receive(http) as raw:
+            body = decode(raw, JobRequestBody)
+            self._body_reader.check_length(raw, has_images=body.input.get("image") is not None)
+            return await self._new_job(http, body)
+
+    async def _new_job(self, http: Request, body: JobRequestBody) -> tuple[NewJob, int]:
         api_client: ApiClient = http.state.api_client
         job_id = new_job_id()
-        admitted = validate_input(self._generation_service, body.input, api_client, job_id, http.headers)
-        job_input = {name: value for name, value in body.input.items() if name not in IGNORED_FIELDS}
+        admitted = await admit_input(self._generation_service, body.input, api_client, job_id, http.headers)
+        payload = admitted.request.payload
+        packed = None if admitted.data is None else await asyncio.to_thread(pack_start_image, admitted.data)
         new_job = NewJob(
             id=job_id,
             model=admitted.spec.name,
             version=admitted.spec.fingerprint,
-            input=msgspec.json.encode(job_input | {"seed": admitted.request.payload.seed}),
+            input=msgspec.json.encode(_stored_input(body.input, payload)),
             request=serialize_request(admitted),
             base_url=base_url(http),
             priority=admitted.request.priority,
@@ -153,8 +168,10 @@ class JobRoutes:
             made_by=api_client.name or "",
             idempotency_key=idempotency_key(http.headers),
             body_digest=hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest(),
+            image_bytes=len(packed or b""),
+            chunks=() if packed is None else (packed,),
         )
-        return await self.accept(http, new_job, api_client.images, admitted.request.payload.n)
+        return new_job, payload.n
 
     async def accept(self, http: Request, new_job: NewJob, quota: Quota, num_results: int) -> Response:
         """Store the job; returns it, or the one that its idempotency key created before.
@@ -232,7 +249,14 @@ class JobRoutes:
             yield sse.serialize_event("error", error_body(error, request_id))
 
 
-def validate_input(
+def _stored_input(sent: Mapping[str, Any], payload: DiffusionPayload) -> dict[str, Any]:
+    """Return the `input` of a job without ignored fields, with its seed, and with digests in place of images."""
+    stored = {name: value for name, value in sent.items() if name not in IGNORED_FIELDS}
+    digests = {"image": payload.image_digest, "mask": payload.mask_digest}
+    return stored | {"seed": payload.seed} | {name: f"sha256:{each}" for name, each in digests.items() if each}
+
+
+async def admit_input(
     generation_service: GenerationService,
     job_input: Mapping[str, Any],
     api_client: ApiClient,
@@ -242,7 +266,7 @@ def validate_input(
     """Validate the `input` of a job: a body of the route that its `endpoint` names, `/t2i` by default.
 
     Raises:
-        NoriaError: as `GenerationService.validate` does; field names begin with `input.`.
+        NoriaError: as `GenerationService.admit` does; field names begin with `input.`.
 
     """
     fields = dict(job_input)
@@ -256,10 +280,10 @@ def validate_input(
         if endpoint == ENDPOINTS[0]:
             body = decode(raw, ImageRequestBody)
             _reject_streaming(body)
-            return generation_service.validate(apply_headers(body, headers), api_client, request_id)
+            return await generation_service.admit(apply_headers(body, headers), api_client, request_id)
         generations_body = decode(raw, GenerationsRequestBody)
         _reject_streaming(generations_body)
-        return validate_generation(generation_service, generations_body, api_client, request_id, headers)
+        return await admit_generation(generation_service, generations_body, api_client, request_id, headers)
     except InvalidField as error:
         if error.field is not None and not error.field.startswith("X-"):  # not a header
             error.field = f"input.{error.field}"

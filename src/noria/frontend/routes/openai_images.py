@@ -32,6 +32,7 @@ from noria.frontend.services.model_capabilities import (
     encoder_capabilities_of,
 )
 from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.services.start_images import LoadFiles
 from noria.protocol.diffusion import DiffusionModelSpec, Lora
 from noria.protocol.messages import ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
@@ -40,6 +41,7 @@ from noria.protocol.text import EncoderModelSpec
 
 MAX_IGNORED_CHARS = 1024
 IgnoredText = Annotated[str, Meta(max_length=MAX_IGNORED_CHARS)]
+EventPrefix = Literal["image_generation", "image_edit"]
 
 
 class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +106,7 @@ class PartialImage(Struct, frozen=True, kw_only=True):
     output_format: ImageFormat
     quality: str = "auto"
     background: str = "opaque"
-    type: Literal["image_generation.partial_image"] = "image_generation.partial_image"
+    type: str  # image_generation.partial_image or image_edit.partial_image
 
 
 class CompletedImage(Struct, frozen=True, kw_only=True):
@@ -122,7 +124,7 @@ class CompletedImage(Struct, frozen=True, kw_only=True):
     usage: dict[str, Any]
     quality: str = "auto"
     background: str = "opaque"
-    type: Literal["image_generation.completed"] = "image_generation.completed"
+    type: str  # image_generation.completed or image_edit.completed
 
 
 NO_USAGE = {
@@ -194,20 +196,10 @@ class OpenAIRoutes:
     async def generations(self, http: Request) -> Response:
         """Generate images; returns them in base64, or as a stream of events."""
         body = await self._body_reader.read_json(http, GenerationsRequestBody)
-        admitted = validate_generation(
+        admitted = await admit_generation(
             self._generation_service, body, http.state.api_client, http.state.request_id, http.headers
         )
-        if body.stream:
-            return await stream_generation(
-                http, self._generation_service, admitted, _EventFrames(self._generation_service, admitted)
-            )
-        result = await cancel_on_disconnect(http, self._generation_service.generate(admitted))
-        return json_response(
-            _generations_response(
-                result, http.state.request_id, await self._generation_service.files_as_base64(result)
-            ),
-            headers=result.headers,
-        )
+        return await respond(http, self._generation_service, admitted, "image_generation")
 
     async def models(self, _: Request) -> Response:
         """List the models served."""
@@ -254,18 +246,35 @@ class OpenAIRoutes:
         return capabilities_of(spec, self._config, loras)
 
 
-def validate_generation(
+async def respond(
+    http: Request, generation_service: GenerationService, admitted: AdmittedRequest, event_prefix: EventPrefix
+) -> Response:
+    """Generate the images; return them in base64 or, if the request asks for it, as a stream of events."""
+    assert admitted.body is not None, "it is no job"
+    if admitted.body.stream:
+        frames = _EventFrames(generation_service, admitted, event_prefix)
+        return await stream_generation(http, generation_service, admitted, frames)
+    result = await cancel_on_disconnect(http, generation_service.generate(admitted))
+    b64_files = await generation_service.files_as_base64(result)
+    return json_response(_generations_response(result, http.state.request_id, b64_files), headers=result.headers)
+
+
+async def admit_generation(
     generation_service: GenerationService,
     body: GenerationsRequestBody,
     api_client: ApiClient,
     request_id: str,
     headers: Mapping[str, str],
+    load_files: LoadFiles | None = None,
+    strength: float | None = None,
 ) -> AdmittedRequest:
-    """Validate `body`; raises as `GenerationService.validate` does, with the field names of this body."""
+    """Validate `body`; raises as `GenerationService.admit` does, with the field names of this body.
+
+    `load_files` and `strength` are of a start image.
+    """
+    image_body = apply_headers(_as_image_body(body, strength), headers)
     try:
-        return generation_service.validate(
-            apply_headers(_as_image_body(body), headers), api_client, request_id, body.output_compression
-        )
+        return await generation_service.admit(image_body, api_client, request_id, body.output_compression, load_files)
     except InvalidField as error:
         if error.field in ("width", "height"):  # this body has no such fields
             error.field = "size"
@@ -275,8 +284,8 @@ def validate_generation(
 class _EventFrames:
     """Formats updates as OpenAI's events, which are previews and finished images; progress has none."""
 
-    def __init__(self, generation_service: GenerationService, admitted: AdmittedRequest) -> None:
-        self._generation_service, self._admitted = generation_service, admitted
+    def __init__(self, generation_service: GenerationService, admitted: AdmittedRequest, prefix: EventPrefix) -> None:
+        self._generation_service, self._admitted, self._prefix = generation_service, admitted, prefix
         self._num_sent: dict[int, int] = {}  # previews sent, by image index
 
     async def __call__(self, update: Update | GenerationResult) -> list[bytes]:
@@ -301,6 +310,7 @@ class _EventFrames:
             created_at=int(time.time()),
             size=_size(request),
             output_format=self._admitted.file_format,
+            type=f"{self._prefix}.partial_image",
         )
         return sse.serialize_event(partial.type, partial)
 
@@ -316,6 +326,7 @@ class _EventFrames:
             request_id=result.request.request_id,
             timings=result.timings,
             usage=NO_USAGE,
+            type=f"{self._prefix}.completed",
         )
         return sse.serialize_event(completed.type, completed)
 
@@ -324,7 +335,7 @@ def _size(request: ImageRequest) -> str:
     return f"{request.payload.width}x{request.payload.height}"
 
 
-def _as_image_body(body: GenerationsRequestBody) -> ImageRequestBody:
+def _as_image_body(body: GenerationsRequestBody, strength: float | None) -> ImageRequestBody:
     if body.response_format == "url":
         raise InvalidField(
             'response_format is "url"; allowed is "b64_json", because only images of jobs are stored (POST /v1/jobs).',
@@ -349,6 +360,7 @@ def _as_image_body(body: GenerationsRequestBody) -> ImageRequestBody:
         stream=bool(body.stream),
         partial_images=body.partial_images or 0,
         loras=body.loras,
+        strength=strength,
     )
 
 

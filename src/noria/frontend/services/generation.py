@@ -28,10 +28,12 @@ from noria.frontend.engines.pool import EnginePool
 from noria.frontend.services.image_writer import to_base64, write_images
 from noria.frontend.services.request_validation import validate
 from noria.frontend.services.span_attributes import add_request_attributes
+from noria.frontend.services.start_images import LoadFiles, StartImages, files_of
 from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
 from noria.frontend.statistics.built_in import image_values, request_values
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.images.metadata import metadata_for
+from noria.images.start_image import StartImageFacts
 from noria.models.lora_folders import LoraFolders
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
@@ -72,7 +74,9 @@ class AdmittedRequest:
     metadata: bool  # whether the files contain their generation metadata
     # Whose quota the images count in; None for jobs, which are charged at submission.
     api_client: ApiClient | None = None
-    body: ImageRequestBody | None = None  # as the client sent it; None for jobs
+    body: ImageRequestBody | None = None  # as the client sent it, without images; None for jobs
+    start_image: StartImageFacts | None = None  # None also for jobs
+    data: bytes | None = None  # the pixels of the start image, as the engine gets them
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ class GenerationService:
         self.config = config
         self.tracer = tracer
         self._draw_seed, self._log_prompts = draw_seed, log_prompts
+        self._start_images = StartImages(config.max_image_bytes)
         self._postprocess_s = 0.0  # smoothed time from a request's pixels to its files
         # Few: writing images is CPU-bound, and the engine needs the cores too.
         self._thread_pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="write-image")
@@ -151,17 +156,30 @@ class GenerationService:
         """
         return resolve_model(self.engine_pool, DiffusionModelSpec, name)
 
-    def validate(
-        self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
+    async def admit(
+        self,
+        body: ImageRequestBody,
+        api_client: ApiClient,
+        request_id: str,
+        quality: int | None = None,
+        load_files: LoadFiles | None = None,
     ) -> AdmittedRequest:
-        """Validate `body`, fill in defaults; count and log a rejection. Raises RequestError or EngineUnavailable."""
+        """Validate `body`, fill in defaults, read its start image or that of `load_files`.
+
+        A rejection is counted and logged. Raises RequestError or EngineUnavailable.
+        """
         try:
             spec = self.resolve_model(body.model)
         except NoriaError as error:
             outcomes.count_request(None, error.code)
             self._log_rejection(body, None, error)
             raise
+        started = time.monotonic()
         try:
+            load_files = load_files or files_of(body)
+            start_image = None if load_files is None else await self._start_images.open(load_files)
+            facts = None if start_image is None else start_image.facts
+            body = msgspec.structs.replace(body, image=None, mask=None)  # they are long
             prioritised = api_client.apply_priority(body)
             request = validate(
                 prioritised,
@@ -171,13 +189,18 @@ class GenerationService:
                 self._draw_seed,
                 api_client.name or "",
                 self.loras.complete,
+                facts,
             )
+            data = None
+            if start_image is not None:
+                data = await self._start_images.pixels(start_image, request.payload.width, request.payload.height)
+                request = _with_less_time(request, time.monotonic() - started)
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
             self._log_rejection(body, spec, error)
             raise
         add_request_attributes(get_current_span(), request)
-        return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body)
+        return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body, facts, data)
 
     def _log_rejection(self, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError) -> None:
         current_log_record().add(
@@ -215,8 +238,9 @@ class GenerationService:
             self._hold_quota(admitted),
         ):
             started = time.perf_counter()
-            answering = self.engine_pool.submit(self._prepare_for_engine(admitted.request), on_update)
-            result = await self.engine_pool.shadows.answer(admitted.spec, answering, self._copier(admitted))
+            request, data = self._prepare_for_engine(admitted.request), admitted.data
+            answering = self.engine_pool.submit(request, on_update, data)
+            result = await self.engine_pool.shadows.answer(admitted.spec, answering, self._copier(admitted), data)
             generated = time.perf_counter()
             loop = asyncio.get_running_loop()
             in_context = contextvars.copy_context().run  # the executor does not pass the context on
@@ -251,9 +275,10 @@ class GenerationService:
 
         async def prepare(spec: ModelSpec) -> ImageRequest:
             assert admitted.body is not None and isinstance(spec, DiffusionModelSpec), "jobs are not copied"
-            body = msgspec.structs.replace(
-                admitted.body, seed=admitted.request.payload.seed, stream=False, partial_images=0
-            )
+            payload = admitted.request.payload
+            body = msgspec.structs.replace(admitted.body, seed=payload.seed, stream=False, partial_images=0)
+            if admitted.start_image is not None:  # whose pixels have this size
+                body = msgspec.structs.replace(body, width=payload.width, height=payload.height)
             return validate(
                 body,
                 spec,
@@ -261,6 +286,7 @@ class GenerationService:
                 admitted.request.request_id,
                 self._draw_seed,
                 complete_loras=self.loras.complete,
+                start_image=admitted.start_image,
             )
 
         return prepare
@@ -293,9 +319,16 @@ class GenerationService:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
 
 
+def _with_less_time(request: ImageRequest, seconds: float) -> ImageRequest:
+    """Return `request` with a deadline, if it has one, that is earlier by the time for its start image."""
+    if request.deadline_s is None:
+        return request
+    return msgspec.structs.replace(request, deadline_s=max(request.deadline_s - seconds, 0.0))
+
+
 def _shape(payload: DiffusionPayload) -> str:
     """Return what decides how long a request takes."""
-    return f"{payload.width}x{payload.height}, {payload.inference_steps} steps, {payload.n} images"
+    return f"{payload.width}x{payload.height}, {payload.num_steps} steps, {payload.n} images"
 
 
 def _write_files(

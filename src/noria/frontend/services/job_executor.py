@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
@@ -38,10 +38,12 @@ class GenerationJobExecutor:
         generation_service: GenerationService,
         concurrency: int | Literal["auto"],
         num_frontends: Callable[[], int],
+        start_image: Callable[[str], Awaitable[bytes]],
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`start_image` returns the pixels of the start image of a job by its id."""
         self._generation_service, self._clock = generation_service, clock
-        self._concurrency, self._num_frontends = concurrency, num_frontends
+        self._concurrency, self._num_frontends, self._start_image = concurrency, num_frontends, start_image
 
     def available_models(self) -> set[ModelKey]:
         """Return the models that can be used now."""
@@ -72,9 +74,9 @@ class GenerationJobExecutor:
             if isinstance(update, ProgressUpdate):
                 on_progress(msgspec.json.encode(update))
 
-        result = await self._generation_service.generate(
-            AdmittedRequest(request, spec, stored.file_format, stored.quality, stored.metadata), on_update
-        )
+        data = None if request.payload.strength is None else await self._start_image(record.id)
+        admitted = AdmittedRequest(request, spec, stored.file_format, stored.quality, stored.metadata, data=data)
+        result = await self._generation_service.generate(admitted, on_update)
         timings = {**msgspec.structs.asdict(result.timings), "num_steps_run": result.num_steps_run}
         return JobOutput(result.files, stored.file_format, timings)
 

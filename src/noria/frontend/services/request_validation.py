@@ -14,6 +14,7 @@ import msgspec
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, LoraNotFound, did_you_mean, short_repr
 from noria.images import scheduler_names
+from noria.images.start_image import StartImageFacts
 from noria.models.lora_folders import NO_LORAS
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora
 from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, Priority
@@ -25,6 +26,7 @@ _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _MAX_GUIDANCE = 50.0
 MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
+DEFAULT_STRENGTH = 0.8  # as in most of diffusers' pipelines
 MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
 
 CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
@@ -60,6 +62,7 @@ def limits(spec: DiffusionModelSpec, config: FrontendConfig) -> Mapping[str, Lim
         "guidance_scale": Limits(0.0, _MAX_GUIDANCE, spec.default_guidance),
         "deadline_ms": Limits(1, int(config.request_timeout_s * 1000), None),
         "partial_images": Limits(0, _MAX_PREVIEWS, 0),
+        "strength": Limits(1 / config.max_steps, 1.0, None),  # with less no step would be left
     }
 
 
@@ -71,10 +74,12 @@ def validate(
     draw_seed: Callable[[], int],
     client: str = "",
     complete_loras: CompleteLoras = no_loras,
+    start_image: StartImageFacts | None = None,
 ) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
-    Without `complete_loras`, there are no adapters.
+    Without `complete_loras`, there are no adapters. `start_image` is that of `body`, whose own fields of it are not
+    read; its size is the default one.
 
     Raises:
         InvalidField: names the first field whose value is not allowed.
@@ -85,6 +90,8 @@ def validate(
     def checked(field: str, got: float | None) -> float:
         return _check_range(field, got, allowed[field])
 
+    width_px, height_px = (None, None) if start_image is None else fitting_size(start_image, spec)
+    num_steps = int(checked("inference_steps", body.inference_steps))
     return EngineRequest(
         request_id=request_id,
         model=spec.name,
@@ -95,13 +102,17 @@ def validate(
             else _check_length("negative_prompt", body.negative_prompt, config),
             n=int(checked("n", body.n)),
             seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
-            width=int(checked("width", body.width)),
-            height=int(checked("height", body.height)),
-            inference_steps=int(checked("inference_steps", body.inference_steps)),
+            width=int(checked("width", width_px if body.width is None else body.width)),
+            height=int(checked("height", height_px if body.height is None else body.height)),
+            inference_steps=num_steps,
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=_resolve_scheduler(body.scheduler, spec),
             partial_images=_check_previews(body, checked),
             loras=complete_loras(_check_loras(body.loras), spec.name) if body.loras else (),
+            strength=_check_strength(body.strength, start_image, num_steps, checked),
+            has_mask=start_image is not None and start_image.mask_digest is not None,
+            image_digest=None if start_image is None else start_image.digest,
+            mask_digest=None if start_image is None else start_image.mask_digest,
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -158,6 +169,44 @@ def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None
             field="partial_images",
         )
     return int(checked("partial_images", body.partial_images))
+
+
+def fitting_size(image: StartImageFacts, spec: DiffusionModelSpec) -> tuple[int, int]:
+    """Return width and height in pixels of an image as the model can generate it.
+
+    An image with a side above the model's bounds is made smaller, one below larger, with its proportions; then sides
+    are rounded down to a multiple, as diffusers does.
+    """
+    sides = image.width_px, image.height_px
+    scale = min(max(1.0, spec.min_side_px / min(sides)), spec.max_side_px / max(sides))
+    width, height = (
+        min(max(int(side * scale) // spec.multiple_px * spec.multiple_px, spec.min_side_px), spec.max_side_px)
+        for side in sides
+    )
+    return width, height
+
+
+def _check_strength(
+    got: float | None,
+    start_image: StartImageFacts | None,
+    num_steps: int,
+    checked: Callable[[str, float | None], float],
+) -> float | None:
+    if start_image is None:
+        if got is not None:
+            raise InvalidField(
+                f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
+                field="strength",
+            )
+        return None
+    strength = float(checked("strength", DEFAULT_STRENGTH if got is None else got))
+    if int(num_steps * strength) < 1:
+        raise InvalidField(
+            f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are {1 / num_steps:g} "
+            "to 1.0.",
+            field="strength",
+        )
+    return strength
 
 
 def _check_loras(loras: Sequence[Lora]) -> Sequence[Lora]:

@@ -294,7 +294,7 @@ class UserEndpoints:
             priority=wanted.priority or call.priority,
             deadline_ms=call.remaining_ms(wanted.deadline_ms),
         )
-        admitted = service.validate(wanted, call.api_client, call.request_id)
+        admitted = await service.admit(wanted, call.api_client, call.request_id)
         result = await service.generate(admitted)
         files = await service.files_as_base64(result)
         return msgspec.to_builtins(images_response(result, call.request_id, files))

@@ -1,4 +1,4 @@
-"""The tables of jobs, their texts, their events and their webhook deliveries.
+"""The tables of jobs, their texts and start images, their events and their webhook deliveries.
 
 A 202 response is a promise: `storage/database.py` makes each commit durable.
 """
@@ -58,6 +58,8 @@ jobs = Table(
     Column("error_code", Text),
     Column("metrics", Text, nullable=False),
     Column("text_bytes", BigInteger, nullable=False, server_default="0"),  # since version 5; 0: a job of images
+    # Of the start image of a job of images, as it is stored. Since version 6.
+    Column("image_bytes", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("made_by", "idempotency_key", name="noria_jobs_idempotency"),
     Index("noria_jobs_of", "made_by", "seq"),
     Index("noria_jobs_line", "status", "order_at"),
@@ -76,7 +78,7 @@ events = Table(
     Column("data", Text, nullable=False),
 )
 
-# The texts of jobs that have not ended. Since version 5.
+# The texts of jobs that have not ended, and, as chunk 0, the start images of such jobs. Since version 5.
 texts = Table(
     "noria_job_texts",
     metadata,
@@ -134,6 +136,11 @@ def _migrate_to_5(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE noria_jobs ADD COLUMN text_bytes BIGINT NOT NULL DEFAULT 0"))
 
 
+def _migrate_to_6(connection: Connection) -> None:
+    """Let the bytes of start images be counted."""
+    connection.execute(text("ALTER TABLE noria_jobs ADD COLUMN image_bytes BIGINT NOT NULL DEFAULT 0"))
+
+
 def _delivery_index(name: str) -> Index:
     return next(index for index in deliveries.indexes if index.name == name)
 
@@ -143,7 +150,7 @@ SCHEMA = database.Schema(
     setting="jobs.database",
     version_key="schema",
     metadata=metadata,
-    migrations=(_migrate_to_2, _migrate_to_3, _migrate_to_4, _migrate_to_5),
+    migrations=(_migrate_to_2, _migrate_to_3, _migrate_to_4, _migrate_to_5, _migrate_to_6),
 )
 
 

@@ -75,11 +75,11 @@ class JobStore(ClaimStore):
         Raises:
             IdempotencyConflict: the key was used with another body before.
             RateLimited: the API key has `max_queued_per_key` queued jobs, or the job has a webhook and the key a
-                quarter of `max_pending_webhooks`, or texts and the key's would be more than a quarter of
-                `max_queued_bytes`.
+                quarter of `max_pending_webhooks`, or texts or a start image and the key's would be more than a quarter
+                of `max_queued_bytes`.
             QueueFull: `max_queued` jobs are queued, or the job has a webhook and `max_pending_webhooks` are pending, or
-                texts and all would be more than `max_queued_bytes`. Front ends that accept at the same moment may each
-                exceed it by one.
+                texts or a start image and all would be more than `max_queued_bytes`. Front ends that accept at the same
+                moment may each exceed it by one.
 
         """
         if (existing := self._find_by_idempotency_key(new_job)) is not None:
@@ -103,7 +103,7 @@ class JobStore(ClaimStore):
                     )
                 if new_job.webhook is not None and max_pending_webhooks is not None:
                     _check_pending_webhooks(connection, new_job.made_by, max_pending_webhooks)
-                if new_job.text_bytes and max_queued_bytes is not None:
+                if new_job.text_bytes + new_job.image_bytes and max_queued_bytes is not None:
                     _check_queued_bytes(connection, new_job, max_queued_bytes)
                 row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
                 record = JobRecord(**row._mapping)
@@ -185,7 +185,7 @@ class JobStore(ClaimStore):
             return [JobEvent(**row._mapping) for row in connection.execute(query)]
 
     def chunk(self, job_id: str, number: int) -> str | None:
-        """A chunk of the texts of a job; None if the job has ended."""
+        """A chunk of the texts of a job, or as chunk 0 its start image; None if the job has ended."""
         query = sa.select(texts.c.chunk).where(texts.c.job_id == job_id, texts.c.number == number)
         with self._engine.connect() as connection:
             found: str | None = connection.scalar(query)
@@ -258,23 +258,27 @@ def _check_pending_webhooks(connection: Connection, made_by: str, maximum: int) 
 
 
 def _check_queued_bytes(connection: Connection, new_job: NewJob, maximum: int) -> None:
-    """Raises RateLimited if the API key's texts would be more than its quarter, and QueueFull if all would be more."""
-    of_this_key = sa.func.sum(jobs.c.text_bytes).filter(jobs.c.made_by == new_job.made_by)
+    """Raises RateLimited if the API key's data would be more than its quarter, and QueueFull if all would be more.
+
+    Data are texts and start images.
+    """
+    num_bytes, num_new_bytes = jobs.c.text_bytes + jobs.c.image_bytes, new_job.text_bytes + new_job.image_bytes
+    of_this_key = sa.func.sum(num_bytes).filter(jobs.c.made_by == new_job.made_by)
     is_open = jobs.c.status.not_in(TERMINAL_STATUSES)
-    row = connection.execute(sa.select(sa.func.sum(jobs.c.text_bytes), of_this_key).where(is_open)).one()
+    row = connection.execute(sa.select(sa.func.sum(num_bytes), of_this_key).where(is_open)).one()
     total, total_of_key = (int(each or 0) for each in row)
     max_of_key = math.ceil(maximum / 4)
-    if new_job.made_by and total_of_key + new_job.text_bytes > max_of_key:
+    if new_job.made_by and total_of_key + num_new_bytes > max_of_key:
         raise RateLimited(
-            f"the jobs of the key {new_job.made_by!r} have {total_of_key} bytes of texts to encode; with these "
-            f"{new_job.text_bytes} they would have more than {max_of_key}, a quarter of jobs.max_queued_bytes. Try "
+            f"the jobs of the key {new_job.made_by!r} have {total_of_key} bytes of texts and start images; with these "
+            f"{num_new_bytes} they would have more than {max_of_key}, a quarter of jobs.max_queued_bytes. Try "
             "again when one has ended.",
             retry_after_s=60.0,
         )
-    if total + new_job.text_bytes > maximum:
+    if total + num_new_bytes > maximum:
         raise QueueFull(
-            f"the jobs have {total} bytes of texts to encode; with these {new_job.text_bytes} they would have more "
-            f"than {maximum} (jobs.max_queued_bytes). Try again when one has ended.",
+            f"the jobs have {total} bytes of texts and start images; with these {num_new_bytes} they would have "
+            f"more than {maximum} (jobs.max_queued_bytes). Try again when one has ended.",
             retry_after_s=60.0,
         )
 
@@ -302,6 +306,7 @@ def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
         "last_event": 1,
         "metrics": "{}",
         "text_bytes": new_job.text_bytes,
+        "image_bytes": new_job.image_bytes,
     }
 
 

@@ -1,7 +1,7 @@
 """Changes a job's status: one conditional UPDATE, so each job ends exactly once, whatever races.
 
 The event of the new status and its webhook delivery are written in the same transaction, which is the caller's; the
-texts of a job that ends are deleted in it.
+texts and the start image of a job that ends are deleted in it.
 """
 
 import uuid
@@ -52,7 +52,7 @@ def transition(
     if row is None:
         return None
     record = JobRecord(**row._mapping)
-    if status in TERMINAL_STATUSES and record.text_bytes:
+    if status in TERMINAL_STATUSES and (record.text_bytes or record.image_bytes):
         connection.execute(texts.delete().where(texts.c.job_id == record.id))
     publish_status(connection, record, now)
     return record

@@ -143,7 +143,7 @@ def test_unsupported_features_are_rejected(client, engine, fields, says):
 def test_other_errors_have_a_detail_too(client, engine):
     not_json = client.post("/sdapi/v1/txt2img", content=b"{", headers={"content-type": "application/json"})
     assert "not JSON" in not_json.json()["detail"]
-    assert client.post("/sdapi/v1/img2img", json={}).json()["detail"].startswith("there is no '/sdapi/v1/img2img'")
+    assert client.post("/sdapi/v1/interrogate", json={}).json()["detail"].startswith("there is no '/sdapi/v1/i")
     assert client.get("/sdapi/v1/txt2img").json()["detail"].startswith("GET is not allowed")
     engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 3.0}
     full = txt2img(client)

@@ -4,12 +4,14 @@ Like A1111, this ignores unknown fields. Features that would change the image an
 styles, scripts, …) are rejected unless they are off, because a client would not notice that the image is another one.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from noria.errors import InvalidField, short_repr
+from noria.frontend.services.start_images import LoadFiles, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -43,6 +45,15 @@ class Txt2Img(Struct, frozen=True):
     metadata: bool | None = None
 
 
+class Img2Img(Txt2Img, frozen=True):
+    """The supported fields of `POST /sdapi/v1/img2img`."""
+
+    init_images: list[str] | None = None
+    mask: str | None = None
+    inpainting_mask_invert: bool | None = None
+    denoising_strength: float | None = None
+
+
 DESCRIPTIONS = {
     "prompt": "what the image shows, and `<lora:NAME:WEIGHT>`; A1111's weights of words have no effect",
     "negative_prompt": "what it should not show",
@@ -60,6 +71,10 @@ DESCRIPTIONS = {
     "send_images": "whether the response has the images",
     "priority": "Noria's extension: `low`, `normal` or `high`, as in `/t2i`",
     "deadline_ms": "Noria's extension, as in `/t2i`",
+    "init_images": "one image: a PNG, WebP or JPEG file in base64, or as a data: URL",
+    "mask": "likewise, of the image's size; white is repainted or, if it is not opaque, what is opaque",
+    "inpainting_mask_invert": "whether the mask is inverted",
+    "denoising_strength": "how much of the image is replaced; 0.75 by default",
     "metadata": "Noria's extension: whether files contain their settings, as `enable_pnginfo` of `override_settings`",
 }
 
@@ -82,6 +97,20 @@ _UNSUPPORTED_FIELDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "eta": ("another eta than the sampler's own", (1,)),  # webuiapi sends 1 with every sampler
     "infotext": ("settings as a text", ()),
 }
+_UNSUPPORTED_WITH_IMAGE: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "resize_mode": ("cropping or filling instead of resizing", (0,)),
+    "initial_noise_multiplier": ("another amount of noise", (1,)),
+    "latent_mask": ("a mask of latents", ("",)),
+}
+# Without a mask they have no effect, and clients send A1111's defaults.
+_UNSUPPORTED_WITH_MASK: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "inpaint_full_res": ("repainting only the masked part in full resolution", (False,)),
+    "mask_blur": ("a soft mask", (0,)),
+    "mask_blur_x": ("a soft mask", (0,)),
+    "mask_blur_y": ("a soft mask", (0,)),
+    "inpainting_fill": ("filling the masked part before", (1,)),  # 1 is "original"
+}
+_DEFAULT_DENOISING_STRENGTH = 0.75  # A1111's
 _UNSUPPORTED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "CLIP_stop_at_last_layers": ("Clip skip", (1,)),
     "sd_vae": ("another VAE", ("Automatic", "None")),
@@ -98,6 +127,8 @@ _A1111_FIELD_NAMES = {
     "scheduler": "sampler_name",
     "model": "sd_model_checkpoint",
     "loras": "prompt",
+    "image": "init_images",
+    "strength": "denoising_strength",
 }
 
 
@@ -107,6 +138,16 @@ def check_body(sent: Mapping[str, Any]) -> None:
     if isinstance(scripts, dict) and not any(isinstance(each, dict) and each.get("args") for each in scripts.values()):
         sent = {**sent, "alwayson_scripts": None}  # scripts without arguments do nothing
     _reject_unsupported(sent, _UNSUPPORTED_FIELDS)
+
+
+def check_image_body(sent: Mapping[str, Any]) -> None:
+    """As `check_body`, for a body with an image, whose values are on unless they are named as off."""
+    check_body(sent)
+    unsupported = {**_UNSUPPORTED_WITH_IMAGE, **(_UNSUPPORTED_WITH_MASK if sent.get("mask") else {})}
+    for name, (feature, off_values) in unsupported.items():
+        value = sent.get(name)
+        if value is not None and value not in off_values:
+            raise _unsupported(name, value, feature, off_values)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -124,10 +165,28 @@ def _reject_unsupported(sent: Mapping[str, Any], unsupported: Mapping[str, tuple
     for name, (feature, off_values) in unsupported.items():
         value = sent.get(name)
         if value and value not in off_values:
-            off = " or ".join(short_repr(each) for each in (*off_values, None))
-            raise InvalidField(
-                f"{name} is {short_repr(value)}; {feature} is not supported: leave it out, or send {off}.", field=name
-            )
+            raise _unsupported(name, value, feature, (*off_values, None))
+
+
+def _unsupported(name: str, value: object, feature: str, off_values: tuple[object, ...]) -> InvalidField:
+    off = " or ".join(short_repr(each) for each in off_values)
+    return InvalidField(
+        f"{name} is {short_repr(value)}; {feature} is not supported: leave it out, or send {off}.", field=name
+    )
+
+
+def files_of_image_body(body: Img2Img) -> LoadFiles:
+    """Return what decodes the start image of `body`. Raises InvalidField if there is none, or several."""
+    images = body.init_images or []
+    if len(images) != 1:
+        raise InvalidField(f"init_images has {len(images)} images; allowed is one.", field="init_images")
+    return functools.partial(
+        decode_files,
+        images[0],
+        body.mask or None,
+        "alpha or white",
+        inverts_mask=bool(body.inpainting_mask_invert),
+    )
 
 
 def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None) -> ImageRequestBody:
@@ -155,7 +214,14 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
         deadline_ms=body.deadline_ms,
         metadata=settings.get("enable_pnginfo") is not False if body.metadata is None else body.metadata,
         loras=loras,
+        strength=_strength(body),
     )
+
+
+def _strength(body: Txt2Img) -> float | None:
+    if not isinstance(body, Img2Img):
+        return None
+    return _DEFAULT_DENOISING_STRENGTH if body.denoising_strength is None else body.denoising_strength
 
 
 def _scheduler(body: Txt2Img) -> str | None:

@@ -21,11 +21,14 @@ from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import A1111_ROOT
 from noria.frontend.routes.a1111.bodies import (
+    Img2Img,
     Txt2Img,
     as_image_body,
     check_body,
+    check_image_body,
     check_settings,
     error_in_a1111_terms,
+    files_of_image_body,
     find_model_name,
     title,
 )
@@ -33,6 +36,7 @@ from noria.frontend.routes.a1111.tasks import A1111Tasks
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
 from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.services.start_images import LoadFiles
 from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for
@@ -51,6 +55,14 @@ class Txt2ImgResponse(Struct, frozen=True):
 
     images: list[str]
     parameters: Txt2Img
+    info: str
+
+
+class Img2ImgResponse(Struct, frozen=True):
+    """The response of `POST /sdapi/v1/img2img`, as of `txt2img`; the parameters are without the images."""
+
+    images: list[str]
+    parameters: Img2Img
     info: str
 
 
@@ -98,6 +110,7 @@ class A1111Routes:
         """The routes to serve."""
         return [
             Route(f"{A1111_ROOT}/txt2img", self.txt2img, methods=["POST"]),
+            Route(f"{A1111_ROOT}/img2img", self.img2img, methods=["POST"]),
             Route(f"{A1111_ROOT}/options", self.options, methods=["GET", "POST"]),
             Route(f"{A1111_ROOT}/sd-models", self.sd_models),
             Route(f"{A1111_ROOT}/samplers", self.samplers),
@@ -115,21 +128,44 @@ class A1111Routes:
         body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
         check_body(decode_object(raw))
         try:
-            admitted = self._validate(http, body)
-            result = await cancel_on_disconnect(http, self._tasks.generate(admitted))
+            result, b64_files = await self._generate(http, await self._admit(http, body), body)
         except InvalidField as error:  # may come from an engine, too
             raise error_in_a1111_terms(error) from error
-        send_images = body.send_images is not False
-        b64_files = await self._generation_service.files_as_base64(result) if send_images else []
         return json_response(Txt2ImgResponse(b64_files, body, _generation_info(result, body)), headers=result.headers)
 
-    def _validate(self, http: Request, body: Txt2Img) -> AdmittedRequest:
+    async def img2img(self, http: Request) -> Response:
+        """Generate images from an image; returns them in base64."""
+        try:
+            admitted, body = await self._admit_image(http)
+            result, b64_files = await self._generate(http, admitted, body)
+        except InvalidField as error:
+            raise error_in_a1111_terms(error) from error
+        return json_response(Img2ImgResponse(b64_files, body, _generation_info(result, body)), headers=result.headers)
+
+    async def _admit_image(self, http: Request) -> tuple[AdmittedRequest, Img2Img]:
+        """Return the request, and its body without images."""
+        async with self._body_reader.receive(http) as raw:
+            body = decode(raw, Img2Img, strict=False)
+            check_image_body(decode_object(raw))
+            admitted = await self._admit(http, body, files_of_image_body(body))
+            return admitted, msgspec.structs.replace(body, init_images=None, mask=None)
+
+    async def _generate(
+        self, http: Request, admitted: AdmittedRequest, body: Txt2Img
+    ) -> tuple[GenerationResult, list[str]]:
+        """Return the result, and its files in base64 if `body` wants them."""
+        result = await cancel_on_disconnect(http, self._tasks.generate(admitted))
+        send_images = body.send_images is not False
+        return result, await self._generation_service.files_as_base64(result) if send_images else []
+
+    async def _admit(self, http: Request, body: Txt2Img, load_files: LoadFiles | None = None) -> AdmittedRequest:
         overrides = body.override_settings or {}
         check_settings(overrides)
         settings = self._settings_of(http) | overrides
         image_body = as_image_body(body, settings, self._model_name(settings))
-        return self._generation_service.validate(
-            apply_headers(image_body, http.headers), http.state.api_client, http.state.request_id
+        image_body = apply_headers(image_body, http.headers)
+        return await self._generation_service.admit(
+            image_body, http.state.api_client, http.state.request_id, load_files=load_files
         )
 
     def _settings_of(self, http: Request) -> dict[str, Any]:
@@ -211,15 +247,16 @@ class A1111Routes:
         if not tasks:
             return json_response(ProgressResponse(0.0, 0.0, TaskState()))
         task = tasks[0]
-        step, num_steps, finish_in_s = 0, task.admitted.request.payload.inference_steps, None
+        payload = task.admitted.request.payload
+        step, num_steps, finish_in_s = 0, payload.num_steps, None
         if task.progress is not None:
             step, num_steps, finish_in_s = task.progress.step, task.progress.num_steps, task.progress.finish_in_s
         image = None
         if task.preview is not None and http.query_params.get("skip_current_image", "false").lower() != "true":
-            size = task.admitted.request.payload.width, task.admitted.request.payload.height
-            image = await preview_as_base64(task.preview, "png", size)
+            image = await preview_as_base64(task.preview, "png", (payload.width, payload.height))
+        job = "txt2img" if payload.strength is None else "img2img"
         state = TaskState(
-            len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
+            len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job=job
         )
         return json_response(ProgressResponse(step / max(num_steps, 1), finish_in_s or 0.0, state, image))
 
@@ -263,6 +300,7 @@ def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
         "restore_faces": False,
         "sd_model_name": spec.name,
         "sd_model_hash": spec.fingerprint,
+        "denoising_strength": request.payload.strength,
         "extra_generation_params": {},
         "index_of_first_image": 0,
         "infotexts": [to_infotext(metadata_for(request, spec, seed)) for seed in seeds],

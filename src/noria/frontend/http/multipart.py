@@ -1,0 +1,67 @@
+"""Parses the bodies of HTML's forms (multipart/form-data), bounded in the number and the size of their parts."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from noria.errors import InvalidBody, InvalidField, short_repr
+
+MAX_FILES = 20  # OpenAI's clients send up to 16 images and a mask
+MAX_FIELDS = 64
+MAX_FIELD_BYTES = 65_536  # of a field that is no file
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings are in the response
+
+
+@dataclass(frozen=True)
+class Form:
+    """The parts of a form by their names; a file may be there several times."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    files: dict[str, list[bytes]] = field(default_factory=dict)
+
+
+def parse_form(content_type: str, body: bytes) -> Form:
+    """Return the parts of `body`; empty files without a name, as browsers send them, are left out. Call it in a thread.
+
+    Raises:
+        InvalidBody: it is no form, or has too many or too large parts.
+        InvalidField: a field is there twice.
+
+    """
+    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8").lower()
+    if charset not in (b"utf-8", b"utf8"):  # Starlette would take any codec of Python's
+        raise InvalidBody(f"the body's charset is {short_repr(charset.decode('latin-1'))}; send utf-8.")
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(
+        Headers({"content-type": content_type}),
+        whole(),
+        max_files=MAX_FILES,
+        max_fields=MAX_FIELDS,
+        max_part_size=MAX_FIELD_BYTES,
+    )
+    parser.spool_max_size = len(body) + 1  # files stay in memory
+    try:
+        parts = asyncio.run(parser.parse()).multi_items()
+    except MultiPartException as error:
+        raise InvalidBody(f"the body is not a form of multipart/form-data: {error.message}") from error
+    form = Form()
+    for name, part in parts:
+        if isinstance(part, UploadFile):
+            with part.file:
+                content = part.file.read()
+            if content or part.filename:
+                form.files.setdefault(name, []).append(content)
+        elif name in form.fields:
+            raise InvalidField(f"{short_repr(name)} is there twice.", field=name[:80])
+        else:
+            form.fields[name] = part
+    return form

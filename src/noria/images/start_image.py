@@ -1,0 +1,187 @@
+"""Turns the files of a start image and its mask into the bytes that travel to an engine.
+
+The files are untrusted. Their size is read and limited before any pixel is decoded; `pixel_chunks.py` takes away what
+pixels do not need. An image of 16 megapixels takes up to 200 MB while it is decoded and resized.
+"""
+
+import contextlib
+import hashlib
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from PIL import Image
+
+from noria.errors import InvalidField, UnreadableImage
+from noria.images.metadata_chunks import UnknownFormatError, find_metadata, read_orientation
+from noria.images.pixel_chunks import PixelChunks, find_pixels
+
+MAX_PIXELS = 16_000_000
+"""Photos of phones have 12 million; models take at most 4 million."""
+_NUM_DIGEST_CHARS = 12  # as a model's fingerprint
+_TURNS = {  # by EXIF's orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ERRORS_OF_PILLOW = (OSError, SyntaxError, ValueError, IndexError, EOFError, struct.error, zlib.error)
+
+MaskRule = Literal["white", "transparent", "alpha or white"]
+"""What of a mask is repainted: white; what is transparent; what is opaque or, in a mask that is opaque, white."""
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The files of a start image and, if only a part of it is repainted, of the mask of that part."""
+
+    image: bytes
+    mask: bytes | None = None
+    mask_rule: MaskRule = "white"
+    inverts_mask: bool = False
+
+
+class StartImageFacts(NamedTuple):
+    """What is known of a start image without its pixels. Digests are of the files: 12 digits of SHA-256."""
+
+    width_px: int
+    height_px: int
+    digest: str
+    mask_digest: str | None  # None: there is no mask
+
+
+class StartImage:
+    """A start image, whose pixels are decoded when they are asked for."""
+
+    def __init__(self, files: ImageFiles) -> None:
+        """Read the sizes in the files, after their orientation in EXIF.
+
+        Raises:
+            UnreadableImage: a file is no PNG, WebP or JPEG, is damaged, animated or too large.
+            InvalidField: the mask has another size than the image.
+
+        """
+        self._files = files
+        self._image = _Source("image", files.image)
+        self._mask = None if files.mask is None else _Source("mask", files.mask)
+        width_px, height_px = self._image.size_px
+        mask_digest = None if files.mask is None else _digest(files.mask)
+        self.facts = StartImageFacts(width_px, height_px, _digest(files.image), mask_digest)
+        if self._mask is not None and self._mask.size_px != self._image.size_px:
+            width_px, height_px = self._mask.size_px
+            raise InvalidField(
+                f"mask has {width_px} × {height_px} pixels; it must have those of the image, "
+                f"{self.facts.width_px} × {self.facts.height_px}.",
+                field="mask",
+            )
+
+    def pixels(self, width_px: int, height_px: int) -> bytes:
+        """Return [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8: 255 repainted, 0 kept.
+
+        As diffusers' VaeImageProcessor does by default, both are resized with Lanczos' filter and the mask is divided
+        at half. What is transparent in the image becomes white.
+
+        Raises:
+            UnreadableImage: a file is damaged.
+            InvalidField: the mask has no transparency, which its rule needs.
+
+        """
+        with self._image.decode() as image:
+            pixels = _rgb(image, (width_px, height_px)).tobytes()
+        if self._mask is None:
+            return pixels
+        with self._mask.decode() as mask:
+            channel = _mask_channel(mask, self._files.mask_rule).resize((width_px, height_px), Image.Resampling.LANCZOS)
+        table = [255 * ((value >= 128) != self._files.inverts_mask) for value in range(256)]
+        return pixels + channel.point(table).tobytes()
+
+
+class _Source:
+    """A file that is called `name` in errors."""
+
+    def __init__(self, name: str, file: bytes) -> None:
+        self._name = name
+        with self._readable():
+            self._chunks: PixelChunks = find_pixels(file)
+        size = self._chunks.width_px, self._chunks.height_px
+        if not 0 < size[0] * size[1] <= MAX_PIXELS:
+            raise UnreadableImage(
+                f"{name} has {size[0]} × {size[1]} pixels; at most {MAX_PIXELS // 10**6} megapixels are allowed.",
+                field=name,
+            )
+        self._turn = _TURNS.get(_orientation(file))
+        is_upright = self._turn is None or self._turn.value in (0, 1, 3)  # flipped, or turned by 180°
+        self.size_px = size if is_upright else (size[1], size[0])
+
+    @contextlib.contextmanager
+    def decode(self) -> Iterator[Image.Image]:
+        """Yield the image, upright, with 8 bits a channel."""
+        with self._readable(), Image.open(io.BytesIO(self._chunks.content), formats=[self._chunks.file_format]) as file:
+            if file.size != (self._chunks.width_px, self._chunks.height_px):
+                raise ValueError("its size is not what its head says")
+            file.load()
+            image = file if self._turn is None else file.transpose(self._turn)
+            yield _with_8_bits(image)
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Raise UnreadableImage in place of the errors of those who read it."""
+        try:
+            yield
+        except UnknownFormatError as error:
+            raise UnreadableImage(f"{self._name} is no PNG, WebP or JPEG.", field=self._name) from error
+        except _ERRORS_OF_PILLOW as error:
+            raise UnreadableImage(f"{self._name} is damaged, or not supported: {error}.", field=self._name) from error
+
+
+def _orientation(file: bytes) -> int:
+    """Return EXIF's orientation; 1 (upright) if the file's EXIF cannot be read."""
+    try:
+        return read_orientation(find_metadata(io.BytesIO(file), ()).exif)
+    except (ValueError, struct.error):
+        return 1
+
+
+def _with_8_bits(image: Image.Image) -> Image.Image:
+    """Return an image of 16 bits of grey, which Pillow would cut at 255, with 8."""
+    if image.mode.startswith("I"):
+        return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
+    return image
+
+
+def _rgb(image: Image.Image, size_px: tuple[int, int]) -> Image.Image:
+    """Return an image in RGB and resized, over white."""
+    if not image.has_transparency_data:
+        return image.convert("RGB").resize(size_px, Image.Resampling.LANCZOS)
+    resized = image.convert("RGBA").resize(size_px, Image.Resampling.LANCZOS)
+    return Image.alpha_composite(Image.new("RGBA", size_px, "white"), resized).convert("RGB")
+
+
+def _mask_channel(mask: Image.Image, rule: MaskRule) -> Image.Image:
+    """Return [height, width] of 0 (kept) to 255 (repainted)."""
+    alpha = mask.convert("RGBA").getchannel("A") if mask.has_transparency_data else None
+    if rule == "transparent":
+        if alpha is None:
+            raise InvalidField(
+                "mask has no transparency; what is transparent in it is repainted. Send a PNG or WebP with an alpha "
+                "channel.",
+                field="mask",
+            )
+        return alpha.point([255 - value for value in range(256)])
+    if alpha is None:
+        return mask.convert("L")
+    if rule == "alpha or white" and alpha.getextrema() != (255, 255):
+        return alpha
+    black = Image.new("L", mask.size)
+    black.paste(mask.convert("RGB").convert("L"), mask=alpha)
+    return black
+
+
+def _digest(file: bytes) -> str:
+    return hashlib.sha256(file).hexdigest()[:_NUM_DIGEST_CHARS]
