@@ -5,6 +5,7 @@ they stay so. `corpus/` has other inputs.
 """
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -27,7 +28,7 @@ from safetensors.numpy import save
 from fuzz import mutation
 from fuzz.in_process_server import InProcessServer, framed
 from noria.config import FrontendConfig
-from noria.errors import ImageFileError, InvalidField, ModelError
+from noria.errors import ImageFileError, InvalidField, ModelError, UnreadableImage
 from noria.frontend.open_inference.grpc_messages import message as grpc_message
 from noria.frontend.open_inference.grpc_server import as_request, as_response
 from noria.frontend.open_inference.inference import as_settings
@@ -36,6 +37,7 @@ from noria.frontend.routes.image_metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
+from noria.images.start_image import ImageFiles, StartImage
 from noria.models.catalog import open_model
 from noria.protocol import messages
 from noria.protocol.text import TextResult, TextTimings
@@ -214,6 +216,16 @@ def request_seeds():
     lines = b'"a"\n{"text": "b", "id": 1}\n"c"'
     yield b"POST /v1/jobs/texts?model=fake-encoder\nContent-Type: application/jsonl\n\n" + lines
     yield b"POST /v1/images/metadata\nContent-Type: image/png\n\n" + next(image_seeds())
+    file, mask = base64.b64encode(next(image_seeds())).decode(), base64.b64encode(_image_file("RGBA")).decode()
+    edit = {"prompt": "p", "image": f"data:image/png;base64,{file}", "mask": mask, "strength": 0.5}
+    yield b"POST /t2i\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
+    edit = {"init_images": [file], "mask": mask, "denoising_strength": 0.5, "inpainting_mask_invert": 1, "mask_blur": 0}
+    yield b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
+    part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    files = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="a"\r\n\r\n%s\r\n'
+    form = part % (b"prompt", b"p") + files % (b"image[]", next(image_seeds())) + files % (b"mask", _image_file("RGBA"))
+    head = b"POST /v1/images/edits\nContent-Type: multipart/form-data; boundary=b\n\n"
+    yield head + form + part % (b"strength", b"0.5") + b"--b--"
 
 
 def http_seeds():
@@ -344,6 +356,41 @@ def open_images():
             error.message.encode()  # it is sent
             return False
         msgspec.json.encode((usable_settings(metadata, FAKE_MODEL, config), metadata))
+        return True
+
+    yield read
+
+
+# ── Start images ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _image_file(mode, file_format="png", **options):
+    file = io.BytesIO()
+    Image.new(mode, (1, 1)).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def start_image_seeds():
+    """Files of the three formats, in many modes; of some EXIF says that they are turned."""
+    yield from image_seeds()
+    for mode in ("1", "L", "LA", "P", "RGBA", "I;16"):
+        yield _image_file(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    yield _image_file("RGB", "jpeg", exif=exif, progressive=True)
+    yield _image_file("CMYK", "jpeg")
+    yield _image_file("RGBA", "webp", exif=exif, lossless=True)
+
+
+@contextlib.contextmanager
+def open_start_images():
+    def read(data):
+        try:
+            pixels = StartImage(ImageFiles(data, data)).pixels(3, 2)
+        except (UnreadableImage, InvalidField) as error:
+            error.message.encode()  # it is sent
+            return False
+        assert len(pixels) == 3 * 2 * 4
         return True
 
     yield read
@@ -570,7 +617,8 @@ TARGETS = {
     "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
     "jobs": Target(open_jobs, job_seeds, lambda mutate: None, 0.02, max_bytes=300),
     "grpc": Target(open_grpc, grpc_seeds, lambda mutate: None, 0.1, max_bytes=2000),
-    "images": Target(open_images, image_seeds, mutation.png_checksums, 0.3),
+    "images": Target(open_images, image_seeds, mutation.png_checksums, 0.2),
+    "start_images": Target(open_start_images, start_image_seeds, mutation.png_checksums, 0.1),
     "model_folders": Target(
         functools.partial(_open_folders, _model_folder, model_folder_seeds),
         model_folder_seeds,

@@ -126,6 +126,8 @@ class _Source:
             if file.size != (self._chunks.width_px, self._chunks.height_px):
                 raise ValueError("its size is not what its head says")
             file.load()
+            if file.mode in ("P", "PA") and file.palette is None:
+                raise ValueError("it has no palette")
             image = file if self._turn is None else file.transpose(self._turn)
             yield _with_8_bits(image)
 

@@ -1,11 +1,14 @@
 """Shadows over HTTP: copies of requests, in front of a fake engine that holds both versions."""
 
+import base64
+import io
 import re
 from collections.abc import Iterator
 
 import httpx
 import msgspec
 import pytest
+from PIL import Image
 
 from frontends import serving
 from noria.config import Config, FrontendConfig
@@ -73,6 +76,16 @@ def test_a_copy_is_what_the_shadow_would_get_at_the_lowest_priority(images):
     images.wait_for("ok")
     (copy,) = images.copies()
     assert (copy.priority, copy.deadline_s, copy.payload.seed, copy.payload.inference_steps) == ("low", None, 5, 3)
+
+
+def test_a_copy_has_the_start_image_in_the_size_of_the_original(images):
+    file = io.BytesIO()
+    Image.new("RGB", (40, 24), "red").save(file, "png")
+    assert images.image(image=base64.b64encode(file.getvalue()).decode()).status_code == 200
+    images.wait_for("ok")
+    (copy,) = images.copies()
+    assert (copy.payload.strength, copy.payload.width, copy.payload.height) == (0.8, 40, 24)
+    assert images.engine.data == [b"\xff\0\0" * 40 * 24] * 2
 
 
 def test_answers_are_compared_by_time_and_output(images):

@@ -11,6 +11,7 @@ from noria.config import FrontendConfig
 from noria.errors import InvalidField
 from noria.frontend.services import request_validation
 from noria.frontend.services.request_validation import limits, validate
+from noria.images.start_image import StartImageFacts
 from noria.protocol.request import ImageRequestBody
 from noria.sampling import noise
 
@@ -127,3 +128,36 @@ def test_priority_and_deadline_come_from_the_body_or_else_the_headers(client, en
     # A little less than requested: the front end reserves time to write the file.
     assert 0.5 < by_header <= 1.5 < by_body <= 2.0
     assert none is None
+
+
+def start_image(width_px, height_px):
+    return StartImageFacts(width_px, height_px, "0123456789ab", None)
+
+
+@given(width=st.integers(1, 20_000), height=st.integers(1, 20_000))
+def test_the_size_of_any_image_can_be_generated(spec, width, height):
+    body = ImageRequestBody("p", seed=0)
+    payload = validate(body, spec, FrontendConfig(), "id", unused_seed, start_image=start_image(width, height)).payload
+    for side in (payload.width, payload.height):
+        assert spec.min_side_px <= side <= spec.max_side_px
+        assert side % spec.multiple_px == 0
+    assert (payload.width - payload.height) * (width - height) >= 0
+
+
+@given(strength=st.floats(0.01, 1), num_steps=st.integers(1, 100))
+def test_of_a_start_image_at_least_one_step_is_made(spec, strength, num_steps):
+    body = ImageRequestBody("p", seed=0, strength=strength, inference_steps=num_steps)
+    if int(strength * num_steps) == 0:
+        with pytest.raises(InvalidField, match="leaves none of"):
+            validate(body, spec, FrontendConfig(), "id", unused_seed, start_image=start_image(64, 64))
+        return
+    payload = validate(body, spec, FrontendConfig(), "id", unused_seed, start_image=start_image(64, 64)).payload
+    assert payload.num_steps == int(strength * num_steps)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1.001])
+def test_invalid_strengths_are_rejected(spec, value):
+    body = ImageRequestBody("p", strength=value)
+    with pytest.raises(InvalidField, match=r"strength .* 1\.0") as caught:
+        validate(body, spec, FrontendConfig(), "id", lambda: 0, start_image=start_image(64, 64))
+    assert caught.value.field == "strength"
