@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from noria.errors import InvalidBody, InvalidField, short_repr
@@ -50,18 +50,29 @@ def parse_form(content_type: str, body: bytes) -> Form:
     )
     parser.spool_max_size = len(body) + 1  # files stay in memory
     try:
-        parts = asyncio.run(parser.parse()).multi_items()
+        parts = asyncio.run(_read_parts(parser))
     except MultiPartException as error:
         raise InvalidBody(f"the body is not a form of multipart/form-data: {error.message}") from error
     form = Form()
     for name, part in parts:
-        if isinstance(part, UploadFile):
-            with part.file:
-                content = part.file.read()
-            if content or part.filename:
-                form.files.setdefault(name, []).append(content)
+        if isinstance(part, bytes):
+            form.files.setdefault(name, []).append(part)
         elif name in form.fields:
             raise InvalidField(f"{short_repr(name)} is there twice.", field=name[:80])
         else:
             form.fields[name] = part
     return form
+
+
+async def _read_parts(parser: MultiPartParser) -> list[tuple[str, str | bytes]]:
+    """Return the name and the content of each part, and close the files. Raises MultiPartException."""
+    parts: list[tuple[str, str | bytes]] = []
+    form = await parser.parse()
+    try:
+        for name, part in form.multi_items():
+            content = part if isinstance(part, str) else await part.read()
+            if content or isinstance(part, str) or part.filename:
+                parts.append((name, content))
+    finally:
+        await form.close()
+    return parts

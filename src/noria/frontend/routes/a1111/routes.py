@@ -59,10 +59,10 @@ class Txt2ImgResponse(Struct, frozen=True):
 
 
 class Img2ImgResponse(Struct, frozen=True):
-    """The response of `POST /sdapi/v1/img2img`, as of `txt2img`; the parameters are without the images."""
+    """The response of `POST /sdapi/v1/img2img`, as of `txt2img`; the decoded fields are without the images."""
 
     images: list[str]
-    parameters: Img2Img
+    parameters: dict[str, Any]
     info: str
 
 
@@ -140,7 +140,8 @@ class A1111Routes:
             result, b64_files = await self._generate(http, admitted, body)
         except InvalidField as error:
             raise error_in_a1111_terms(error) from error
-        return json_response(Img2ImgResponse(b64_files, body, _generation_info(result, body)), headers=result.headers)
+        fields = msgspec.structs.asdict(body)
+        return json_response(Img2ImgResponse(b64_files, fields, _generation_info(result, body)), headers=result.headers)
 
     async def _admit_image(self, http: Request) -> tuple[AdmittedRequest, Img2Img]:
         """Return the request, and its body without images."""
