@@ -133,6 +133,46 @@ def test_the_unmodified_openai_client_works(server):
             official.images.generate(prompt=PROMPT, size="130x128")
 
 
+def test_images_from_an_image_by_every_route(server, client):
+    """With the upper half repainted the lower one stays, also in a job; the metadata say what is needed again."""
+    file = client.post("/t2i", json={"prompt": PROMPT, "seed": 7, "inference_steps": 8}).content
+    start, half = pixels(file), pixels(file).shape[0] // 2
+    size = start.shape[1], start.shape[0]
+    white, transparent = Image.new("L", size), Image.new("RGBA", size, "black")
+    white.paste(255, (0, 0, size[0], half))
+    transparent.paste((0, 0, 0, 0), (0, 0, size[0], half))
+    image, mask = base64.b64encode(file).decode(), base64.b64encode(as_png(white)).decode()
+    settings = {"seed": 3, "inference_steps": 8, "strength": 0.9}
+    body = {"prompt": "a green star", "image": image, "mask": mask} | settings
+    edited = client.post("/t2i", json=body).content
+    changes = np.abs(pixels(edited) - start).mean(axis=(1, 2))
+    assert changes[:half].mean() > 5 * changes[half:].mean()
+    assert client.post("/v1/images/metadata", content=edited).json()["rejected"][0]["field"] == "image"
+
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as official:
+        answer = official.images.edit(image=file, mask=as_png(transparent), prompt="a green star", extra_body=settings)
+    a1111 = client.post(
+        "/sdapi/v1/img2img",
+        json={"prompt": "a green star", "init_images": [image], "mask": mask, "seed": 3, "steps": 8}
+        | {"denoising_strength": 0.9},
+    ).json()
+    job = client.post("/v1/jobs", json={"input": body}).json()
+    wait_until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
+    others = [
+        base64.b64decode(answer.data[0].b64_json),
+        base64.b64decode(a1111["images"][0]),
+        client.get(f"/v1/jobs/{job['id']}/images/0").content,
+    ]
+    for other in others:
+        assert np.abs(pixels(other) - pixels(edited)).max() <= 1
+
+
+def as_png(image):
+    file = io.BytesIO()
+    image.save(file, format="png")
+    return file.getvalue()
+
+
 @pytest.mark.slow  # `noria generate` imports torch and diffusers: 10 s; tests/frontend/routes holds the API
 def test_a1111_clients_work_and_generate_repeats_their_files_without_the_server(client, tmp_path):
     fields = {
