@@ -29,9 +29,12 @@ def test_page_links_to_the_other_pages(client):
         assert client.get(path).status_code == 200
 
 
+NOT_ON_THE_PAGE = {"stream", "partial_images", "metadata", "loras", "image", "mask", "strength"}
+
+
 def test_every_field_has_a_label_and_an_error_element(client):
     page = client.get("/").text
-    for field in set(ImageRequestBody.__struct_fields__) - {"stream", "partial_images", "metadata", "loras"}:
+    for field in set(ImageRequestBody.__struct_fields__) - NOT_ON_THE_PAGE:
         assert f'<label for="{field}">' in page
         assert f'id="{field}-error"' in page
         assert re.search(rf'name="{field}"[^>]*aria-describedby="[^"]*\b{field}-error"', page), field
