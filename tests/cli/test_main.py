@@ -213,7 +213,7 @@ def test_an_output_that_cannot_be_written_is_rejected_before_the_model_is_read(
 def test_generate_has_no_timeout_and_numbers_the_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[EngineRequest] = []
 
-    def run_engine(config: Config, spec: DiffusionModelSpec, request: EngineRequest) -> list[RawImage]:
+    def run_engine(config: Config, spec: DiffusionModelSpec, request: EngineRequest, _: None) -> list[RawImage]:
         requests.append(request)
         return [
             RawImage(request.payload.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.payload.n)
