@@ -15,6 +15,7 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
@@ -76,13 +77,14 @@ class RandomModel:
 
     def predict(
         self,
-        latents_RCHW: torch.Tensor,
+        latents_R: LatentRows,
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None = None,  # noqa: ARG002
-    ) -> torch.Tensor:
+    ) -> LatentRows:
         """The UNet's output [R, C, H, W]."""
-        latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
+        assert isinstance(latents_R, torch.Tensor), "a UNet takes images of one size"
+        latents_RCHW = latents_R.to(self.dtype).contiguous(memory_format=self._memory_format)
         output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, **conditioning.tokens, return_dict=False)[0]
         return output
 

@@ -201,6 +201,7 @@ def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch
     for t in scheduler.timesteps:
         rows_RCHW = scheduler.scale_model_input(torch.cat([latents_BCHW] * (2 if template.guided else 1)), t)
         output = model.predict(rows_RCHW, t, conditioning, None)
+        assert isinstance(output, torch.Tensor)
         if template.guided:
             negative, prompted = output.chunk(2)
             output = negative + template.guidance_scale * (prompted - negative)
