@@ -132,7 +132,7 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, start_image: Sta
             ("image", metadata.image_digest, start_image.facts.digest),
             ("mask", metadata.mask_digest, start_image.facts.mask_digest),
         ):
-            if was != now:
+            if was != now and (was or metadata.strength is None):  # A1111's files have no digests
                 differences.append(f"--{name} is not the file that {short_repr(str(source.file))} was made from.")
     if metadata.model_version != spec.fingerprint:
         source_model = f"{metadata.model or 'an unknown model'} ({metadata.model_version or 'version unknown'})"

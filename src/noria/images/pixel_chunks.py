@@ -1,7 +1,8 @@
 """Finds the size and the pixels of PNG, WebP and JPEG files, which may be hostile.
 
-Only what the pixels need is passed on, so that a decoder sees neither texts nor EXIF: Pillow reads the EXIF of a JPEG
-when it opens it, and 64 kB of entries that name one another's bytes take gigabytes. Nothing is decoded here.
+Of a PNG and of the head of a JPEG only what the pixels need is passed on, so that a decoder sees no texts and no EXIF:
+Pillow reads the EXIF of a JPEG when it opens it, and 64 kB of entries that name one another's bytes take gigabytes. A
+WebP is passed on whole. Nothing is decoded here.
 """
 
 import struct

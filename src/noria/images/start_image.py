@@ -21,6 +21,8 @@ from noria.images.pixel_chunks import PixelChunks, find_pixels
 
 MAX_PIXELS = 16_000_000
 """Photos of phones have 12 million; models take at most 4 million."""
+MAX_SIDE_PX = 16_383
+"""That of WebP. Resizing a side takes memory and time, and the interpreter's lock, in proportion to it."""
 _NUM_DIGEST_CHARS = 12  # as a model's fingerprint
 _TURNS = {  # by EXIF's orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -31,6 +33,11 @@ _TURNS = {  # by EXIF's orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_UPRIGHT_TURNS = (
+    Image.Transpose.FLIP_LEFT_RIGHT,
+    Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.ROTATE_180,
+)
 _ERRORS_OF_PILLOW = (OSError, SyntaxError, ValueError, IndexError, EOFError, struct.error, zlib.error)
 
 MaskRule = Literal["white", "transparent", "alpha or white"]
@@ -110,13 +117,14 @@ class _Source:
         with self._readable():
             self._chunks: PixelChunks = find_pixels(file)
         size = self._chunks.width_px, self._chunks.height_px
-        if not 0 < size[0] * size[1] <= MAX_PIXELS:
+        if not 0 < size[0] * size[1] <= MAX_PIXELS or max(size) > MAX_SIDE_PX:
             raise UnreadableImage(
-                f"{name} has {size[0]} × {size[1]} pixels; at most {MAX_PIXELS // 10**6} megapixels are allowed.",
+                f"{name} has {size[0]} × {size[1]} pixels; at most {MAX_PIXELS // 10**6} megapixels and {MAX_SIDE_PX} "
+                "pixels a side are allowed.",
                 field=name,
             )
         self._turn = _TURNS.get(_orientation(file))
-        is_upright = self._turn is None or self._turn.value in (0, 1, 3)  # flipped, or turned by 180°
+        is_upright = self._turn is None or self._turn in _UPRIGHT_TURNS
         self.size_px = size if is_upright else (size[1], size[0])
 
     @contextlib.contextmanager

@@ -55,7 +55,7 @@ class LoraFolders:
         found: dict[str, pathlib.Path] = {}
         for only_for, folder in self._folders:
             if only_for in (None, model) and folder.is_dir():
-                found = {file.stem: file for file in folder.iterdir() if _is_lora(file)} | found
+                found = {file.stem: file for file in _loras_in(folder, folder.stat().st_mtime_ns)} | found
         return dict(sorted(found.items()))
 
     def find(self, lora: Lora, model: str) -> pathlib.Path:
@@ -95,6 +95,12 @@ def _split(entry: str) -> tuple[str | None, pathlib.Path]:
     if separator and not entry.startswith(("/", ".")):
         return model, pathlib.Path(folder)
     return None, pathlib.Path(entry)
+
+
+@functools.lru_cache(maxsize=256)
+def _loras_in(folder: pathlib.Path, _changed_ns: int) -> tuple[pathlib.Path, ...]:
+    """Return the files of a folder, which is read again when it has changed."""
+    return tuple(file for file in folder.iterdir() if _is_lora(file))
 
 
 def _is_lora(file: pathlib.Path) -> bool:

@@ -79,14 +79,8 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
 
     @property
     def first_step(self) -> int:
-        """The number of steps that a start image leaves out, as diffusers counts them.
-
-        Its pipelines round the steps that are made down, those of flow models those that are left out.
-        """
-        if self.strength is None:
-            return 0
-        made = min(self.inference_steps * self.strength, self.inference_steps)
-        return int(self.inference_steps - (made if self.scheduler.startswith("flow-") else int(made)))
+        """The number of steps that a start image leaves out."""
+        return 0 if self.strength is None else num_skipped_steps(self.scheduler, self.inference_steps, self.strength)
 
     @property
     def num_results(self) -> int:
@@ -104,6 +98,15 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
         return ImageSettingsView(
             self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps, self.loras
         )
+
+
+def num_skipped_steps(scheduler: str, inference_steps: int, strength: float) -> int:
+    """Return the number of steps that a start image leaves out, as diffusers counts them; `scheduler` is a short name.
+
+    Its pipelines round the steps that are made down, those of flow models those that are left out.
+    """
+    made = min(inference_steps * strength, inference_steps)
+    return int(inference_steps - (made if scheduler.startswith("flow-") else int(made)))
 
 
 def min_strength(inference_steps: int) -> float:

@@ -1,5 +1,6 @@
 """What a pipeline passes to `set_timesteps` of its scheduler. This module knows neither torch nor diffusers."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ class Schedule:
 DEFAULT_SCHEDULE = Schedule()
 
 
+@functools.lru_cache(maxsize=1024)  # keys of compiled samplers share them
 def evenly_falling_sigmas(num_steps: int) -> tuple[float, ...]:
     """Return 1 to 1 / `num_steps`, as many, as the pipelines of flow models give them to a scheduler."""
     return tuple(np.linspace(1.0, 1 / num_steps, num_steps).tolist())

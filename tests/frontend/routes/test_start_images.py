@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from noria.config import Config, FrontendConfig, JobsConfig
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.routes.image_metadata import MAX_UPLOADS_PER_CLIENT
 from noria.images.metadata_io import read_metadata
 from waiting import wait_until
@@ -203,6 +204,8 @@ HOSTILE = {
     "PNG without pixels": (png(64, 48), "damaged"),
     "PNG with a wrong checksum": (PHOTO.replace(b"IDAT", b"IDAT\0", 1)[:-1], "damaged"),
     "a size of zero": (png(0, 48), "0 × 48"),
+    "16 megapixels in a row": (png(16_000_000, 1), "16383 pixels a side"),
+    "16 megapixels in a column": (png(1, 16_000_000), "16383 pixels a side"),
     "40 megapixels": (png(8000, 5000), "8000 × 5000 pixels; at most 16 megapixels"),
     "a size that needs 16 GB": (png(65_000, 65_000), "at most 16 megapixels"),
     "40 megapixels that exist": (file_of(Image.new("1", (8000, 5000))), "at most 16 megapixels"),
@@ -259,9 +262,24 @@ def test_files_that_are_too_large_are_rejected(serve, new_engine):
         assert response.status_code == 413
         assert "frontend.max_image_bytes" in response.json()["error"]["message"]
         assert client.post("/t2i", json={"prompt": "p" * 5000}).status_code == 413
+        long_beside_it = t2i(client, file_of(photo((4, 4))), prompt="p" * 5000)
+        assert (long_beside_it.status_code, long_beside_it.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_large_bodies_count_as_uploads(serve, new_engine):
+def test_a_body_with_an_image_has_few_other_values(serve, new_engine):
+    """Millions of empty lists take a hundred times their bytes when they are decoded."""
+    with serve(Config(), new_engine()) as (url, _), httpx.Client(base_url=url, verify=False) as client:
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        many = b'{"prompt": "p", "image": "eA==", "input": {"image": "eA==", "a": [%s[]]}}' % (b"[]," * 1_000_000)
+        for path in ("/t2i", "/v1/jobs", "/sdapi/v1/img2img"):
+            response = client.post(path, content=many, headers={"content-type": "application/json"})
+            assert response.status_code == 413, response.text
+            assert "at most 10000 are allowed" in response.text
+
+
+def test_large_bodies_count_as_uploads(serve, new_engine, monkeypatch):
+    held, hold = [], ConcurrencyLimiter.hold
+    monkeypatch.setattr(ConcurrencyLimiter, "hold", lambda *arguments: held.append(1) or hold(*arguments))
     config = Config(frontend=FrontendConfig(max_body_bytes=1024))
     with serve(config, new_engine()) as (url, _), httpx.Client(base_url=url, verify=False) as client:
         wait_until(lambda: client.get("/readyz").status_code == 200)
@@ -269,24 +287,23 @@ def test_large_bodies_count_as_uploads(serve, new_engine):
 
         def endless():
             yield b'{"prompt": "' + b"p" * 2000
-            started.append(1)
             wait_until(lambda: done)
             yield b'"}'
 
         from concurrent.futures import ThreadPoolExecutor
 
-        started, done = [], []
+        done = []
+        held.clear()
         headers = {"content-type": "application/json"}
         with ThreadPoolExecutor(MAX_UPLOADS_PER_CLIENT) as pool:
-            held = [
+            responses = [
                 pool.submit(httpx.post, f"{url}/t2i", content=endless(), headers=headers, verify=False, timeout=60)
                 for _ in range(MAX_UPLOADS_PER_CLIENT)
             ]
-            wait_until(lambda: len(started) == MAX_UPLOADS_PER_CLIENT)
-            wait_until(lambda: t2i(client).status_code == 429)
+            wait_until(lambda: len(held) == MAX_UPLOADS_PER_CLIENT)
             assert "uploads of image files" in t2i(client).json()["error"]["message"]
             done.append(1)
-            assert {each.result().status_code for each in held} == {413}  # they have no image
+            assert {each.result().status_code for each in responses} == {413}  # they have no image
         assert t2i(client).status_code == 200
 
 

@@ -155,6 +155,22 @@ def test_of_a_start_image_at_least_one_step_is_made(spec, strength, num_steps):
     assert payload.num_steps == int(strength * num_steps)
 
 
+def test_flow_models_make_a_step_of_every_strength(spec):
+    flow = msgspec.structs.replace(spec, schedulers=("flow-euler",), default_scheduler="flow-euler")
+    body = ImageRequestBody("p", strength=0.2, inference_steps=4)
+    payload = validate(body, flow, FrontendConfig(), "id", lambda: 0, start_image=start_image(64, 64)).payload
+    assert payload.num_steps == 1
+
+
+def test_a_scheduler_that_cannot_begin_with_an_image_is_rejected(spec):
+    spec = msgspec.structs.replace(spec, schedulers=(*spec.schedulers, "ipndm"))
+    body = ImageRequestBody("p", scheduler="ipndm")
+    assert validate(body, spec, FrontendConfig(), "id", lambda: 0).payload.scheduler == "ipndm"
+    with pytest.raises(InvalidField, match=r"'ipndm' cannot begin with an image.*use one of ddim") as caught:
+        validate(body, spec, FrontendConfig(), "id", lambda: 0, start_image=start_image(64, 64))
+    assert caught.value.field == "scheduler"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1.001])
 def test_invalid_strengths_are_rejected(spec, value):
     body = ImageRequestBody("p", strength=value)

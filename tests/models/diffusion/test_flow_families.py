@@ -277,7 +277,31 @@ def test_kohyas_joined_layers_are_split(dev, tmp_path):
     expected = tensors["lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"] * 0.5
     torch.testing.assert_close(ups, expected)
     assert len(layers["text_encoder"]) == 1
-    tensors["lora_unet_double_blocks_40_img_mlp_0.lora_down.weight"] = torch.zeros(4, 32)
-    save_file(tensors, tmp_path / "b.safetensors")
-    with pytest.raises(ModelError, match="cannot be converted"):
-        read_lora(tmp_path / "b.safetensors", parts, torch.float32, 2**20)
+    attention_of_t5 = "lora_te2_encoder_block_0_layer_0_SelfAttention_q"
+    for more, words in [
+        ({"lora_unet_double_blocks_40_img_mlp_0.lora_down.weight": torch.zeros(4, 32)}, "cannot be converted"),
+        (
+            {
+                f"{attention_of_t5}.lora_down.weight": torch.ones(4, 40),
+                f"{attention_of_t5}.lora_up.weight": torch.ones(32, 4),
+            },
+            "2 of its 8 tensors are not known",
+        ),
+        ({"lora_te1_text_model_encoder_layers_1_mlp_fc1.lora_up.weight": torch.ones(64, 4)}, "not known"),
+        ({"lora_unet_single_blocks_0_linear2.lora_down.weight": torch.ones(0, 160)}, "cannot be converted"),
+    ]:
+        save_file(tensors | more, tmp_path / "b.safetensors")
+        with pytest.raises(ModelError, match=words):
+            read_lora(tmp_path / "b.safetensors", parts, torch.float32, 2**20)
+
+
+@pytest.mark.parametrize(("name", "found"), [("euler", "flow-euler"), ("flow-unipc", "flow-unipc"), ("flow-lcm", None)])
+def test_the_default_scheduler_is_one_of_those_supported(dev, tmp_path, name, found):
+    folder = tmp_path / "m"
+    shutil.copytree(dev[0].folder, folder)
+    (folder / "noria.json").write_text(json.dumps({"default_scheduler": name}))
+    if found is None:
+        with pytest.raises(ModelError, match="default_scheduler is flow-lcm; supported are flow-euler, flow-unipc"):
+            open_model(str(folder))
+    else:
+        assert open_model(str(folder)).default_scheduler == found

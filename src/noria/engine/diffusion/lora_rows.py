@@ -13,7 +13,7 @@ Shapes: R rows of a call, A rows of them with adapters, L sets of adapters in a 
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,28 +55,30 @@ class LoraRows:
         keys = [adapters.of_part(self._name) for adapters in rows]
         self._held.update({key: adapters for key, adapters in zip(keys, rows, strict=True) if key})
         wanted = {key for key in keys if key}
-        if not wanted.issubset(self._stacked) or any(key not in self._held for key in self._stacked):
-            kept = wanted.union(self._held.keys()).intersection((*wanted, *self._stacked))
+        held = dict(self._held)  # another thread may release one
+        if not wanted.issubset(self._stacked) or any(key not in held for key in self._stacked):
+            kept = sorted(key for key in held if key in wanted or key in self._stacked)
             self.clear()  # freed before the next ones need memory
             try:
-                self._stack(sorted(kept))
+                self._stack({key: held[key] for key in kept})
             except BaseException:  # else the layers before would have adapters
                 self.clear()
                 raise
         if keys != self._rows:
             self._rows, self._indices = keys, {}
 
-    def _stack(self, keys: Sequence[AdaptersKey]) -> None:
-        sets = [self._held[key] for key in keys]
-        modules = {name for adapters in sets for each in adapters for name in each.weights.layers.get(self._name, ())}
+    def _stack(self, sets: Mapping[AdaptersKey, Adapters]) -> None:
+        modules = {
+            name for adapters in sets.values() for each in adapters for name in each.weights.layers.get(self._name, ())
+        }
         for name in sorted(modules):
             joined: dict[int, dict[AdaptersKey, LoraLayer]] = {}  # by padded rank
-            for key, adapters in zip(keys, sets, strict=True):
+            for key, adapters in sets.items():
                 if (layer := self._join(adapters, name)) is not None:
                     joined.setdefault(padded_rank(len(layer.down)), {})[key] = layer
             stacks = [_stack(rank, layers) for rank, layers in joined.items()]
             self._hooks.append(self._part.get_submodule(name).register_forward_hook(_LayerHook(self, stacks)))
-        self._stacked = tuple(keys)
+        self._stacked = tuple(sets)
 
     def _join(self, adapters: Adapters, module: str) -> LoraLayer | None:
         """Return the adapters of one set as one of the sum of their ranks; None: none changes this layer."""

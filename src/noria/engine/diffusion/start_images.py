@@ -101,7 +101,7 @@ class StartImageReader:
                 )
             pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()  # without the frame
             # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
-            begins_with_noise = payload.has_mask and payload.first_step == 0
+            begins_with_noise = payload.has_mask and payload.strength == 1
             image = StartImage(pixels_HW3, repainted_HW, begins_with_noise=begins_with_noise)
             self._alive.add(image)
         return image

@@ -58,6 +58,8 @@ def _integer_if_integral(text: str) -> int | float:
 
 _INTEGRAL_DECODER = msgspec.json.Decoder(float_hook=_integer_if_integral)
 
+_MAX_ELEMENTS_BESIDE_IMAGES = 10_000
+
 
 class JsonBodyReader:
     """Reads the JSON bodies of all routes of a front end.
@@ -100,28 +102,39 @@ class JsonBodyReader:
             _check_media_type(http, "application/json")
         if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
             return await read_bytes(http, self._max_bytes)
-        with contextlib.ExitStack() as places:
-            return await read_bytes(http, self._max_bytes, self._place_taker(http, places))
+        with contextlib.ExitStack() as slots:
+            return await read_bytes(http, self._max_bytes, self._slot_taker(http, slots))
 
     @contextlib.asynccontextmanager
     async def receive(self, http: Request, media_type: str = "application/json") -> AsyncIterator[bytes]:
         """Yield the raw body of a request that may have images.
 
-        A large one keeps its place until the context ends, so that those that wait to be decoded are counted.
+        A large one counts until the context ends, so that those that wait to be decoded do.
 
         Raises: as `read`.
         """
         _check_media_type(http, media_type)
-        with contextlib.ExitStack() as places:
-            yield await read_bytes(http, self._max_bytes_with_images, self._place_taker(http, places))
+        with contextlib.ExitStack() as slots:
+            raw = await read_bytes(http, self._max_bytes_with_images, self._slot_taker(http, slots))
+            if len(raw) > self._max_bytes and media_type == "application/json":  # else decoding takes a long time
+                num_elements = sum(map(raw.count, (b",", b"[", b"{")))
+                if num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:
+                    raise BodyTooLarge(
+                        f"the body is longer than {self._max_bytes} bytes and has {num_elements} values; with images "
+                        f"at most {_MAX_ELEMENTS_BESIDE_IMAGES} are allowed."
+                    )
+            yield raw
 
-    def check_length(self, raw: bytes, *, has_images: bool) -> None:
-        """Raise BodyTooLarge if `raw`, which `receive` has yielded, has no images and is longer than such may be."""
-        if not has_images:
-            _check_length(len(raw), self._max_bytes)
+    def check_length(self, raw: bytes, *images: object) -> None:
+        """Raise BodyTooLarge if `raw`, which `receive` has yielded, is too long beside its `images` in base64."""
+        num_image_bytes = sum(len(image) for image in images if isinstance(image, str))
+        _check_length(len(raw) - num_image_bytes, self._max_bytes)
 
-    def _place_taker(self, http: Request, places: contextlib.ExitStack) -> Callable[[int], None]:
-        """Return what takes the places in `places` that a body of some length needs. It raises RateLimited."""
+    def _slot_taker(self, http: Request, slots: contextlib.ExitStack) -> Callable[[int], None]:
+        """Return what takes the slots that a body of some length needs, and holds them in `slots`.
+
+        It raises RateLimited.
+        """
         limiters = [(_MAX_SMALL_BODY_BYTES, self._large_bodies)]
         if self._image_uploads is not None:
             limiters.append((self._max_bytes, self._image_uploads))
@@ -129,7 +142,7 @@ class JsonBodyReader:
 
         def take(num_bytes: int) -> None:
             while limiters and num_bytes > limiters[0][0]:
-                places.enter_context(limiters.pop(0)[1].hold(client_id_of(http)))
+                slots.enter_context(limiters.pop(0)[1].hold(client_id_of(http)))
 
         return take
 
@@ -260,8 +273,9 @@ def decode_object(raw: bytes) -> dict[str, Any]:
 def _invalid_json_message(raw: bytes, error: Exception) -> str:
     if not raw.strip():
         return "the body is empty; send a JSON object, whose fields /docs has."
-    hint = " NaN and Infinity are no JSON numbers." if re.search(rb"\b(NaN|Infinity)\b", raw) else ""
-    if re.search(rb"\\u[dD][89a-fA-F]", raw):
+    start = raw[:_MAX_SMALL_BODY_BYTES]
+    hint = " NaN and Infinity are no JSON numbers." if re.search(rb"\b(NaN|Infinity)\b", start) else ""
+    if re.search(rb"\\u[dD][89a-fA-F]", start):
         hint += r" Surrogates such as \ud83d are characters in pairs only."
     return f"the body is not JSON: {error}.{hint}"
 

@@ -161,10 +161,10 @@ def _job_input(schema: dict[str, Any], endpoint: str, required: list[str]) -> di
     properties = {
         name: field for name, field in schema["properties"].items() if name not in ("stream", "partial_images")
     }
+    conditions = {"allOf": schema["allOf"]} if "allOf" in schema else {}
     return {
         "type": "object",
         "properties": properties | {"endpoint": {"const": endpoint}},
         "required": [*schema["required"], *required],
         "additionalProperties": False,
-        "allOf": schema.get("allOf", []),
-    }
+    } | conditions

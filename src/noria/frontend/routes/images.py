@@ -85,7 +85,7 @@ class ImageRoutes:
     async def _admit(self, http: Request) -> AdmittedRequest:
         async with self._body_reader.receive(http) as raw:
             body = apply_headers(decode(raw, ImageRequestBody), http.headers)
-            self._body_reader.check_length(raw, has_images=body.image is not None)
+            self._body_reader.check_length(raw, body.image, body.mask)
             return await self._generation_service.admit(body, http.state.api_client, http.state.request_id)
 
     async def _frames(self, update: Update | GenerationResult, admitted: AdmittedRequest) -> list[bytes]:

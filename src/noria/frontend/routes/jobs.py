@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from noria.config import Config
-from noria.errors import InvalidField, JobNotFound, NoriaError, short_repr
+from noria.errors import BodyTooLarge, InvalidField, JobNotFound, NoriaError, UnreadableImage, short_repr
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.access.quotas import ApiClient, Quota
 from noria.frontend.http import sse
@@ -146,7 +146,7 @@ class JobRoutes:
         """Return the job in the body of `http`, and its number of images."""
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, JobRequestBody)
-            self._body_reader.check_length(raw, has_images=body.input.get("image") is not None)
+            self._body_reader.check_length(raw, body.input.get("image"), body.input.get("mask"))
             return await self._new_job(http, body)
 
     async def _new_job(self, http: Request, body: JobRequestBody) -> tuple[NewJob, int]:
@@ -284,7 +284,7 @@ async def admit_input(
         generations_body = decode(raw, GenerationsRequestBody)
         _reject_streaming(generations_body)
         return await admit_generation(generation_service, generations_body, api_client, request_id, headers)
-    except InvalidField as error:
+    except (InvalidField, UnreadableImage, BodyTooLarge) as error:
         if error.field is not None and not error.field.startswith("X-"):  # not a header
             error.field = f"input.{error.field}"
         raise

@@ -16,7 +16,7 @@ from noria.errors import InvalidField, LoraNotFound, did_you_mean, short_repr
 from noria.images import scheduler_names
 from noria.images.start_image import StartImageFacts
 from noria.models.lora_folders import NO_LORAS
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora, min_strength, num_skipped_steps
 from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, Priority
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
@@ -92,6 +92,7 @@ def validate(
 
     width_px, height_px = (None, None) if start_image is None else fitting_size(start_image, spec)
     num_steps = int(checked("inference_steps", body.inference_steps))
+    scheduler = _resolve_scheduler(body.scheduler, spec)
     return EngineRequest(
         request_id=request_id,
         model=spec.name,
@@ -106,10 +107,10 @@ def validate(
             height=int(checked("height", height_px if body.height is None else body.height)),
             inference_steps=num_steps,
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
-            scheduler=_resolve_scheduler(body.scheduler, spec),
+            scheduler=scheduler,
             partial_images=_check_previews(body, checked),
             loras=complete_loras(_check_loras(body.loras), spec.name) if body.loras else (),
-            strength=_check_strength(body.strength, start_image, num_steps, checked),
+            strength=_check_strength(body.strength, start_image, spec, scheduler, num_steps, checked),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
@@ -189,6 +190,8 @@ def fitting_size(image: StartImageFacts, spec: DiffusionModelSpec) -> tuple[int,
 def _check_strength(
     got: float | None,
     start_image: StartImageFacts | None,
+    spec: DiffusionModelSpec,
+    scheduler: str,
     num_steps: int,
     checked: Callable[[str, float | None], float],
 ) -> float | None:
@@ -199,11 +202,12 @@ def _check_strength(
                 field="strength",
             )
         return None
+    scheduler_names.check_start_image(scheduler, spec.schedulers)
     strength = float(checked("strength", DEFAULT_STRENGTH if got is None else got))
-    if int(num_steps * strength) < 1:
+    if num_skipped_steps(scheduler, num_steps, strength) == num_steps:
         raise InvalidField(
-            f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are {1 / num_steps:g} "
-            "to 1.0.",
+            f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are "
+            f"{min_strength(num_steps)} to 1.0.",
             field="strength",
         )
     return strength

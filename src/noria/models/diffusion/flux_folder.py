@@ -72,6 +72,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
     multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
+    schedulers = _SCHEDULERS + (_DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else ())
     steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
     return DiffusionModelSpec(
         name="",  # the catalog sets name and fingerprint
@@ -84,8 +85,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         min_side_px=2 * multiple_px,
         max_side_px=2 * side_px,
         multiple_px=multiple_px,
-        default_scheduler=default_scheduler(folder, overrides, _SCHEDULERS[0]),
-        schedulers=_SCHEDULERS + (_DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else ()),
+        default_scheduler=default_scheduler(folder, overrides, schedulers[0], schedulers),
+        schedulers=schedulers,
         default_steps=steps if overrides.default_steps is None else overrides.default_steps,
         default_guidance=guidance if overrides.default_guidance is None else overrides.default_guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),

@@ -26,6 +26,7 @@ MAX_RANK = 512
 
 _MAX_HEADER_BYTES = 2**24  # SDXL's layers take 0.5 MB, kohya's statistics of the training images a few more
 _MAX_ALPHA = 1e6  # published ones are up to a few ranks
+_MAX_PATTERNS = 2000  # each is compared with each layer
 _MAX_TENSORS = 20_000  # all layers of SDXL with alphas are 3,600
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _KOHYA_NAME = re.compile(r"lora_(unet|te|te1|te2)_\w+\.(lora_down\.weight|lora_up\.weight|alpha)", re.ASCII)
@@ -44,12 +45,22 @@ _OTHER_FORMATS: Mapping[str, str] = {
     ".diff": "differences of whole weights",
     ".bias": "LoRA with biases",
 }
-_LOADERS: Mapping[str, str] = {
-    "UNet2DConditionModel": "StableDiffusionLoraLoaderMixin",
+_TRANSFORMER_LOADERS: Mapping[str, str] = {
     "FluxTransformer2DModel": "FluxLoraLoaderMixin",
     "SD3Transformer2DModel": "SD3LoraLoaderMixin",
 }
 """The classes of diffusers that convert the names of files, by the class of the denoiser."""
+_TEXT_PREFIXES = ("lora_te", "text_encoder")
+# Of diffusers' converters, which trust what they read.
+_CONVERSION_ERRORS = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RuntimeError,
+)
 _METADATA_KEY = "lora_adapter_metadata"  # of diffusers' own files, whose scales are there
 
 
@@ -188,12 +199,13 @@ def _convert_names(
     )
 
     num_tensors, denoiser = len(tensors), next(iter(parts))
-    loader = getattr(loaders, _LOADERS[type(parts[denoiser]).__name__])
     try:
         if denoiser == "unet":
+            loader = loaders.StableDiffusionLoraLoaderMixin
             states, _ = loader.lora_state_dict(tensors, unet_config=parts[denoiser].config)
         else:
-            states = loader.lora_state_dict(tensors)
+            loader = getattr(loaders, _TRANSFORMER_LOADERS[type(parts[denoiser]).__name__])
+            states = loader.lora_state_dict(dict(tensors))
         converted: dict[tuple[str, str], torch.Tensor] = {}
         for part in {name.partition(".")[0] for name in states}:
             state = {
@@ -204,13 +216,15 @@ def _convert_names(
             elif not all(".lora_A." in name or ".lora_B." in name for name in state):
                 state = convert_state_dict_to_peft(convert_state_dict_to_diffusers(state))
             converted |= {(part, name): tensor for name, tensor in state.items()}
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
+    except _CONVERSION_ERRORS as error:
         raise ModelError(
             f"{file.name}: its names cannot be converted to those of diffusers: {short_repr(str(error))}."
         ) from error
-    # Where kohya joins layers that diffusers has apart, there are more, and the loader raises if it knows a name not.
-    if len(converted) < num_tensors or (denoiser == "unet" and len(converted) > num_tensors):
-        raise ModelError(f"{file.name}: {num_tensors - len(converted)} of its {num_tensors} tensors are not known.")
+    # Of a transformer kohya joins layers that diffusers has apart; the loader raises if it does not know one.
+    num_expected = num_tensors if denoiser == "unet" else sum(name.startswith(_TEXT_PREFIXES) for name in tensors)
+    num_converted = len(converted) if denoiser == "unet" else sum(part != denoiser for part, _ in converted)
+    if num_converted != num_expected:
+        raise ModelError(f"{file.name}: {num_expected - num_converted} of its {num_tensors} tensors are not known.")
     return converted
 
 
@@ -261,8 +275,8 @@ def _scale(file: pathlib.Path, metadata: Mapping[str, Any], part: str, name: str
         raise ModelError(f"{file.name}: is of DoRA, which is not supported; LoRA is.")
     alpha = metadata.get(f"{part}.lora_alpha", rank)
     patterns = metadata.get(f"{part}.alpha_pattern") or {}
-    if not isinstance(patterns, dict):
-        raise ModelError(f"{file.name}: its alpha_pattern is not a JSON object.")
+    if not isinstance(patterns, dict) or len(patterns) > _MAX_PATTERNS:
+        raise ModelError(f"{file.name}: its alpha_pattern is no JSON object of at most {_MAX_PATTERNS} entries.")
     for pattern, value in patterns.items():
         if f".{name}".endswith(f".{pattern.removeprefix('^')}"):
             alpha = value

@@ -4,7 +4,7 @@ The `*_folder.py` of a family inspects its folders with it. This module knows ne
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -131,17 +131,27 @@ def check_vocabulary(folder: pathlib.Path, vocab_size: int) -> None:
         )
 
 
-def default_scheduler(folder: pathlib.Path, overrides: Overrides, of_family: str) -> str:
-    """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's default."""
+def default_scheduler(folder: pathlib.Path, overrides: Overrides, of_family: str, allowed: Collection[str]) -> str:
+    """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's default.
+
+    Raises:
+        ModelError: noria.json names one that is not `allowed`.
+
+    """
     if overrides.default_scheduler is None:
         try:
-            return scheduler_names.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
+            name = scheduler_names.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
         except InvalidField:
             return of_family
+        return name if name in allowed else of_family
     try:
-        return scheduler_names.find(overrides.default_scheduler).name
+        name = scheduler_names.find(overrides.default_scheduler).name
     except InvalidField as error:
         raise ModelError(f"{folder / 'noria.json'}: default_scheduler: {error.message}") from error
+    name = f"flow-{name}" if f"flow-{name}" in allowed else name
+    if name not in allowed:
+        raise ModelError(f"{folder / 'noria.json'}: default_scheduler is {name}; supported are {', '.join(allowed)}.")
+    return name
 
 
 def check_layer(

@@ -69,6 +69,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("pos_embed.proj.weight",), expected)
+    schedulers = _DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else _SCHEDULERS
     multiple_px = transformer.patch_size * vae.factor
     max_side_px = min(2 * transformer.sample_size * vae.factor, transformer.pos_embed_max_size * multiple_px)
     side_px = min(transformer.sample_size * vae.factor, max_side_px) // multiple_px * multiple_px
@@ -83,8 +84,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         min_side_px=min(2 * multiple_px, side_px),
         max_side_px=max_side_px // multiple_px * multiple_px,
         multiple_px=multiple_px,
-        default_scheduler=default_scheduler(folder, overrides, _SCHEDULERS[0]),
-        schedulers=_DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else _SCHEDULERS,
+        default_scheduler=default_scheduler(folder, overrides, schedulers[0], schedulers),
+        schedulers=schedulers,
         default_steps=28 if overrides.default_steps is None else overrides.default_steps,
         default_guidance=7.0 if overrides.default_guidance is None else overrides.default_guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),

@@ -169,6 +169,7 @@ def make_spec(
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
+    schedulers = tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion"))
     return DiffusionModelSpec(
         name="",  # the catalog sets name and fingerprint
         folder=str(folder),
@@ -180,8 +181,8 @@ def make_spec(
         min_side_px=min(2 * multiple_px, width_px, height_px),
         max_side_px=2 * max(width_px, height_px),
         multiple_px=multiple_px,
-        default_scheduler=default_scheduler(folder, overrides, "dpm++2m"),
-        schedulers=tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
+        default_scheduler=default_scheduler(folder, overrides, "dpm++2m", schedulers),
+        schedulers=schedulers,
         default_steps=default_steps if overrides.default_steps is None else overrides.default_steps,
         default_guidance=default_guidance if overrides.default_guidance is None else overrides.default_guidance,
         guidance_rescale=overrides.guidance_rescale,

@@ -109,11 +109,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     _check_fit(transformer_file, transformer, text_encoder, vae)
     num_parameters = _check_weights(folder, family, transformer, text_encoder, vae)
     overrides, is_turbo = read_overrides(folder, _ZImageOverrides), scheduler.shift == _TURBO_SHIFT
-    scheduler_name = default_scheduler(folder, overrides, _SCHEDULERS[0])
-    if scheduler_name not in _SCHEDULERS:
-        raise ModelError(
-            f"{folder / 'noria.json'}: default_scheduler is {scheduler_name}; supported are {', '.join(_SCHEDULERS)}."
-        )
+    scheduler_name = default_scheduler(folder, overrides, _SCHEDULERS[0], _SCHEDULERS)
     steps, guidance = (9, 0.0) if is_turbo else (50, 5.0)
     multiple_px = PATCH * vae.factor
     max_side_px = min(_MAX_SIDE_PX, multiple_px * min(transformer.axes_lens[1:])) // multiple_px * multiple_px

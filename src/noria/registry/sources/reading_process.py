@@ -19,6 +19,8 @@ from noria.protocol.process_signals import die_with_parent
 from noria.registry.model_folder import ModelFolder
 from noria.registry.sources.limits import SourceLimits
 
+_RETRY_AFTER_S = 60.0
+
 
 class ReadingTask(msgspec.Struct, frozen=True):
     """What is to be read."""
@@ -59,7 +61,8 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
             output, _ = await child.communicate(msgspec.json.encode(task))
     except TimeoutError:
         raise RegistryUnavailable(
-            f"{task.source} was not read within {max_s:g} s. What is complete is kept; send the same request again."
+            f"{task.source} was not read within {max_s:g} s. What is complete is kept; send the same request again.",
+            retry_after_s=_RETRY_AFTER_S,
         ) from None
     finally:
         if child.returncode is None:
@@ -70,7 +73,8 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
     except msgspec.DecodeError:
         raise RegistryUnavailable(
             f"the process that read {task.source} ended with status {child.returncode}; -9 is mostly too little "
-            "memory. Send the same request again."
+            "memory. Send the same request again.",
+            retry_after_s=_RETRY_AFTER_S,
         ) from None
     if isinstance(result, ReadingFailed):
         raise all_codes()[result.code](result.message)

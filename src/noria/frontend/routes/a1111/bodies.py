@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from noria.errors import InvalidField, short_repr
+from noria.errors import InvalidField, RequestError, short_repr
 from noria.frontend.services.start_images import LoadFiles, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
@@ -231,7 +231,7 @@ def _scheduler(body: Txt2Img) -> str | None:
     return scheduler_for(sampler or _DEFAULT_SAMPLER, schedule_type)
 
 
-def error_in_a1111_terms(error: InvalidField) -> InvalidField:
+def error_in_a1111_terms(error: RequestError) -> RequestError:
     """Return `error`, which names a field of `ImageRequestBody`, with the name of A1111's field."""
     noria_field, a1111_field = error.field or "", _A1111_FIELD_NAMES.get(error.field or "")
     if a1111_field is None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noria.errors import InvalidField
+from noria.errors import BodyTooLarge, InvalidField, UnreadableImage
 from noria.frontend.http.body import JsonBodyReader, decode, decode_object
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
@@ -138,7 +138,7 @@ class A1111Routes:
         try:
             admitted, body = await self._admit_image(http)
             result, b64_files = await self._generate(http, admitted, body)
-        except InvalidField as error:
+        except (InvalidField, UnreadableImage, BodyTooLarge) as error:
             raise error_in_a1111_terms(error) from error
         fields = msgspec.structs.asdict(body)
         return json_response(Img2ImgResponse(b64_files, fields, _generation_info(result, body)), headers=result.headers)
@@ -147,6 +147,7 @@ class A1111Routes:
         """Return the request, and its body without images."""
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, Img2Img, strict=False)
+            self._body_reader.check_length(raw, *(body.init_images or ()), body.mask)
             check_image_body(decode_object(raw))
             admitted = await self._admit(http, body, files_of_image_body(body))
             return admitted, msgspec.structs.replace(body, init_images=None, mask=None)
