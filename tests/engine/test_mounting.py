@@ -345,5 +345,5 @@ def test_requests_in_flight_are_served_before_their_model_is_replaced(harness):
 def test_the_thread_ends_if_neither_model_can_be_loaded(harness):
     harness.failure = ModelError("no weights")
     harness.client.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
+    wait_until(lambda: harness.loads == [NEWER.key, FAKE_MODEL.key])
     wait_until(lambda: not any(thread.name == "mounter" for thread in threading.enumerate()))  # which ends an engine
-    assert harness.loads == [NEWER.key, FAKE_MODEL.key]

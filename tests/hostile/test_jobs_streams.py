@@ -29,13 +29,14 @@ def test_streams_of_one_client_are_bounded_and_cost_one_query_together(new_engin
             readers = [open_stream()]
             found = {match[0] for text in statements if (match := _READS_JOB.search(text))}
             assert len(found) == 2  # the first stream reads both, so the pattern finds the reads of others
-        with counted_statements() as statements:  # those that join it read nothing, nor do those that are rejected
+        # Those that join it read nothing, nor do those that are rejected; a poll may read new events for all of them.
+        with counted_statements() as statements:
             readers += [open_stream() for _ in range(MAX_STREAMS_PER_CLIENT - 1)]
             for _ in range(MAX_STREAMS_PER_CLIENT):
                 rejected = mallory.get(path)
                 assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "rate_limited")
                 assert int(rejected.headers["retry-after"]) > 0
-            assert not [text for text in statements if _READS_JOB.search(text)]
+            assert sum(bool(_READS_JOB.search(text)) for text in statements) < MAX_STREAMS_PER_CLIENT / 4
 
         with counted_statements() as statements:
             wait_until(lambda: sum(_POLL in text for text in statements) >= 3)
