@@ -7,7 +7,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.images import scheduler_names
-from noria.models.diffusion.unet import set_attention
+from noria.models.diffusion.unet_models.unet import set_attention
 from noria.protocol.diffusion import DiffusionModelSpec
 
 

@@ -20,7 +20,7 @@ from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import Conditioning
-from noria.models.diffusion.stable_diffusion import StableDiffusion
+from noria.models.diffusion.unet_models.stable_diffusion import StableDiffusion
 from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason

@@ -42,6 +42,15 @@ def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch
     return part.to(device).eval().requires_grad_(requires_grad=False)
 
 
+def load_text_encoder(
+    classes: tuple[Any, Any], spec: DiffusionModelSpec, suffix: str, dtype: torch.dtype, device: str
+) -> tuple[Any, Any]:
+    """Load the tokenizer and the text encoder of this suffix, of the two classes."""
+    tokenizer_class, encoder_class = classes
+    tokenizer = tokenizer_class.from_pretrained(spec.path / f"tokenizer{suffix}")
+    return tokenizer, load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
+
+
 def load_vae(spec: DiffusionModelSpec, dtype: torch.dtype, device: str) -> Any:
     """Load the VAE, whose class the folder names."""
     import diffusers

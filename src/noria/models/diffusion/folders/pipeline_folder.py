@@ -3,9 +3,11 @@
 The `*_folder.py` of a family inspects its folders with it. This module knows neither torch nor what the parts compute.
 """
 
+import dataclasses
 import pathlib
-from collections.abc import Collection, Mapping
-from typing import Annotated, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,6 +16,7 @@ from noria.errors import InvalidField, ModelError, short_repr
 from noria.images import scheduler_names
 from noria.models.families import Family
 from noria.models.weights import REDOWNLOAD_HINT, Shapes, read_object, read_struct, weight_files
+from noria.protocol.diffusion import DiffusionModelSpec
 
 # Keys by which the libraries choose what they import or download, and the values that they write themselves.
 _CODE_KEYS: Mapping[str, tuple[object, ...]] = {
@@ -74,15 +77,22 @@ def read_overrides(folder: pathlib.Path, kind: type[OverridesT]) -> OverridesT:
     return read_struct(file, kind) if file.exists() else kind()
 
 
-def check_files(folder: pathlib.Path, family: Family, index: Struct) -> None:
-    """Check that a folder's index names classes that `family` lists, and that no part's configuration chooses code."""
+def check_files(folder: pathlib.Path, family: Family) -> str:
+    """Check that a folder's index names classes that `family` lists, and that no part's configuration chooses code.
+
+    Return the class of the pipeline.
+    """
+    file = folder / "model_index.json"
+    index = read_object(file)
     for part in family.parts:
         if family.parts[part].classes:
-            family.check_class(folder / "model_index.json", part, getattr(index, part)[1])
+            entry = index.get(part)
+            family.check_class(file, part, entry[1] if isinstance(entry, list) and len(entry) == 2 else entry)
         if part.startswith("tokenizer"):
             check_chooses_no_code(folder / part / "tokenizer_config.json")
     for part in family.weight_stems:
         check_chooses_no_code(folder / part / "config.json")
+    return str(index["_class_name"])
 
 
 def check_chooses_no_code(file: pathlib.Path) -> None:
@@ -102,6 +112,53 @@ def check_chooses_no_code(file: pathlib.Path) -> None:
                         "not supported."
                     )
         pending += tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The widths and heights of images, in pixels."""
+
+    default_width_px: int
+    default_height_px: int
+    min_side_px: int
+    max_side_px: int
+    multiple_px: int
+
+
+def make_spec(
+    folder: pathlib.Path,
+    family: Family,
+    pipeline: str,
+    overrides: Overrides,
+    sides: Sides,
+    schedulers: tuple[str, ...],
+    *,
+    steps: int,
+    guidance: float,
+    scheduler: str = "",
+    **settings: Any,
+) -> DiffusionModelSpec:
+    """Return a folder's spec, without name and fingerprint, with the defaults given here unless `overrides` has others.
+
+    `scheduler` is the default where the folder's own is not among `schedulers`, which is else the first of them.
+
+    Raises:
+        ModelError: noria.json names a scheduler that is not allowed.
+
+    """
+    return DiffusionModelSpec(
+        name="",  # the catalog sets name and fingerprint
+        folder=str(folder),
+        fingerprint="",
+        family=family.name,
+        pipeline=pipeline,
+        **dataclasses.asdict(sides),
+        default_scheduler=_default_scheduler(folder, overrides, scheduler or schedulers[0], schedulers),
+        schedulers=schedulers,
+        default_steps=steps if overrides.default_steps is None else overrides.default_steps,
+        default_guidance=guidance if overrides.default_guidance is None else overrides.default_guidance,
+        **settings,
+    )
 
 
 def check_vocabulary(folder: pathlib.Path, vocab_size: int) -> None:
@@ -131,7 +188,7 @@ def check_vocabulary(folder: pathlib.Path, vocab_size: int) -> None:
         )
 
 
-def default_scheduler(folder: pathlib.Path, overrides: Overrides, of_family: str, allowed: Collection[str]) -> str:
+def _default_scheduler(folder: pathlib.Path, overrides: Overrides, of_family: str, allowed: Sequence[str]) -> str:
     """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's default.
 
     Raises:

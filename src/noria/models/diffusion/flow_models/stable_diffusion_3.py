@@ -16,8 +16,15 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.latent_flow import LatentFlow, text_outputs
-from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.flow_models.latent_flow import LatentFlow, text_outputs
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_text_encoder,
+    load_vae,
+    loading,
+)
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule, shift_of_length
@@ -64,17 +71,9 @@ class StableDiffusion3(LatentFlow):
             from diffusers import SD3Transformer2DModel
             from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
-            *clips, t5 = (
-                (
-                    tokenizer_class.from_pretrained(spec.path / f"tokenizer{suffix}"),
-                    load_part(part_class, spec, f"text_encoder{suffix}", dtype, device),
-                )
-                for suffix, tokenizer_class, part_class in (
-                    ("", CLIPTokenizer, CLIPTextModelWithProjection),
-                    ("_2", CLIPTokenizer, CLIPTextModelWithProjection),
-                    ("_3", T5TokenizerFast, T5EncoderModel),
-                )
-            )
+            clip_classes = CLIPTokenizer, CLIPTextModelWithProjection
+            clips = [load_text_encoder(clip_classes, spec, suffix, dtype, device) for suffix in ("", "_2")]
+            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_3", dtype, device)
             transformer = load_part(SD3Transformer2DModel, spec, "transformer", dtype, device)
             return cls(clips, t5, transformer, load_vae(spec, dtype, device), load_scheduler_config(spec), config)
 

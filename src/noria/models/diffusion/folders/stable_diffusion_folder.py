@@ -6,7 +6,7 @@ This module knows neither torch nor what the parts compute; `stable_diffusion.py
 import pathlib
 
 from noria.errors import ModelError
-from noria.models.diffusion.unet_folder import OTHER_INPUT, make_spec, read_folder
+from noria.models.diffusion.folders.unet_folder import OTHER_INPUT, make_unet_spec, read_folder
 from noria.models.families import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -23,5 +23,5 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     if added is not None:
         raise ModelError(f"{unet_file}: addition_embed_type is {added!r}: {OTHER_INPUT}")
     if found.unet.time_cond_proj_dim is not None:  # distilled, as LCM
-        return make_spec(folder, family, found, default_steps=4, default_guidance=8.0)
-    return make_spec(folder, family, found, default_steps=25, default_guidance=7.5)
+        return make_unet_spec(folder, family, found, steps=4, guidance=8.0)
+    return make_unet_spec(folder, family, found, steps=25, guidance=7.5)

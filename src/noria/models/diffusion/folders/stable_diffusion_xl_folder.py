@@ -6,7 +6,7 @@ This module knows neither torch nor what the parts compute; `stable_diffusion_xl
 import pathlib
 
 from noria.errors import ModelError
-from noria.models.diffusion.unet_folder import UnetConfig, make_spec, read_folder
+from noria.models.diffusion.folders.unet_folder import UnetConfig, make_unet_spec, read_folder
 from noria.models.families import Family
 from noria.models.weights import REDOWNLOAD_HINT, read_object
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -30,8 +30,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
             "models of latents are trained without."
         )
     if found.unet.time_cond_proj_dim is not None:  # distilled, as LCM
-        return make_spec(folder, family, found, default_steps=4, default_guidance=8.0)
-    return make_spec(folder, family, found, default_steps=25, default_guidance=5.0)
+        return make_unet_spec(folder, family, found, steps=4, guidance=8.0)
+    return make_unet_spec(folder, family, found, steps=25, guidance=5.0)
 
 
 def _check_added_input(unet_file: pathlib.Path, unet: UnetConfig, pooled_width: int) -> None:

@@ -20,9 +20,9 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
-from noria.models.diffusion.latent_flow import TRAIN_STEPS, LatentFlow
+from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
+from noria.models.diffusion.folders.z_image_folder import MAX_PROMPT_TOKENS, PATCH
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
-from noria.models.diffusion.z_image_folder import MAX_PROMPT_TOKENS, PATCH
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, shift_of_length

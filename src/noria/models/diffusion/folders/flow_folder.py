@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from noria.errors import ModelError
 from noria.images import scheduler_names
-from noria.models.diffusion.pipeline_folder import Count
+from noria.models.diffusion.folders.pipeline_folder import Count
 from noria.models.families import Family
 from noria.models.weights import REDOWNLOAD_HINT, read_object, read_struct
 

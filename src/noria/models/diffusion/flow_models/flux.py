@@ -19,9 +19,16 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.flux_folder import PATCH
-from noria.models.diffusion.latent_flow import LatentFlow, text_outputs
-from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.flow_models.latent_flow import LatentFlow, text_outputs
+from noria.models.diffusion.folders.flux_folder import PATCH
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_text_encoder,
+    load_vae,
+    loading,
+)
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
@@ -64,16 +71,8 @@ class Flux(LatentFlow):
             from diffusers import FluxTransformer2DModel
             from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
-            clip, t5 = (
-                (
-                    tokenizer_class.from_pretrained(spec.path / f"tokenizer{suffix}"),
-                    load_part(part_class, spec, f"text_encoder{suffix}", dtype, device),
-                )
-                for suffix, tokenizer_class, part_class in (
-                    ("", CLIPTokenizer, CLIPTextModel),
-                    ("_2", T5TokenizerFast, T5EncoderModel),
-                )
-            )
+            clip = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", dtype, device)
+            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_2", dtype, device)
             transformer = load_part(FluxTransformer2DModel, spec, "transformer", dtype, device)
             vae = load_vae(spec, dtype, device)
             return cls(clip, t5, transformer, vae, load_scheduler_config(spec), config)

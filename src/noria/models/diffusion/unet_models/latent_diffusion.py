@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
-from noria.models.diffusion.unet import DenoisingUnet
+from noria.models.diffusion.unet_models.unet import DenoisingUnet
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule

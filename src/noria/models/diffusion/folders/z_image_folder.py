@@ -10,14 +10,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.pipeline_folder import (
+from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
+    Sides,
     VaeConfig,
     check_files,
     check_layer,
     check_vocabulary,
-    default_scheduler,
+    make_spec,
     read_overrides,
 )
 from noria.models.families import Family
@@ -36,17 +37,6 @@ _SCHEDULERS = ("flow-euler",)
 _SIDE_PX = 1024  # that the published models were trained at, and the default of diffusers
 _MAX_SIDE_PX = 2048
 _TURBO_SHIFT = 3.0  # of the scheduler of the distilled model; that of the other is 6
-
-
-class _Index(Struct, frozen=True):
-    """model_index.json: library and class of each part."""
-
-    class_name: str = msgspec.field(name="_class_name")
-    tokenizer: tuple[str | None, str | None]
-    text_encoder: tuple[str | None, str | None]
-    transformer: tuple[str | None, str | None]
-    vae: tuple[str | None, str | None]
-    scheduler: tuple[str | None, str | None]
 
 
 class _TextEncoder(Struct, frozen=True):
@@ -96,8 +86,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         ModelError: a file is damaged, or a part is not supported.
 
     """
-    index = read_struct(folder / "model_index.json", _Index)
-    check_files(folder, family, index)
+    pipeline = check_files(folder, family)
     scheduler_file = folder / "scheduler" / "scheduler_config.json"
     scheduler = convert(scheduler_file, read_object(scheduler_file), _Scheduler)
     text_encoder = read_struct(folder / "text_encoder" / "config.json", _TextEncoder)
@@ -109,26 +98,19 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     _check_fit(transformer_file, transformer, text_encoder, vae)
     num_parameters = _check_weights(folder, family, transformer, text_encoder, vae)
     overrides, is_turbo = read_overrides(folder, _ZImageOverrides), scheduler.shift == _TURBO_SHIFT
-    scheduler_name = default_scheduler(folder, overrides, _SCHEDULERS[0], _SCHEDULERS)
     steps, guidance = (9, 0.0) if is_turbo else (50, 5.0)
     multiple_px = PATCH * vae.factor
     max_side_px = min(_MAX_SIDE_PX, multiple_px * min(transformer.axes_lens[1:])) // multiple_px * multiple_px
     side_px = min(_SIDE_PX, max_side_px)
-    return DiffusionModelSpec(
-        name="",  # the catalog sets name and fingerprint
-        folder=str(folder),
-        fingerprint="",
-        family=family.name,
-        pipeline=index.class_name,
-        default_width_px=side_px,
-        default_height_px=side_px,
-        min_side_px=min(4 * multiple_px, side_px),
-        max_side_px=max_side_px,
-        multiple_px=multiple_px,
-        default_scheduler=scheduler_name,
-        schedulers=_SCHEDULERS,
-        default_steps=steps if overrides.default_steps is None else overrides.default_steps,
-        default_guidance=guidance if overrides.default_guidance is None else overrides.default_guidance,
+    return make_spec(
+        folder,
+        family,
+        pipeline,
+        overrides,
+        Sides(side_px, side_px, min(4 * multiple_px, side_px), max_side_px, multiple_px),
+        _SCHEDULERS,
+        steps=steps,
+        guidance=guidance,
         cfg_normalization=overrides.cfg_normalization,
         num_parameters=num_parameters,
     )

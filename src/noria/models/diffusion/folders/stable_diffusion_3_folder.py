@@ -8,17 +8,18 @@ import pathlib
 import msgspec
 from msgspec import Struct
 
-from noria.models.diffusion.flow_folder import check_fit, read_flow_scheduler, read_t5
-from noria.models.diffusion.pipeline_folder import (
+from noria.models.diffusion.folders.flow_folder import check_fit, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
+    Sides,
     VaeConfig,
     check_files,
     check_layer,
-    default_scheduler,
+    make_spec,
     read_overrides,
 )
-from noria.models.diffusion.unet_folder import read_text_encoder
+from noria.models.diffusion.folders.unet_folder import read_text_encoder
 from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -26,20 +27,6 @@ from noria.protocol.diffusion import DiffusionModelSpec
 # Not: flow-euler-a and flow-lcm, whose noise diffusers' pipeline draws without the seed.
 _SCHEDULERS = ("flow-euler", "flow-heun", "flow-unipc", "flow-dpm++2m")
 _DYNAMIC_SCHEDULERS = ("flow-euler", "flow-unipc", "flow-dpm++2m")  # with a shift by the image's size
-
-
-class _Index(Struct, frozen=True):
-    """model_index.json: library and class of each part."""
-
-    class_name: str = msgspec.field(name="_class_name")
-    tokenizer: tuple[str | None, str | None]
-    text_encoder: tuple[str | None, str | None]
-    tokenizer_2: tuple[str | None, str | None]
-    text_encoder_2: tuple[str | None, str | None]
-    tokenizer_3: tuple[str | None, str | None]
-    text_encoder_3: tuple[str | None, str | None]
-    transformer: tuple[str | None, str | None]
-    vae: tuple[str | None, str | None]
 
 
 class _Transformer(Struct, frozen=True):
@@ -62,8 +49,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         ModelError: a file is damaged, or a part is not supported.
 
     """
-    index = read_struct(folder / "model_index.json", _Index)
-    check_files(folder, family, index)
+    pipeline = check_files(folder, family)
     scheduler, overrides = read_flow_scheduler(folder), read_overrides(folder, Overrides)
     transformer, vae = _read_sizes(folder, family)
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
@@ -73,21 +59,15 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     multiple_px = transformer.patch_size * vae.factor
     max_side_px = min(2 * transformer.sample_size * vae.factor, transformer.pos_embed_max_size * multiple_px)
     side_px = min(transformer.sample_size * vae.factor, max_side_px) // multiple_px * multiple_px
-    return DiffusionModelSpec(
-        name="",  # the catalog sets name and fingerprint
-        folder=str(folder),
-        fingerprint="",
-        family=family.name,
-        pipeline=index.class_name,
-        default_width_px=side_px,
-        default_height_px=side_px,
-        min_side_px=min(2 * multiple_px, side_px),
-        max_side_px=max_side_px // multiple_px * multiple_px,
-        multiple_px=multiple_px,
-        default_scheduler=default_scheduler(folder, overrides, schedulers[0], schedulers),
-        schedulers=schedulers,
-        default_steps=28 if overrides.default_steps is None else overrides.default_steps,
-        default_guidance=7.0 if overrides.default_guidance is None else overrides.default_guidance,
+    return make_spec(
+        folder,
+        family,
+        pipeline,
+        overrides,
+        Sides(side_px, side_px, min(2 * multiple_px, side_px), max_side_px // multiple_px * multiple_px, multiple_px),
+        schedulers,
+        steps=28,
+        guidance=7.0,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
     )
 

@@ -15,14 +15,15 @@ from msgspec import Meta, Struct
 
 from noria.errors import ModelError, short_repr
 from noria.images import scheduler_names
-from noria.models.diffusion.pipeline_folder import (
+from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
+    Sides,
     VaeConfig,
     check_files,
     check_layer,
     check_vocabulary,
-    default_scheduler,
+    make_spec,
     read_overrides,
 )
 from noria.models.families import Family
@@ -44,19 +45,6 @@ OTHER_INPUT = (
 """Why a UNet is not supported that has one of several settings."""
 
 Side = Annotated[int, Meta(ge=1, le=512)]  # in latents; 128 for SDXL, the largest U-Net in use
-
-
-class Index(Struct, frozen=True):
-    """model_index.json: library and class of each part, and settings of the pipeline."""
-
-    class_name: str = msgspec.field(name="_class_name")
-    tokenizer: tuple[str | None, str | None]
-    text_encoder: tuple[str | None, str | None]
-    unet: tuple[str | None, str | None]
-    vae: tuple[str | None, str | None]
-    scheduler: tuple[str | None, str | None]
-    tokenizer_2: tuple[str | None, str | None] = (None, None)
-    text_encoder_2: tuple[str | None, str | None] = (None, None)
 
 
 class TextEncoderConfig(Struct, frozen=True):
@@ -108,7 +96,7 @@ class _UnetOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
 class UnetFolder:
     """The configurations of a folder, each of which is checked, and that they fit together."""
 
-    index: Index
+    pipeline: str  # its class
     text_encoders: tuple[TextEncoderConfig, ...]
     unet: UnetConfig
     vae: VaeConfig
@@ -122,8 +110,7 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
         ModelError: a file is damaged, or a part is not supported.
 
     """
-    index = read_struct(folder / "model_index.json", Index)
-    check_files(folder, family, index)
+    pipeline = check_files(folder, family)
     check_scheduler(folder / "scheduler" / "scheduler_config.json")
     suffixes = [part.removeprefix("text_encoder") for part in family.parts if part.startswith("text_encoder")]
     text_encoders = tuple(read_text_encoder(folder, family, suffix) for suffix in suffixes)
@@ -147,13 +134,13 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
             f"{text_width}: the parts belong to two models. {REDOWNLOAD_HINT}"
         )
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
-    found = UnetFolder(index, text_encoders, unet, vae, shapes)
+    found = UnetFolder(pipeline, text_encoders, unet, vae, shapes)
     _check_first_layers(folder, family, found)
     return found
 
 
-def make_spec(
-    folder: pathlib.Path, family: Family, found: UnetFolder, *, default_steps: int, default_guidance: float
+def make_unet_spec(
+    folder: pathlib.Path, family: Family, found: UnetFolder, *, steps: int, guidance: float
 ) -> DiffusionModelSpec:
     """Return the spec, without name and fingerprint, with the defaults given here unless noria.json has others.
 
@@ -170,21 +157,18 @@ def make_spec(
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
     schedulers = tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion"))
-    return DiffusionModelSpec(
-        name="",  # the catalog sets name and fingerprint
-        folder=str(folder),
-        fingerprint="",
-        family=family.name,
-        pipeline=found.index.class_name,
-        default_width_px=width_px,
-        default_height_px=height_px,
-        min_side_px=min(2 * multiple_px, width_px, height_px),
-        max_side_px=2 * max(width_px, height_px),
-        multiple_px=multiple_px,
-        default_scheduler=default_scheduler(folder, overrides, "dpm++2m", schedulers),
-        schedulers=schedulers,
-        default_steps=default_steps if overrides.default_steps is None else overrides.default_steps,
-        default_guidance=default_guidance if overrides.default_guidance is None else overrides.default_guidance,
+    return make_spec(
+        folder,
+        family,
+        found.pipeline,
+        overrides,
+        Sides(
+            width_px, height_px, min(2 * multiple_px, width_px, height_px), 2 * max(width_px, height_px), multiple_px
+        ),
+        schedulers,
+        steps=steps,
+        guidance=guidance,
+        scheduler="dpm++2m",
         guidance_rescale=overrides.guidance_rescale,
         num_parameters=num_tensor_parameters(found.shapes["unet"]),
     )

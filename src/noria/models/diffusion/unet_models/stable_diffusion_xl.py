@@ -19,15 +19,16 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.latent_diffusion import LatentDiffusion
 from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
     load_pipeline_config,
     load_scheduler_config,
+    load_text_encoder,
     load_vae,
     loading,
 )
+from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 
@@ -73,13 +74,8 @@ class StableDiffusionXL(LatentDiffusion):
             from diffusers import UNet2DConditionModel
             from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-            first, second = (
-                (
-                    CLIPTokenizer.from_pretrained(spec.path / f"tokenizer{suffix}"),
-                    load_part(part_class, spec, f"text_encoder{suffix}", dtype, device),
-                )
-                for suffix, part_class in (("", CLIPTextModel), ("_2", CLIPTextModelWithProjection))
-            )
+            first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", dtype, device)
+            second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", dtype, device)
             unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
             vae = load_vae(spec, dtype, device)
             if dtype is torch.float16 and getattr(vae.config, "force_upcast", False):

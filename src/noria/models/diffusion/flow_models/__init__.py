@@ -1,0 +1,1 @@
+"""Flow models: their denoiser is a transformer that predicts a velocity."""

@@ -1,0 +1,1 @@
+"""Diffusion models whose denoiser is a UNet."""
