@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from noria.config import Config
+from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.benches import scenarios, suite_options, sweeps
 from noria_bench.benches.scenarios import SCENARIOS
@@ -13,7 +14,18 @@ from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.benches.suite_options import SuiteOptions
 from noria_bench.load import capacity
 from noria_bench.load.load_generators import ScenarioLoadGenerator, TraceLoadGenerator, bodies_of_every_kind
-from noria_bench.load.workload import MIXES, Arrival, Arrivals, generate_trace, mixed
+from noria_bench.load.workload import (
+    Arrival,
+    Arrivals,
+    Mix,
+    generate_trace,
+    mixed,
+    mixed_loras,
+    mixed_settings,
+    mixed_sizes,
+    mixed_start_images,
+    uniform,
+)
 from noria_bench.measurement.runs import Traffic
 from noria_bench.targets.catalog import TARGETS
 from noria_bench.targets.server import running_target
@@ -23,6 +35,7 @@ MIXED_S = 60.0
 _CAPACITY_S = 24.0
 # Different requests of a closed loop; then they repeat.
 _NUM_CLOSED_REQUESTS = 4096
+_NUM_LORAS = 4
 
 
 def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
@@ -58,11 +71,22 @@ def mixed_runs(options: SuiteOptions, config: Config, spec: DiffusionModelSpec) 
 
 
 def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
-    """Mixed settings on each target, and uniform requests right after, which show what mixing costs it."""
+    """On each target uniform requests, and what differs in one way from them, which shows what mixing costs it."""
+    users = f"{num_users} users"
+    mixes = {
+        users: ("mixed-settings", mixed_settings(spec)),
+        f"{users}, uniform": ("uniform", uniform(spec)),
+        f"{users}, sizes": ("mixed-sizes", mixed_sizes(spec)),
+        f"{users}, start images": ("mixed-start-images", mixed_start_images(spec)),
+    }
+    if loras := tuple(LoraFolders.of(config.engine).files(spec.name)):
+        mixes[f"{users}, LoRAs"] = "mixed-loras", mixed_loras(spec, loras[:_NUM_LORAS])
+    else:
+        log_status(f"{spec.name} has no LoRA: no run mixes them")
     seconds = options.duration_s(MIXED_S)
     loads = {
-        f"{num_users} users": closed_load_generator("mixed-settings", num_users, seconds, options.seed, spec),
-        f"{num_users} users, uniform": closed_load_generator("uniform", num_users, seconds, options.seed, spec),
+        variant: closed_load_generator(name, mix, num_users, seconds, options.seed, spec)
+        for variant, (name, mix) in mixes.items()
     }
     for target in options.targets:
         for variant, load in loads.items():
@@ -96,10 +120,9 @@ def open_load_generator(
 
 
 def closed_load_generator(
-    mix_name: str, num_users: int, seconds: float, seed: int, spec: DiffusionModelSpec
+    mix_name: str, mix: Mix, num_users: int, seconds: float, seed: int, spec: DiffusionModelSpec
 ) -> TraceLoadGenerator:
     """Users who for `seconds` each send the next request of one sequence when their previous one is answered."""
-    mix = MIXES[mix_name](spec)
     templates = itertools.islice(mix.templates(seed), _NUM_CLOSED_REQUESTS)
     arrivals = tuple(
         Arrival(number, 0.0, None, "", template.rows(spec), template) for number, template in enumerate(templates)

@@ -138,19 +138,24 @@ class TraceLoadGenerator:
 
 
 def bodies_of_every_kind(mix: Mix, spec: DiffusionModelSpec) -> list[Body]:
-    """A body, with few steps, for every size, guidance and number of images in `mix`, and for every scheduler."""
+    """A body, with few steps, for every size, guidance and number of images in `mix`, every scheduler, every LoRA.
+
+    Of start images one strength is enough.
+    """
     guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
-    kinds = [
-        (size, guidance, spec.default_scheduler, n)
-        for size in mix.sizes.values
+    first = RequestTemplate(
+        "a red circle", 0, *mix.sizes.values[0], _WARM_UP_STEPS, mix.guidance.values[0], spec.default_scheduler, 1
+    )
+    changes: list[dict[str, Any]] = [
+        {"width": width, "height": height, "guidance_scale": guidance, "n": n}
+        for width, height in mix.sizes.values
         for guidance in guidances
         for n in mix.num_images.values
     ]
-    kinds += [(mix.sizes.values[0], mix.guidance.values[0], name, 1) for name in mix.schedulers.values]
-    return [
-        msgspec.to_builtins(RequestTemplate("a red circle", seed, *size, _WARM_UP_STEPS, guidance, scheduler, n))
-        for seed, (size, guidance, scheduler, n) in enumerate(kinds)
-    ]
+    changes += [{"scheduler": name} for name in mix.schedulers.values]
+    changes += [{"lora": name} for name in mix.loras.values if name]
+    changes += [{"strength": strength} for strength in mix.strengths.values if strength is not None][:1]
+    return [msgspec.structs.replace(first, seed=seed, **change).body for seed, change in enumerate(changes)]
 
 
 def _start_client(command: list[str], folder: pathlib.Path, stdin_bytes: bytes | None) -> "subprocess.Popen[bytes]":

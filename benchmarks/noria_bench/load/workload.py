@@ -7,14 +7,17 @@ Work is counted in rows: inputs of the UNet at the model's default size. A guide
 with half the pixels has half as many.
 """
 
+import base64
+import functools
+import io
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-import msgspec
 from msgspec import Struct
+from PIL import Image, ImageDraw
 
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -38,6 +41,27 @@ class RequestTemplate(Struct, frozen=True):
     guidance_scale: float
     scheduler: str
     n: int
+    lora: str = ""  # the name of one; empty: none
+    strength: float | None = None  # of a start image; None: it has none
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON that is sent."""
+        body = {
+            "prompt": self.prompt,
+            "seed": self.seed,
+            "width": self.width,
+            "height": self.height,
+            "inference_steps": self.inference_steps,
+            "guidance_scale": self.guidance_scale,
+            "scheduler": self.scheduler,
+            "n": self.n,
+        }
+        if self.lora:
+            body["loras"] = [{"name": self.lora, "weight": 1.0}]
+        if self.strength is not None:
+            body |= {"image": start_image(self.seed % 16, self.width, self.height), "strength": self.strength}
+        return body
 
     @property
     def guided(self) -> bool:
@@ -47,9 +71,8 @@ class RequestTemplate(Struct, frozen=True):
     @property
     def num_calls(self) -> int:
         """Model calls per image, for the schedulers of the mixes; a test compares it with the compiled tables."""
-        return {"heun": 2 * self.inference_steps - 1, "pndm": self.inference_steps + 1}.get(
-            self.scheduler, self.inference_steps
-        )
+        steps = self.inference_steps if self.strength is None else int(self.inference_steps * self.strength)
+        return {"heun": 2 * steps - 1, "pndm": steps + 1}.get(self.scheduler, steps)
 
     def rows(self, spec: DiffusionModelSpec) -> float:
         """The request's work in rows."""
@@ -73,7 +96,7 @@ class Arrival(Struct, frozen=True):
         extra: dict[str, Any] = {"metadata": False}
         if self.deadline_s is not None:
             extra["deadline_ms"] = round(1000 * self.deadline_s)
-        return msgspec.to_builtins(self.template) | extra  # type: ignore[no-any-return]
+        return self.template.body | extra
 
 
 @dataclass(frozen=True)
@@ -113,10 +136,12 @@ class Mix:
     guidance: Weighted[float]
     schedulers: Weighted[str]
     num_images: Weighted[int]
+    loras: Weighted[str] = Weighted(("",), (1.0,))
+    strengths: Weighted[float | None] = Weighted((None,), (1.0,))
 
     def templates(self, seed: int) -> Iterator[RequestTemplate]:
         """An endless sequence of requests."""
-        rng = random.Random(seed)
+        rng, added_rng = random.Random(seed), random.Random(seed + 3)  # what mixes had first stays as it was
         for number in itertools.count():
             width, height = self.sizes.draw(rng)
             yield RequestTemplate(
@@ -128,6 +153,8 @@ class Mix:
                 guidance_scale=self.guidance.draw(rng),
                 scheduler=self.schedulers.draw(rng),
                 n=self.num_images.draw(rng),
+                lora=self.loras.draw(added_rng),
+                strength=self.strengths.draw(added_rng),
             )
 
 
@@ -164,6 +191,36 @@ def mixed_settings(spec: DiffusionModelSpec) -> Mix:
         steps=Weighted((6, 12, 20, 28, 40), (1.0,) * 5),
         guidance=Weighted((1.0, 3.0, 5.0, 7.5), (1.0,) * 4),
     )
+
+
+def mixed_sizes(spec: DiffusionModelSpec) -> Mix:
+    """One image of the model's defaults, of its default size or with one or both sides three quarters as long."""
+    sides = (spec.default_width_px, spec.default_height_px)
+    width, height = (max(spec.min_side_px, side * 3 // 4 // spec.multiple_px * spec.multiple_px) for side in sides)
+    sizes = (sides, (width, sides[1]), (sides[0], height), (width, height))
+    return replace(uniform(spec), sizes=Weighted(sizes, (1.0,) * 4))
+
+
+def mixed_loras(spec: DiffusionModelSpec, names: tuple[str, ...]) -> Mix:
+    """One image of the model's defaults, without a LoRA or with one of `names`, all as frequent."""
+    return replace(uniform(spec), loras=Weighted(("", *names), (1.0,) * (len(names) + 1)))
+
+
+def mixed_start_images(spec: DiffusionModelSpec) -> Mix:
+    """One image of the model's defaults, from its prompt alone or from a start image too, at three strengths."""
+    return replace(uniform(spec), strengths=Weighted((None, 0.4, 0.6, 0.8), (1.0,) * 4))
+
+
+@functools.lru_cache(maxsize=64)
+def start_image(number: int, width: int, height: int) -> str:
+    """A PNG in base64: a disc on a plain ground, in colours and a place that depend on `number`."""
+    rng = random.Random(number)
+    ground, disc = (tuple(rng.randrange(256) for _ in range(3)) for _ in range(2))
+    image = Image.new("RGB", (width, height), ground)
+    radius, x, y = min(width, height) // 4, rng.randrange(width), rng.randrange(height)
+    ImageDraw.Draw(image).ellipse((x - radius, y - radius, x + radius, y + radius), disc)
+    image.save(buffer := io.BytesIO(), "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 MIXES: dict[str, Callable[[DiffusionModelSpec], Mix]] = {

@@ -112,15 +112,20 @@ class SoloGenerator:
             self._pipeline = _load_pipeline(self._spec, self._config)
         spec, pipeline = self._spec, self._pipeline
         pipeline.use_scheduler(body.get("scheduler", spec.default_scheduler))
+        pipeline.use_loras({lora["name"]: lora["weight"] for lora in body.get("loras", ())})
+        settings: dict[str, Any] = {
+            "prompt": body["prompt"],
+            "num_inference_steps": body["inference_steps"],
+            "guidance_scale": body.get("guidance_scale", spec.default_guidance),
+            "generator": torch.Generator("cpu").manual_seed(seed),
+        }
         with torch.inference_mode():
-            (image,) = pipeline.pipe(
-                body["prompt"],
-                width=body.get("width", spec.default_width_px),
-                height=body.get("height", spec.default_height_px),
-                num_inference_steps=body["inference_steps"],
-                guidance_scale=body.get("guidance_scale", spec.default_guidance),
-                generator=torch.Generator("cpu").manual_seed(seed),
-            ).images
+            if "image" in body:
+                start = Image.open(io.BytesIO(base64.b64decode(body["image"]))).convert("RGB")
+                (image,) = pipeline.from_images(**settings, image=start, strength=body["strength"]).images
+            else:
+                width, height = body.get("width", spec.default_width_px), body.get("height", spec.default_height_px)
+                (image,) = pipeline.pipe(**settings, width=width, height=height).images
         return np.asarray(image)
 
 

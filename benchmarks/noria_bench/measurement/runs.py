@@ -18,7 +18,7 @@ class Traffic(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Literal["closed", "open"]
     seconds: float  # its duration
-    mix: str  # a name of `workload.MIXES`
+    mix: str  # the name of a function in `load/workload.py`
     num_users: int | None = None
     spawn_interval_s: float | None = None  # between the starts of two users
     arrivals: str | None = None  # `poisson` or `bursty`

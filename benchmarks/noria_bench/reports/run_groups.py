@@ -16,6 +16,7 @@ SCENARIOS = {
     "mixed": "Mixed traffic",
 }
 DEADLINES = "deadlines"
+_MAIN_MIXES = ("mixed", "mixed-settings")
 _SEPARATOR = ", "
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -49,8 +50,8 @@ class Group:
 
     @property
     def main_runs(self) -> tuple[BenchRun, ...]:
-        """The compared runs: without the uniform requests beside a mixed closed loop, unless there is nothing else."""
-        return tuple(run for run in self.runs if run.bench != "mixed" or run.traffic.mix != "uniform") or self.runs
+        """The compared runs: of mixed closed loops those of mixed settings, unless there is nothing else."""
+        return tuple(run for run in self.runs if run.bench != "mixed" or run.traffic.mix in _MAIN_MIXES) or self.runs
 
     def label(self, run: BenchRun) -> str:
         """The name of a run's row."""

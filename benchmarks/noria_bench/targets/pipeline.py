@@ -1,6 +1,7 @@
 """The baseline of the server: the same model in diffusers' pipeline and in a bare loop, in this process."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,7 +9,8 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.unet_models.unet import set_attention
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.models.lora_folders import LoraFolders
+from noria.protocol.diffusion import DiffusionModelSpec, Lora
 
 
 class Pipeline:
@@ -27,6 +29,7 @@ class Pipeline:
             spec.folder, dtype=dtype, safety_checker=None
         )
         self._scheduler_config = dict(self.pipe.scheduler.config)
+        self._lora_folders, self._loras, self._model = LoraFolders.of(config), set[str](), spec.name
         self.use_scheduler(spec.default_scheduler)
         self.pipe.to(device)
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
@@ -45,6 +48,25 @@ class Pipeline:
         choice = scheduler_names.find(name)
         scheduler_class = getattr(diffusers, choice.diffusers_class)
         self.pipe.scheduler = scheduler_class.from_config(self._scheduler_config, **choice.overrides)
+
+    def use_loras(self, weights: Mapping[str, float]) -> None:
+        """Apply these LoRAs, by peft, to all images until the next call; each file is read once."""
+        for name in weights.keys() - self._loras:
+            self.pipe.load_lora_weights(self._lora_folders.find(Lora(name, 1.0), self._model), adapter_name=name)
+            self._loras.add(name)
+        if weights:
+            self.pipe.enable_lora()
+            self.pipe.set_adapters(list(weights), list(weights.values()))
+        elif self._loras:
+            self.pipe.disable_lora()
+
+    def from_images(self, **arguments: Any) -> Any:
+        """Call the pipeline for start images, which has the same parts."""
+        import diffusers
+
+        pipe = diffusers.StableDiffusionImg2ImgPipeline(**self.pipe.components, requires_safety_checker=False)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe(**arguments)
 
     @torch.inference_mode()
     def generate(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:

@@ -4,6 +4,8 @@ The reference server's endpoints and the frameworks use it, so that only the ser
 Noria's engine settings: device, dtype, threads, attention, memory format, inference mode and PNG encoder.
 """
 
+import base64
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+from PIL import Image
 from pydantic import BaseModel
 
 from noria.config import EngineConfig
@@ -32,6 +35,13 @@ class TargetJob(msgspec.Struct, frozen=True):
     parent_pid: int | None = None
 
 
+class LoraBody(BaseModel):
+    """A LoRA by name."""
+
+    name: str
+    weight: float = 1.0
+
+
 class T2IBody(BaseModel):
     """The request body; omitted settings are the model's defaults."""
 
@@ -44,6 +54,9 @@ class T2IBody(BaseModel):
     guidance_scale: float | None = None
     scheduler: str | None = None
     n: int = 1
+    loras: list[LoraBody] = []
+    image: str | None = None  # a start image in base64, of the width and height
+    strength: float = 0.8
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,8 @@ class BatchKey:
     inference_steps: int
     guidance_scale: float
     scheduler: str
+    loras: tuple[tuple[str, float], ...] = ()  # a pipeline has the same ones for all images of a call
+    strength: float | None = None  # None: there are no start images
 
 
 class ImageGenerator(Protocol):
@@ -109,16 +124,20 @@ class PipelineGenerator:
 
         seeded_bodies = [(body, body.seed + k) for body in bodies for k in range(body.n)]
         self._pipeline.use_scheduler(batch_key.scheduler)
+        self._pipeline.use_loras(dict(batch_key.loras))
+        settings: dict[str, Any] = {
+            "prompt": [body.prompt for body, _ in seeded_bodies],
+            "negative_prompt": [body.negative_prompt for body, _ in seeded_bodies],
+            "num_inference_steps": batch_key.inference_steps,
+            "guidance_scale": batch_key.guidance_scale,
+            "generator": [torch.Generator("cpu").manual_seed(seed) for _, seed in seeded_bodies],
+        }
         with torch.inference_mode():
-            pil_images = self._pipeline.pipe(
-                prompt=[body.prompt for body, _ in seeded_bodies],
-                negative_prompt=[body.negative_prompt for body, _ in seeded_bodies],
-                width=batch_key.width,
-                height=batch_key.height,
-                num_inference_steps=batch_key.inference_steps,
-                guidance_scale=batch_key.guidance_scale,
-                generator=[torch.Generator("cpu").manual_seed(seed) for _, seed in seeded_bodies],
-            ).images
+            if batch_key.strength is None:
+                pil_images = self._pipeline.pipe(**settings, width=batch_key.width, height=batch_key.height).images
+            else:
+                starts = [read_start_image(body.image or "") for body, _ in seeded_bodies]
+                pil_images = self._pipeline.from_images(**settings, image=starts, strength=batch_key.strength).images
         generated = [
             RawImage(seed, pil_image.width, pil_image.height, memoryview(pil_image.tobytes()))
             for (_, seed), pil_image in zip(seeded_bodies, pil_images, strict=True)
@@ -135,7 +154,14 @@ def batch_key_of(body: T2IBody, spec: DiffusionModelSpec) -> BatchKey:
         inference_steps=body.inference_steps or spec.default_steps,
         guidance_scale=spec.default_guidance if body.guidance_scale is None else body.guidance_scale,
         scheduler=body.scheduler or spec.default_scheduler,
+        loras=tuple((lora.name, lora.weight) for lora in body.loras),
+        strength=None if body.image is None else body.strength,
     )
+
+
+def read_start_image(text: str) -> Image.Image:
+    """Decode a start image in base64."""
+    return Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")
 
 
 def generate_mixed(

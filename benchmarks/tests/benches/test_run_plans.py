@@ -75,10 +75,24 @@ def test_users_get_the_same_mixed_and_uniform_requests_from_every_target(started
     assert [(plan.target.name, plan.variant, plan.load_generator.traffic.mix) for plan in plans] == [
         (target, variant, mix)
         for target in ("noria", "reference-batched")
-        for variant, mix in (("8 users", "mixed-settings"), ("8 users, uniform", "uniform"))
+        for variant, mix in (
+            ("8 users", "mixed-settings"),
+            ("8 users, uniform", "uniform"),
+            ("8 users, sizes", "mixed-sizes"),
+            ("8 users, start images", "mixed-start-images"),
+            ("8 users, LoRAs", "mixed-loras"),
+        )
     ]
-    mixed, uniform, *others = (plan.load_generator for plan in plans)
-    assert others == [mixed, uniform]
+    generators = [plan.load_generator for plan in plans]
+    assert generators[5:] == generators[:5]
+    mixed, _, sizes, starts, loras = generators[:5]
+    assert {(body["width"], body["height"]) for body in map(sizes.body, range(100))} == {
+        (body["width"], body["height"]) for body in sizes.warm_up_bodies
+    }
+    assert {body.get("strength") for body in map(starts.body, range(100))} == {None, 0.4, 0.6, 0.8}
+    assert any("image" in body for body in starts.warm_up_bodies)
+    for bodies in (map(loras.body, range(100)), loras.warm_up_bodies):
+        assert {lora["name"] for body in bodies for lora in body.get("loras", ())} == {"night", "outline"}
     bodies = [mixed.body(number) for number in range(200)]
     assert (min(body["inference_steps"] for body in bodies), max(body["inference_steps"] for body in bodies)) == (6, 40)
     assert {body["guidance_scale"] for body in bodies} == {1.0, 3.0, 5.0, 7.5}

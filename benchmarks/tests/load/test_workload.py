@@ -9,7 +9,17 @@ import pytest
 
 from noria.models.catalog import open_model
 from noria.sampling.compile import compile_sampler
-from noria_bench.load.workload import DEADLINE_CLASSES, MIXES, caption, generate_trace, mixed, uniform
+from noria_bench.load.workload import (
+    DEADLINE_CLASSES,
+    MIXES,
+    caption,
+    generate_trace,
+    mixed,
+    mixed_loras,
+    mixed_sizes,
+    mixed_start_images,
+    uniform,
+)
 
 SPEC = open_model("bundled")
 
@@ -91,13 +101,20 @@ def test_uniform_requests_differ_in_prompt_and_seed_only():
     assert len({(a.width, a.height, a.inference_steps, a.guidance_scale, a.scheduler, a.n) for a in templates}) == 1
 
 
-@pytest.mark.parametrize("name", MIXES)
+MORE_MIXES = {
+    "sizes": mixed_sizes,
+    "start images": mixed_start_images,
+    "loras": lambda spec: mixed_loras(spec, ("a", "b")),
+}
+
+
+@pytest.mark.parametrize("name", [*MIXES, *MORE_MIXES])
 def test_every_request_is_valid_for_the_model(name):
     from noria.config import FrontendConfig
     from noria.frontend.services.request_validation import limits
 
     allowed = limits(SPEC, FrontendConfig())
-    for template in itertools.islice(MIXES[name](SPEC).templates(3), 300):
+    for template in itertools.islice((MIXES | MORE_MIXES)[name](SPEC).templates(3), 300):
         assert template.scheduler in SPEC.schedulers
         for field in ("n", "seed", "width", "height", "inference_steps", "guidance_scale"):
             assert allowed[field].min <= getattr(template, field) <= allowed[field].max

@@ -13,6 +13,7 @@ from PIL import Image
 from noria.config import EngineConfig
 from noria.frontend.engines.client import RawImage
 from noria.models.catalog import open_model
+from noria_bench.load.workload import start_image
 from noria_bench.targets.pipeline_generator import (
     PipelineGenerator,
     T2IBody,
@@ -20,6 +21,7 @@ from noria_bench.targets.pipeline_generator import (
     batch_key_of,
     generate_mixed,
     image_response,
+    read_start_image,
 )
 
 SPEC = open_model("bundled")
@@ -86,10 +88,34 @@ def test_omitted_settings_are_the_model_s_defaults_and_share_a_group():
         {"inference_steps": 3},
         {"guidance_scale": 0.0},
         {"scheduler": "ddim"},
+        {"loras": [{"name": "night"}]},
+        {"image": "x"},
+        {"image": "x", "strength": 0.3},
     ],
 )
 def test_each_setting_of_a_pipeline_call_separates_groups(field):
     assert batch_key_of(T2IBody(prompt="", **field), SPEC) != batch_key_of(T2IBody(prompt=""), SPEC)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' schedulers, newest NumPy
+def test_calls_with_loras_and_start_images_change_what_they_should_and_no_later_call():
+    generator = PipelineGenerator(TargetJob(SPEC, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
+    settings = {"prompt": "a red circle", "seed": 3, "inference_steps": 4}
+    picture = start_image(1, SPEC.default_width_px, SPEC.default_height_px)
+    plain, night, start, again = (
+        np.frombuffer(generator.generate(batch_key_of(body, SPEC), [body])[0][0].rgb, np.uint8).astype(int)
+        for body in (
+            T2IBody(**settings),
+            T2IBody(**settings, loras=[{"name": "night"}]),
+            T2IBody(**settings, image=picture, strength=0.3),
+            T2IBody(**settings),
+        )
+    )
+    generator.close()
+    assert np.array_equal(plain, again)
+    assert night.mean() < plain.mean() - 20  # it makes the ground dark
+    wanted = np.asarray(read_start_image(picture)).reshape(-1).astype(int)
+    assert np.abs(start - wanted).mean() < 0.5 * np.abs(plain - wanted).mean()
 
 
 def test_one_image_is_a_file_and_several_are_json():
