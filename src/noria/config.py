@@ -130,8 +130,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(
             description="folders of LoRA files (.safetensors) that requests can name; `FOLDER` is for all image "
-            "models, `MODEL=FOLDER` for one, `bundled` has those of the bundled model: docs/models.md. None with "
-            "`compile`"
+            "models, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub, `bundled` has those of the "
+            "bundled model: docs/models.md. None with `compile`"
         ),
     ] = ("bundled",)
     lora_cache_bytes: Annotated[
