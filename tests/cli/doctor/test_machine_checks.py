@@ -10,6 +10,7 @@ import torch
 from noria.cli.doctor.encoder_checks import EncoderFacts
 from noria.cli.doctor.machine_checks import Finding, estimate_image_s, examine, format_report, judge
 from noria.cli.doctor.machine_facts import Facts, Gpu
+from noria.engine.diffusion.memory_estimate import MemoryEstimate
 from noria.engine.encoder.fidelity import Fidelity
 from noria.models.catalog import open_model
 from noria.models.encoder.onnx_export import ExportRecord
@@ -22,6 +23,16 @@ from noria.supervisor.listener import open_listeners
 SPEC = open_model("bundled")
 STABLE_DIFFUSION = msgspec.structs.replace(
     SPEC, num_parameters=860_000_000, default_width_px=512, default_height_px=512, default_steps=25
+)
+GIB = 2**30
+ESTIMATE = MemoryEstimate(
+    weights={"unet": GIB // 2, "vae": GIB // 4},
+    row=GIB // 64,
+    decoded_image=GIB // 16,
+    prompt=0,
+    slot=0,
+    rows_per_image=2,
+    decode_batch=4,
 )
 FACTS = Facts(
     python=(3, 11, 7),
@@ -40,6 +51,7 @@ FACTS = Facts(
     model=SPEC,
     additional_model_errors=(),
     num_parameters=6_000_000,
+    memory=ESTIMATE,
     costs=None,
     num_keys=0,
     port_error=None,
@@ -70,6 +82,7 @@ def test_a_complete_machine_has_only_ok_findings() -> None:
         "device",
         "model",
         "memory",
+        "fits",
         "dtype",
         "threads",
     ]
@@ -102,7 +115,12 @@ def test_with_a_gpu_no_cpu_checks_are_reported() -> None:
     assert {finding.verdict for finding in findings} == {"ok"}
     assert Finding("ok", "device", "cuda:0: A GPU, 80 GiB") in findings
     assert not {"dtype", "threads", "speed"} & {finding.topic for finding in findings}
-    assert any("float16, of 80.0 GiB GPU memory" in finding.text for finding in findings)
+    (memory,) = (finding.text for finding in findings if finding.topic == "memory")
+    assert memory == (
+        "weights 0.75 GiB in float16 (unet 0.50, vae 0.25); 512×512 px: a call of 64 rows 1.00, decoding 4 images "
+        "0.25, 32 slots 0.00"
+    )
+    assert Finding("ok", "fits", "1.75 GiB with 32 slots, 0.81 with 1, of 80 GPU memory") in findings
 
 
 CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
@@ -122,9 +140,17 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
     ("fail", "device", {"engine.devices": "cuda:1"}, {"gpus": (GPU,)}, "cuda:1 does not exist: torch sees 1"),
     ("fail", "device", {"engine.devices": "cuda"}, {}, "torch sees 0"),
     ("fail", "model", {}, {"model": "no such folder: x"}, "no such folder: x"),
-    ("fail", "memory", {}, {"num_parameters": 4_000_000_000}, "too little"),
-    ("warn", "memory", {}, {"num_parameters": 1_600_000_000}, "tight"),
-    ("fail", "memory", {"engine.devices": "cpu,cpu"}, {"num_parameters": 1_600_000_000}, "too little"),
+    ("fail", "fits", {}, {"memory_bytes": GIB // 2}, "too little; --dtype bfloat16 halves the weights"),
+    ("fail", "fits", {"engine.dtype": "bfloat16"}, {"memory_bytes": GIB // 2}, "of 0.50 free memory: too little"),
+    (
+        "warn",
+        "fits",
+        {},
+        {"memory_bytes": GIB},
+        "1.25 GiB with 16 slots, 0.81 with 1, of 1.00 free memory: tight; use --slots 2",
+    ),
+    ("warn", "fits", {"engine.devices": "cpu,cpu"}, {"memory_bytes": 2 * GIB}, "tight; use --slots 2"),
+    ("fail", "memory", {}, {"memory": "the model cannot be loaded: why"}, "cannot be loaded: why"),
     ("ok", "dtype", {}, {}, "--dtype bfloat16"),
     ("ok", "dtype", {}, {"cpu_flags": frozenset({"avx2"})}, "no AVX512-BF16"),
     ("ok", "dtype", {"engine.dtype": "bfloat16"}, {}, "bfloat16"),

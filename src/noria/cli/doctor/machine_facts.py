@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from noria.cli.doctor import encoder_checks
 from noria.config import Config, FrontendConfig
@@ -24,6 +25,9 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion.memory_estimate import MemoryEstimate
 
 OpenListeners = Callable[[FrontendConfig], AbstractContextManager[list[socket.socket]]]
 
@@ -58,6 +62,7 @@ class Facts:
     model: AnyModelSpec | str  # or why it cannot be served
     additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
     num_parameters: int  # of all the model's parts
+    memory: "MemoryEstimate | str | None"  # or why the libraries cannot build it; None: of no diffusion model
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
     num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
     port_error: str | None  # why the server cannot listen, or cannot use its certificate
@@ -85,6 +90,9 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         model=model,
         additional_model_errors=_check_additional_models(config, model),
         num_parameters=num_parameters,
+        memory=_estimate_memory(config, model)
+        if torch_error is None and isinstance(model, DiffusionModelSpec)
+        else None,
         costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
         num_keys=_count_keys(config.frontend.api_keys_file),
         port_error=_check_listeners(config.frontend, open_listeners),
@@ -137,6 +145,17 @@ def _check_additional_models(config: Config, first: AnyModelSpec | str) -> tuple
         else:
             names.add(spec.name)
     return tuple(errors)
+
+
+def _estimate_memory(config: Config, spec: DiffusionModelSpec) -> "MemoryEstimate | str":
+    from noria.engine.diffusion.memory_estimate import estimate_memory
+
+    machine = detect_machine()
+    device = resolve_device(config.engine.devices[0], machine)
+    try:
+        return estimate_memory(spec, resolve_auto(config.engine, spec, device, machine))
+    except NoriaError as error:
+        return error.message
 
 
 def _load_costs(config: Config, spec: DiffusionModelSpec) -> CostModel | None:

@@ -18,13 +18,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch.dtype, device: str) -> Any:
-    """Load one part onto a device, to be called and not trained.
+    """Load one part onto a device, to be called and not trained; onto "meta" without its weights.
 
     Raises:
         ModelError: weights are missing, which the libraries would silently fill with random numbers.
 
     """
     folder, stem = spec.path / name, FAMILIES[spec.family].weight_stems[name]
+    if device == "meta":
+        with torch.device("meta"):
+            is_of_diffusers = hasattr(part_class, "load_config")
+            configured = (
+                part_class.from_config(part_class.load_config(folder))
+                if is_of_diffusers
+                else part_class(part_class.config_class.from_pretrained(folder, local_files_only=True))
+            )
+        return configured.to(dtype).eval().requires_grad_(requires_grad=False)
     part, info = part_class.from_pretrained(
         folder,
         dtype=dtype,

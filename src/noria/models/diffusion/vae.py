@@ -70,4 +70,6 @@ class LatentVae:
     @torch.inference_mode()
     def fit_preview_colours(self) -> torch.Tensor:
         """Return the map of `fit_colours` for this VAE, on its device."""
+        if self._vae.device.type == "meta":
+            return torch.empty(0, device="meta")
         return fit_colours(lambda pixels_N3HW: self._encode(pixels_N3HW).mean_BCHW, self.scale).to(self._vae.device)

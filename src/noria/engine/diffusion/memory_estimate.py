@@ -1,0 +1,159 @@
+"""Estimates the memory of a model that is not loaded: weights, activations of its calls, slots.
+
+The parts are built on torch's meta device, whose tensors have shapes and no memory, and called as in service, while the
+bytes of the tensors that exist at once are counted. What kernels allocate inside, and fragmentation, is not known.
+"""
+
+import bisect
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from noria.config import EngineConfig
+from noria.models.diffusion.conditioning import collate
+from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.families import FAMILIES
+from noria.models.weights import num_tensor_parameters, read_weights
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.step import empty_history
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of a model with its settings, for images of its default size."""
+
+    weights: Mapping[str, int]  # by part
+    row: int  # of a denoiser's call, for each row
+    decoded_image: int  # of decoding, for each image
+    prompt: int  # of encoding one
+    slot: int  # of the samples and outputs that a slot keeps
+    rows_per_image: int  # two for a guided image, unless the model embeds its guidance
+    decode_batch: int
+
+    def needed(self, slots: int) -> int:
+        """Return the bytes of the weights, all slots, and the largest of the three kinds of calls."""
+        rows = slots * self.rows_per_image
+        calls = rows * self.row, min(self.decode_batch, slots) * self.decoded_image, rows * self.prompt
+        return sum(self.weights.values()) + slots * self.slot + max(calls)
+
+    def slots_in(self, num_bytes: int) -> int:
+        """Return how many slots fit, up to 1024; 0 if not even one does."""
+        return bisect.bisect_right(range(1, 1025), num_bytes, key=self.needed)
+
+
+def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEstimate:
+    """Return the estimate for `config`, which has no "auto" left.
+
+    Raises:
+        ModelError: the libraries cannot build a part.
+
+    """
+    family = FAMILIES[spec.family]
+    eager = msgspec.structs.replace(config, compile=False, attention="sdpa")
+    model: DiffusionModel = family.load(spec, eager, "meta")
+    shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
+    with torch.inference_mode():
+        with _StorageCounter():
+            (conditioning,) = model.text_encode(["a photograph"])
+        rows = [_peak_bytes(functools.partial(_predict, model, num, shape, conditioning)) for num in (1, 2)]
+        decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
+        prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
+        slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
+    weights = {
+        part: _ITEM_BYTES[config.dtype] * num_tensor_parameters(read_weights(spec.path, part, stem))
+        for part, stem in family.weight_stems.items()
+    }
+    return MemoryEstimate(
+        weights=weights,
+        row=max(rows[1] - rows[0], rows[0] // 2),
+        decoded_image=decoded,
+        prompt=prompt,
+        slot=slot,
+        rows_per_image=1 if model.guidance.embedded else 2,
+        decode_batch=config.decode_batch,
+    )
+
+
+def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
+    latents, each = torch.empty(num_rows, *shape, device="meta"), torch.empty(num_rows, device="meta")
+    guidance = each if model.guidance.embedded else None
+    return model.predict(latents, each, collate([conditioning] * num_rows), guidance)
+
+
+def _peak_bytes(call: Callable[[], Any]) -> int:
+    """Return the most bytes of tensors that `call` makes and that exist at once."""
+    with _counting() as counter:
+        call()
+    return counter.peak
+
+
+@contextmanager
+def _counting() -> Iterator["_StorageCounter"]:
+    with _FusedAttention(), _StorageCounter() as counter:
+        yield counter
+
+
+_TRUTHS = tuple(getattr(torch.ops.aten, name).default for name in ("is_nonzero", "item", "_local_scalar_dense"))
+"""Operations by which code asks whether a tensor is true."""
+
+
+class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages that operations make, and that are not freed yet."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._now = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation and count what it returns; the truth of a mask is that it hides nothing."""
+        del types
+        if func in _TRUTHS:
+            return True
+        before = {id(each.untyped_storage()) for each in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if id(storage) not in before and storage not in self._known:
+                self._known.add(storage)
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _free(self, num_bytes: int) -> None:
+        self._now -= num_bytes
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as a device's kernels compute it: without a matrix of scores, which the meta device makes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return an empty output for an attention, and else call the function."""
+        del types
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+        query, value = named["query"], named["value"]
+        return query.new_empty(*query.shape[:-1], value.shape[-1])

@@ -1,0 +1,67 @@
+"""The memory of models without their weights, against what torch's allocator counts when the real ones are called."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_models
+from noria.config import EngineConfig
+from noria.engine.diffusion.auto_settings import Machine, resolve_auto
+from noria.engine.diffusion.memory_estimate import MemoryEstimate, estimate_memory
+from noria.models.catalog import count_parameters, open_model
+from noria.models.diffusion.conditioning import collate
+from noria.models.families import FAMILIES
+
+FOLDERS = {
+    "stable-diffusion": tiny_models.save_stable_diffusion,
+    "stable-diffusion-xl": tiny_models.save_stable_diffusion_xl,
+    "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
+    "flux": tiny_models.save_flux,
+    "z-image": tiny_models.save_z_image,
+}
+
+
+def allocated_bytes(call: Callable[[], Any]) -> int:
+    """The most bytes that the CPU's allocator had handed out during `call` and not got back."""
+    with torch.inference_mode():
+        call()  # what is computed once
+        with torch.profiler.profile(profile_memory=True) as profile:
+            call()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_path: Any) -> None:
+    spec = open_model(str(FOLDERS[family](tmp_path / "model")))
+    config = resolve_auto(EngineConfig(), spec, "cpu", Machine(1, has_cuda=False))
+    estimate = estimate_memory(spec, config)
+    model = FAMILIES[family].load(spec, config, "cpu")
+    shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
+    with torch.inference_mode():
+        (prompt,) = model.text_encode(["a photograph"])
+    guidance = torch.ones(4) if model.guidance.embedded else None
+
+    def predict() -> None:
+        model.predict(torch.zeros(4, *shape), torch.ones(4), collate([prompt] * 4), guidance)
+
+    assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
+    assert estimate.decoded_image * 2 == pytest.approx(
+        allocated_bytes(lambda: model.decode(torch.zeros(2, *shape))), rel=0.2
+    )
+    assert estimate.rows_per_image == (1 if family == "flux" else 2)
+    assert sum(estimate.weights.values()) == 4 * count_parameters(spec)
+
+
+def test_slots_are_those_that_fit() -> None:
+    estimate = MemoryEstimate(
+        {"unet": 1000}, row=10, decoded_image=25, prompt=1, slot=5, rows_per_image=2, decode_batch=4
+    )
+    assert [estimate.needed(slots) for slots in (1, 4, 8)] == [1000 + 5 + 25, 1000 + 20 + 100, 1000 + 40 + 160]
+    assert [estimate.slots_in(num_bytes) for num_bytes in (1029, 1030, 1199, 1200)] == [0, 1, 7, 8]
