@@ -85,6 +85,13 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "sdpa"
     channels_last: Annotated[bool, Meta(description="keep the UNet's and VAE's tensors in NHWC memory order")] = True
+    vae_tiling: Annotated[
+        bool,
+        Meta(
+            description="decode and encode large images in overlapping tiles: less memory, slower, and slightly other "
+            "pixels near the seams"
+        ),
+    ] = False
     cudnn_benchmark: Annotated[
         bool, Meta(description="let cuDNN benchmark its algorithms for each bucket (on a GPU, and only with buckets)")
     ] = True

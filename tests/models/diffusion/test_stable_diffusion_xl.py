@@ -235,6 +235,19 @@ def test_latents_with_mean_and_deviation_are_decoded_as_by_the_pipeline(tmp_path
         torch.testing.assert_close(executor.model._vae._encode(pixels).mean_BCHW, expected)
 
 
+def test_tiles_are_decoded_as_by_the_pipeline(tmp_path):
+    folder = tiny_models.save_stable_diffusion_xl(tmp_path, vae={"sample_size": 16})
+    spec, executor = load(folder, vae_tiling=True)
+    pipe = open_pipeline(folder)
+    pipe.vae.enable_tiling()
+    request = make_request(spec, 1)
+    assert_like_the_pipeline(executor, pipe, request)
+    latents = torch.randn(1, *executor.model.latent_shape(64, 64), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        tiled, whole = (load(folder, vae_tiling=tiling)[1].model.decode(latents) for tiling in (True, False))
+    assert not torch.equal(tiled, whole)
+
+
 def test_the_deviation_of_guided_outputs_is_rescaled_as_by_the_pipeline(tiny_xl_folder, tmp_path):
     import shutil
 

@@ -237,7 +237,17 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
     """Everything that a step's cost depends on: model, device, versions, settings."""
     settings: dict[str, Any] = {
         name: getattr(config, name)
-        for name in ("dtype", "slots", "threads", "attention", "channels_last", "compile", "buckets", "decode_batch")
+        for name in (
+            "dtype",
+            "slots",
+            "threads",
+            "attention",
+            "channels_last",
+            "compile",
+            "buckets",
+            "decode_batch",
+            "vae_tiling",
+        )
     }
     versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}
     return (

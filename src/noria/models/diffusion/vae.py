@@ -26,6 +26,8 @@ class LatentVae:
     def __init__(self, vae: Any, config: EngineConfig) -> None:
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self._vae = vae.to(memory_format=self._memory_format)
+        if config.vae_tiling:
+            self._vae.enable_tiling()
         self.scale: int = 2 ** (len(vae.config.block_out_channels) - 1)  # pixels of a side per latent
         self._factor: float = vae.config.scaling_factor
         self._shift: float = getattr(vae.config, "shift_factor", None) or 0.0
