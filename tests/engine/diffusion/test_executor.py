@@ -113,7 +113,7 @@ def test_each_scheduler_gives_the_image_of_the_pipeline(tiny, pipeline, name):
 def mixed_requests(spec):
     names = ["ddim", "euler", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lms"]
     return [
-        make_request(spec, k, scheduler=names[k % 8], inference_steps=5 + 3 * k, guidance_scale=1.0 + 11 * (k % 5) / 4)
+        make_request(spec, k, scheduler=names[k % 8], inference_steps=4 + k, guidance_scale=1.0 + 11 * (k % 5) / 4)
         for k in range(16)
     ]
 
