@@ -13,7 +13,7 @@ import tiny_models
 from generating import difference, generate
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.start_images import StartImageReader
+from noria.engine.diffusion.start_latents import StartFrameReader
 from noria.engine.loop import EngineLoop
 from noria.errors import InvalidField, QueueFull
 from noria.images import scheduler_names
@@ -253,19 +253,19 @@ def test_nothing_is_kept_of_what_has_ended(tiny):
     request = make_request(1, strength=0.8, has_mask=True, n=9)
     loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
     loop.submit(executor.prepare(request, frame(request)))
-    (start_image,) = executor._preparer._start_images._alive
-    assert start_image.waiting_bytes == 48 * 32 * 3
+    (start,) = executor._preparer._start_frames._alive
+    assert start.waiting_bytes == 48 * 32 * 3
     loop.run_iteration()
-    assert start_image.waiting_bytes == 0
+    assert start.waiting_bytes == 0
     assert len(executor._masked_images._images) == 8
     while loop.scheduler.num_waiting:
         loop.run_iteration()
     assert len(executor._masked_images._images) == 1
     loop.cancel("r1")
     assert not executor._masked_images._images
-    del start_image
+    del start
     gc.collect()
-    assert not executor._preparer._start_images._alive
+    assert not executor._preparer._start_frames._alive
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_the_least_strength_leaves_a_step():
 
 def test_the_pixels_that_wait_are_bounded():
     request = make_request(1, strength=0.5)
-    reader = StartImageReader(max_waiting_bytes=10_000)
+    reader = StartFrameReader(max_waiting_bytes=10_000)
     held = [reader.read(request.payload, frame(request), (4, 8, 12)) for _ in range(2)]
     with pytest.raises(QueueFull, match="9216 bytes of 10000"):
         reader.read(request.payload, frame(request), (4, 8, 12))

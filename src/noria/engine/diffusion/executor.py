@@ -203,8 +203,11 @@ class DiffusionExecutor:
             history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
             noise = NoiseStream(payload.seed, shape, self.model.noise_dtype, image=assignment.image.index)
             self._noise[assignment.image] = noise
-            start = self._masked_images.begin(assignment.image, prepared, noise)
-            init_slot(history, assignment.slot, start)
+            if prepared.start is None:
+                first = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
+            else:
+                first = self._masked_images.begin(assignment.image, prepared, noise)
+            init_slot(history, assignment.slot, first)
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
         batches = [self._gather(of_size) for of_size in self._by_size(steps)]

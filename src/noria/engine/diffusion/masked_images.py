@@ -38,11 +38,13 @@ class MaskedImages:
         self._images: dict[ItemId, _MaskedImage] = {}
 
     def begin(self, item: ItemId, prepared: PreparedImageRequest, noise: NoiseStream) -> torch.Tensor:
-        """Return the first sample of an image, [C, H, W] float32, after the first draws of its `noise`."""
-        device, table, start_image = self._model.device, prepared.table, prepared.start_image
-        if start_image is None:
-            return noise.initial().to(device, torch.float32) * table.init_noise_sigma
-        encoded = start_image.encode(self._model)
+        """Return the first sample of an image that has a start image, [C, H, W] float32.
+
+        Takes the first draws of its `noise`.
+        """
+        device, table, start = self._model.device, prepared.table, prepared.start
+        assert start is not None
+        encoded = start.encode(self._model)
         latents_CHW, dtype = encoded.mean_BCHW[0], encoded.mean_BCHW.dtype
         if encoded.deviation_BCHW is not None:
             latents_CHW = latents_CHW + encoded.deviation_BCHW[0] * noise.of_start_image(dtype).to(device)
@@ -50,12 +52,12 @@ class MaskedImages:
         noise_CHW = noise.initial().to(device, torch.float32)
         assert table.image_weights is not None
         of_image, of_noise = map(float, table.image_weights[0])
-        if start_image.begins_with_noise:
+        if start.begins_with_noise:
             of_image, of_noise = 0.0, table.init_noise_sigma
-        if start_image.repainted_HW is not None:
+        if start.repainted_HW is not None:
             if encoded.deviation_BCHW is not None:
                 noise.of_start_image(dtype)
-            repainted_HW = torch.from_numpy(start_image.repainted_HW).to(device)
+            repainted_HW = torch.from_numpy(start.repainted_HW).to(device)
             self._images[item] = _MaskedImage(
                 latents_CHW.flatten(), noise_CHW.flatten(), repainted_HW.expand(latents_CHW.shape).flatten()
             )

@@ -6,7 +6,7 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
-from noria.engine.diffusion.start_images import StartImage, StartImageReader, check_strength
+from noria.engine.diffusion.start_latents import StartFrameReader, StartLatents, check_strength
 from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.protocol.diffusion import DiffusionPayload
@@ -26,7 +26,7 @@ class PreparedImageRequest(BaseImageRequest):
     preview_calls: frozenset[int]  # calls after which its images get a preview
     call_size: tuple[int, int] | None  # see `DiffusionModel`
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
-    start_image: StartImage | None = None
+    start: StartLatents | None = None
 
     @property
     def num_calls(self) -> int:
@@ -41,7 +41,7 @@ class RequestPreparer:
         assert isinstance(config.slots, int)
         self._model, self._loras = model, loras
         self._max_images = config.slots + config.queue_limit  # of a request
-        self._start_images = StartImageReader()
+        self._start_frames = StartFrameReader()
 
     def prepare(self, request: ImageRequest, data: memoryview | None) -> PreparedImageRequest:
         """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).
@@ -56,7 +56,7 @@ class RequestPreparer:
                 f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
             )
         shape = self._model.latent_shape(payload.width, payload.height)
-        start_image = self._start_images.read(payload, data, shape)
+        start = self._start_frames.read(payload, data, shape)
         table = compile_sampler(
             payload.scheduler,
             self._model.scheduler_config,
@@ -74,7 +74,7 @@ class RequestPreparer:
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
             call_size=self._model.call_size(payload.width, payload.height),
             adapters=self._loras.load(payload.loras, request.model),
-            start_image=start_image,
+            start=start,
         )
 
     def is_compiled(self, request: ImageRequest) -> bool:

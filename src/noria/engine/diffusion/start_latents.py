@@ -1,4 +1,4 @@
-"""Start images: the pixels and the mask that a request brings.
+"""What a request begins with: the pixels and the mask that it brings, until they are latents.
 
 The frame of data is [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, of which 128 and more is
 repainted.
@@ -23,8 +23,8 @@ _RETRY_AFTER_S = 5.0  # an image of the usual 20 to 50 steps takes a few seconds
 _REPAINTED = 128  # and more, as diffusers' VaeImageProcessor rounds masks
 
 
-class StartImage:
-    """The start image of a request. Its pixels are dropped when they are encoded, for all of its images."""
+class StartLatents:
+    """The latents of a request's start image, and until they are encoded its pixels."""
 
     def __init__(
         self, pixels_HW3: NDArray[np.uint8], repainted_HW: NDArray[np.bool_] | None, *, begins_with_noise: bool
@@ -49,7 +49,7 @@ class StartImage:
         return self._encoded
 
 
-class StartImageReader:
+class StartFrameReader:
     """Reads frames of data. Any thread may use it.
 
     A prepared request holds its start image, so nothing has to be returned, whatever ends the request.
@@ -57,13 +57,13 @@ class StartImageReader:
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self._max_waiting_bytes = max_waiting_bytes
-        self._alive: weakref.WeakSet[StartImage] = weakref.WeakSet()
+        self._alive: weakref.WeakSet[StartLatents] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def read(
         self, payload: DiffusionPayload, data: memoryview | None, latent_shape: tuple[int, int, int]
-    ) -> StartImage | None:
-        """Return the start image of a request, or None if it has none.
+    ) -> StartLatents | None:
+        """Return what a request begins with, or None if it has no start image.
 
         Raises:
             InvalidField: the frame, the mask or the strength do not fit together.
@@ -93,7 +93,7 @@ class StartImageReader:
             # Diffusers' resizing takes the pixel at the top left of each latent.
             repainted_HW = mask[:: payload.height // height, :: payload.width // width] >= _REPAINTED
         with self._lock:
-            waiting_bytes = sum(image.waiting_bytes for image in list(self._alive))
+            waiting_bytes = sum(start.waiting_bytes for start in list(self._alive))
             if waiting_bytes and waiting_bytes + 3 * num_pixels > self._max_waiting_bytes:
                 raise QueueFull(
                     f"the start images of requests that wait take {waiting_bytes} bytes of {self._max_waiting_bytes}",
@@ -102,9 +102,9 @@ class StartImageReader:
             pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()  # without the frame
             # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
             begins_with_noise = payload.has_mask and payload.strength == 1
-            image = StartImage(pixels_HW3, repainted_HW, begins_with_noise=begins_with_noise)
-            self._alive.add(image)
-        return image
+            start = StartLatents(pixels_HW3, repainted_HW, begins_with_noise=begins_with_noise)
+            self._alive.add(start)
+        return start
 
 
 def check_strength(payload: DiffusionPayload) -> None:
