@@ -48,7 +48,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=64,
-            description="maximum images decoded in one iteration; bounds how long a decode delays running images",
+            description="maximum images decoded, and start images encoded, in one iteration; bounds how long they "
+            "delay running images",
         ),
     ] = 4
     policy: Annotated[

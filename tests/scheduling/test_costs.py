@@ -112,6 +112,14 @@ def test_decoding_no_images_costs_nothing():
     assert (costs.decode_s(SMALL, 0), costs.decode_s(SMALL, 2)) == (0.0, 2.0)
 
 
+def test_a_start_image_costs_what_decoding_does_until_its_model_has_encoded_one():
+    costs = CostModel(decodes={SMALL: CostCurve({1: 1.0})}, slowdown=2.0)
+    assert costs.image_encode_s(SMALL, 2) == 4.0
+    costs.observe_image_encode(LARGE, 1, 3.0)
+    assert (costs.image_encode_s(LARGE), costs.longest_s) == (3.0, 1.5)
+    assert costs.image_encode_s(SMALL) == pytest.approx(3.0 / 4**1.1)
+
+
 def test_the_slowdown_follows_a_general_change_within_twenty_iterations():
     costs = CostModel(
         steps={SMALL: CostCurve({2: 1.0, 4: 1.5})},
@@ -208,7 +216,9 @@ def test_merge_min_keeps_the_shorter_measurements():
         8, {batch_key: CostCurve({1: 1.0, 2: 5.0, 4: 3.0})}, {batch_key: CostCurve({1: 2.0})}, {MODEL: 1.0}
     )
     second = CostModel(8, {batch_key: CostCurve({1: 1.5, 2: 2.0})}, {batch_key: CostCurve({1: 1.0})}, {MODEL: 3.0})
+    first.image_encodes, second.image_encodes = {batch_key: CostCurve({1: 2.0})}, {batch_key: CostCurve({1: 1.0})}
     first.merge_min(second)
+    assert first.image_encodes[batch_key].points == {1: 1.0}
     assert first.steps[batch_key].points == {1: 1.0, 2: 2.0, 4: 3.0}
     assert first.decodes[batch_key].points == {1: 1.0}
     assert first.text_encode_s_by_model == {MODEL: 1.0}
@@ -222,10 +232,10 @@ def test_costs_of_another_model_are_added_without_changing_those_of_the_first():
     known.steps[SMALL] = CostCurve({1: 1.0, 2: 1.01})
     key = SMALL._replace(model=OTHER)
     added.steps[key], added.decodes[key] = CostCurve({1: 1.0, 2: 1.99}), CostCurve({1: 0.5})
-    added.text_encode_s_by_model[OTHER] = 0.1
+    added.text_encode_s_by_model[OTHER], added.image_encodes[key] = 0.1, CostCurve({1: 0.7})
     known.add(added)
     assert [known.rows_limit(SMALL), known.rows_limit(key)] == [2, 1]
-    assert (known.decode_s(key), known.text_encode_s(OTHER)) == (0.5, 0.1)
+    assert (known.decode_s(key), known.text_encode_s(OTHER), known.image_encode_s(key)) == (0.5, 0.1, 0.7)
     known.refresh_knees()
     assert known.rows_limit(SMALL) == 2
 
@@ -238,8 +248,9 @@ def test_the_costs_of_a_model_are_copied_as_those_of_another():
     key = SMALL._replace(model=OTHER)
     assert {each: curve.points for each, curve in copied.steps.items()} == {key: {1: 1.0}}
     assert (copied.decode_s(key), copied.text_encode_s_by_model) == (0.5, {})
-    costs.text_encode_s_by_model = {MODEL: 0.1}
+    costs.text_encode_s_by_model, costs.image_encodes = {MODEL: 0.1}, {SMALL: CostCurve({1: 0.7})}
     assert costs.copy_as(MODEL, OTHER).text_encode_s(OTHER) == 0.1
+    assert costs.copy_as(MODEL, OTHER).image_encode_s(key) == 0.7
     copied.observe_step(key, 1, 2.0)
     assert costs.step_s(SMALL, 1) == 1.0
 
@@ -247,7 +258,9 @@ def test_the_costs_of_a_model_are_copied_as_those_of_another():
 def test_estimates_yield_to_measurements_sooner_than_costs_do_and_decide_no_knee():
     costs = CostModel(max_rows=2)
     costs.steps[SMALL], costs.decodes[SMALL] = CostCurve({1: 4.0, 2: 7.99}), CostCurve({1: 1.0})
+    costs.image_encodes[SMALL] = CostCurve({1: 3.0})
     estimates = costs.as_estimates()
+    assert estimates.image_encode_s(SMALL) == 3.0
     for model in (costs, estimates):
         model.refresh_knees()
         for _ in range(9):
@@ -260,12 +273,13 @@ def test_estimates_yield_to_measurements_sooner_than_costs_do_and_decide_no_knee
 def test_a_forgotten_model_leaves_nothing_and_the_others_stay():
     costs, key = CostModel(), SMALL._replace(model=OTHER)
     for batch_key in (SMALL, key):
-        costs.steps[batch_key] = costs.decodes[batch_key] = CostCurve({1: 1.0})
+        costs.steps[batch_key] = costs.decodes[batch_key] = costs.image_encodes[batch_key] = CostCurve({1: 1.0})
         costs.exploration_limit(batch_key)
         costs.record_oom(batch_key, 4)
         costs.text_encode_s_by_model[batch_key.model] = 1.0
     costs.refresh_knees()
     costs.forget(OTHER)
     assert (costs.step_s(key, 1), costs.decode_s(key), costs.text_encode_s(OTHER)) == (0.0, 0.0, 0.0)
+    assert costs.image_encodes.keys() == {SMALL}
     assert (costs.rows_limit(key), costs.rows_limit(SMALL), costs.step_s(SMALL, 1)) == (64, 2, 1.0)
     costs.forget(OTHER)

@@ -191,9 +191,9 @@ class EngineLoop(RequestLoop[RequestT]):
             assignment
             for assignment in plan.joins
             # What did not fit joins again later, unless its request failed because it does not fit even alone.
-            if outcome.oom_phase != "joins" or assignment.image.attempt_id not in self._requests
+            if outcome.oom_phase not in ("encodes", "joins") or assignment.image.attempt_id not in self._requests
         ]
-        if outcome.oom_phase in ("joins", "steps"):
+        if outcome.oom_phase not in (None, "decodes"):
             stepped = None
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
         return Iteration(plan, outcome, now - started, stepped, len(joined), thumbnails)
@@ -220,4 +220,5 @@ def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableReques
         exclusive=request.exclusive,
         num_tokens=prepared.num_tokens,
         call_size=prepared.call_size,
+        has_start_image=prepared.has_start_image,
     )

@@ -30,6 +30,11 @@ class CombinedTimings:
         return all(part.is_known for part in self.parts)
 
     @property
+    def image_encode_s(self) -> float:
+        """Seconds of the encodes."""
+        return sum(part.image_encode_s for part in self.parts)
+
+    @property
     def text_encode_s(self) -> float:
         """Seconds of the joins."""
         return sum(part.text_encode_s for part in self.parts)
@@ -139,13 +144,14 @@ class MultiModelExecutor(Generic[RequestT]):
             return [(executor, plan) for executor in self._executors.values() if id(executor) in executor_ids]
         sub_plans: list[tuple[IterationExecutor[RequestT], IterationPlan]] = []
         for phase in (
+            IterationPlan((), (), (), plan.encodes),
             IterationPlan(plan.joins, (), ()),
             IterationPlan((), plan.steps, ()),
             IterationPlan((), (), plan.decodes),
         ):
             for executor in self._executors.values():
                 sub_plan = self._only_of(executor, phase)
-                if sub_plan.joins or sub_plan.steps or sub_plan.decodes:
+                if sub_plan.encodes or sub_plan.joins or sub_plan.steps or sub_plan.decodes:
                     sub_plans.append((executor, sub_plan))
         return sub_plans
 
@@ -153,4 +159,6 @@ class MultiModelExecutor(Generic[RequestT]):
         def keep_own(items: tuple[PlanItemT, ...]) -> tuple[PlanItemT, ...]:
             return tuple(item for item in items if self._executor_by_attempt[item.image.attempt_id] is executor)
 
-        return IterationPlan(keep_own(phase.joins), keep_own(phase.steps), keep_own(phase.decodes))
+        return IterationPlan(
+            keep_own(phase.joins), keep_own(phase.steps), keep_own(phase.decodes), keep_own(phase.encodes)
+        )

@@ -92,6 +92,11 @@ class PreparedRequest(Protocol):
         ...
 
     @property
+    def has_start_image(self) -> bool:
+        """Whether it has a start image, which is encoded before its images join."""
+        ...
+
+    @property
     def num_images(self) -> int:
         """The number of its images, each of which takes a slot."""
         ...

@@ -50,7 +50,7 @@ class BatchView(Struct, frozen=True):
 
 
 class IterationView(Struct, frozen=True):
-    """One iteration. The part of `duration_s` that is neither text encoding nor decoding is denoising."""
+    """One iteration. The part of `duration_s` that is neither encoding nor decoding is denoising."""
 
     number: int  # consecutive within an incarnation
     started_at: float
@@ -61,6 +61,7 @@ class IterationView(Struct, frozen=True):
     num_stepped: int
     num_decoded: int
     batch: BatchView | None = None  # None: it was an iteration of images
+    image_encode_s: float = 0.0  # of start images
 
 
 class DepartureView(Struct, frozen=True):

@@ -166,6 +166,7 @@ class ShapeCosts(Struct, frozen=True):
     text_encode_s: float  # of one prompt
     max_rows: int  # in one call; more would not be faster, or not fit the memory
     version: str = ""  # ModelSpec.fingerprint
+    image_encode_s: dict[int, float] = {}  # of encoding start images together, by their number
 
 
 class ModelPrecision(Struct, frozen=True):
@@ -233,6 +234,7 @@ class Timings(Struct, frozen=True, tag="diffusion"):
     text_encode_s: float = 0.0
     denoise_s: float = 0.0
     decode_s: float = 0.0
+    image_encode_s: float = 0.0  # of start images
 
 
 AnyTimings = Timings | TextTimings

@@ -1,4 +1,4 @@
-"""The cost model: durations of model calls, decodes and text encodes, by batch key and batch size.
+"""The cost model: durations of model calls, of decodes, and of encoding start images and texts, by key and batch size.
 
 Measured when the engine starts, refined at every iteration, and cached between starts. From it come the number of rows
 at which a larger call stops paying off (the knee) and, in `step/forecast.py`, the predicted start and finish of each
@@ -117,6 +117,7 @@ class CostModel:
     decodes: dict[BatchKey, CostCurve] = field(default_factory=dict)
     text_encode_s_by_model: dict[ModelKey, float] = field(default_factory=dict)  # of one prompt
     slowdown: float = 1.0  # current duration of iterations, relative to the curves
+    image_encodes: dict[BatchKey, CostCurve] = field(default_factory=dict)  # of start images
     _memory_limits: dict[BatchKey, int] = field(default_factory=dict)  # rows known to fit the memory
     _num_iterations: dict[BatchKey, int] = field(default_factory=dict)  # planned
     _knees: dict[BatchKey, int] = field(default_factory=dict)  # as of the last `refresh_knees`
@@ -134,6 +135,12 @@ class CostModel:
         """Duration of decoding `images` images together, at the current slowdown."""
         return self.slowdown * self._curve_s(self.decodes, batch_key, images) if images else 0.0
 
+    def image_encode_s(self, batch_key: BatchKey, images: int = 1) -> float:
+        """Duration of encoding `images` start images together; until a model has encoded one, that of decoding."""
+        known = any(other.model == batch_key.model for other in self.image_encodes)
+        curves = self.image_encodes if known else self.decodes
+        return self.slowdown * self._curve_s(curves, batch_key, images) if images else 0.0
+
     def text_encode_s(self, model: ModelKey) -> float:
         """Duration of encoding one prompt, at the current slowdown."""
         return self.slowdown * self.text_encode_s_by_model.get(model, 0.0)
@@ -144,8 +151,8 @@ class CostModel:
 
     @property
     def longest_s(self) -> float:
-        """Duration of the longest measured step or decode; 0 if there is none."""
-        curves = (*self.steps.values(), *self.decodes.values())
+        """Duration of the longest measured step, decode or encode of start images; 0 if there is none."""
+        curves = (*self.steps.values(), *self.decodes.values(), *self.image_encodes.values())
         return max((seconds for curve in curves for seconds in curve.points.values()), default=0.0)
 
     def exploration_limit(self, batch_key: BatchKey) -> int:
@@ -179,6 +186,10 @@ class CostModel:
         """Record the duration of one decode."""
         self.decodes.setdefault(batch_key, CostCurve()).observe(images, seconds / self.slowdown)
 
+    def observe_image_encode(self, batch_key: BatchKey, images: int, seconds: float) -> None:
+        """Record the duration of encoding `images` start images together."""
+        self.image_encodes.setdefault(batch_key, CostCurve()).observe(images, seconds / self.slowdown)
+
     def observe_text_encode(self, model: ModelKey, prompts: int, seconds: float) -> None:
         """Record the duration of encoding `prompts` prompts together."""
         each = seconds / prompts / self.slowdown
@@ -187,7 +198,9 @@ class CostModel:
 
     def merge_min(self, other: "CostModel") -> None:
         """Keep the shorter of both models' measurements: only disturbances make one longer."""
-        for mine, others in ((self.steps, other.steps), (self.decodes, other.decodes)):
+        for mine, others in (
+            (self.steps, other.steps), (self.decodes, other.decodes), (self.image_encodes, other.image_encodes)
+        ):  # fmt: skip
             for batch_key in mine.keys() & others.keys():
                 points = {n: min(s, others[batch_key].points.get(n, s)) for n, s in mine[batch_key].points.items()}
                 mine[batch_key] = CostCurve(points)
@@ -199,33 +212,36 @@ class CostModel:
         """Add the costs of models that have none here; the batch sizes of the others stay."""
         self.steps |= other.steps
         self.decodes |= other.decodes
+        self.image_encodes |= other.image_encodes
         self.text_encode_s_by_model |= other.text_encode_s_by_model
         self._knees |= {batch_key: curve.knee(self.max_rows) for batch_key, curve in other.steps.items()}
 
     def copy_as(self, model: ModelKey, copy: ModelKey) -> "CostModel":
         """Return the costs of `model` as those of `copy`."""
-        steps, decodes = (
+        steps, decodes, image_encodes = (
             {
                 key._replace(model=copy): CostCurve(dict(each.points))
                 for key, each in curves.items()
                 if key.model == model
             }
-            for curves in (self.steps, self.decodes)
+            for curves in (self.steps, self.decodes, self.image_encodes)
         )
-        encodes = self.text_encode_s_by_model
-        return CostModel(self.max_rows, steps, decodes, {copy: encodes[model]} if model in encodes else {})
+        text_encodes = self.text_encode_s_by_model
+        of_copy = {copy: text_encodes[model]} if model in text_encodes else {}
+        return CostModel(self.max_rows, steps, decodes, of_copy, image_encodes=image_encodes)
 
     def as_estimates(self) -> "CostModel":
         """Return these costs, measured while other work disturbed it, such that those in service soon replace them."""
-        steps, decodes = (
+        steps, decodes, image_encodes = (
             {batch_key: CostCurve(dict(curve.points), num_measurements=1) for batch_key, curve in curves.items()}
-            for curves in (self.steps, self.decodes)
+            for curves in (self.steps, self.decodes, self.image_encodes)
         )
-        return CostModel(self.max_rows, steps, decodes)
+        return CostModel(self.max_rows, steps, decodes, image_encodes=image_encodes)
 
     def forget(self, model: ModelKey) -> None:
         """Drop all that is known of a model."""
-        for values in (self.steps, self.decodes, self._memory_limits, self._num_iterations, self._knees):
+        curves = (self.steps, self.decodes, self.image_encodes)
+        for values in (*curves, self._memory_limits, self._num_iterations, self._knees):
             for batch_key in [batch_key for batch_key in values if batch_key.model == model]:
                 del values[batch_key]
         self.text_encode_s_by_model.pop(model, None)

@@ -1,8 +1,8 @@
 """A scheduler's interface and types: requests it takes, plans it makes, results it is given, events it returns.
 
 An *image* is the unit of scheduling: a request for four images takes four slots, possibly at different iterations. An
-*iteration* executes one `IterationPlan`: new images join, one model call steps running images of one batch key,
-finished latents are decoded.
+*iteration* executes one `IterationPlan`: start images are encoded, new images join, one model call steps running images
+of one batch key, finished latents are decoded.
 
 For text encoders the unit is a *text*, a row of a batch; a `BatchPlan` is one model call with texts of one model. Both
 kinds share requests, results and events: there, read "text" where a name or a field says image.
@@ -53,6 +53,7 @@ class SchedulableRequest:
     exclusive: bool = False  # runs with no other request in the batch
     num_tokens: tuple[int, ...] = ()  # of each of its `num_images` texts, special tokens included; empty for images
     call_size: tuple[int, int] | None = None  # what images of other sizes in its calls have, too; None: there are none
+    has_start_image: bool = False  # one for all of its images, which is encoded before the first of them joins
 
     @property
     def call_key(self) -> BatchKey:
@@ -82,15 +83,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """The work of one iteration, executed in the order of the fields. Made by `Scheduler.plan`.
+    """The work of one iteration: `encodes`, then the other fields in their order. Made by `Scheduler.plan`.
 
     Images of `joins` can have any batch keys; those of `steps` share a batch key or a call key, and those of `decodes`
-    share a batch key, possibly another.
+    share a batch key, possibly another, as those of `encodes` do.
     """
 
     joins: tuple[SlotAssignment, ...]
     steps: tuple[Step, ...]
     decodes: tuple[SlotAssignment, ...]  # includes images whose last step is in this plan
+    encodes: tuple[SlotAssignment, ...] = ()  # those of `joins` whose requests' start images are encoded before
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class BatchPlan:
         return len(self.rows) * self.length
 
 
-Phase = Literal["joins", "steps", "decodes"]
+Phase = Literal["encodes", "joins", "steps", "decodes"]
 
 
 class PhaseTimings(Protocol):
@@ -127,6 +129,11 @@ class PhaseTimings(Protocol):
     @property
     def is_known(self) -> bool:
         """Whether reading the durations returns at once."""
+        ...
+
+    @property
+    def image_encode_s(self) -> float:
+        """`encodes`."""
         ...
 
     @property
@@ -152,6 +159,7 @@ class MeasuredTimings:
     text_encode_s: float = 0.0
     step_s: float = 0.0
     decode_s: float = 0.0
+    image_encode_s: float = 0.0
     is_known: bool = True
 
 
@@ -166,7 +174,8 @@ class IterationResult:
     oom_phase: Phase | None = None  # ran out of memory: neither this phase nor any after it was executed
     is_timed: bool = True  # False while a device's queue fills: the iteration's duration says nothing of its work
     phase_timings: PhaseTimings | None = None  # None: the phases were not timed
-    join_s: float = 0.0  # for which `joins` blocked the engine loop, also where the device executes them later
+    # For which `encodes` and `joins` blocked the engine loop, also where the device executes them later.
+    join_s: float = 0.0
 
 
 class FinishReason(Enum):
@@ -197,14 +206,19 @@ class RequestTimings:
     # These properties block where `PhaseTimings` do.
 
     @property
+    def image_encode_s(self) -> float:
+        """Encoding all start images that were encoded in the iteration in which the image joined."""
+        return min(self.join_timings.image_encode_s, self.slot_s)
+
+    @property
     def text_encode_s(self) -> float:
         """Encoding the prompts of all images that joined in the same iteration."""
         return min(self.join_timings.text_encode_s, self.slot_s)
 
     @property
     def denoise_s(self) -> float:
-        """Time in the slot that was neither text encoding nor decoding."""
-        return max(0.0, self.slot_s - self.text_encode_s - self.decode_s)
+        """Time in the slot that was neither encoding nor decoding."""
+        return max(0.0, self.slot_s - self.image_encode_s - self.text_encode_s - self.decode_s)
 
     @property
     def decode_s(self) -> float:

@@ -90,6 +90,8 @@ class FakeExecutor:
 
         """
         self.clock.now += self.iteration_s(plan)
+        if len(plan.encodes) > self.memory.get("encodes", len(plan.encodes)):
+            return IterationResult(oom_phase="encodes")
         if len(plan.joins) > self.memory.get("joins", len(plan.joins)):
             return IterationResult(oom_phase="joins")
         for assignment in plan.joins:

@@ -131,13 +131,11 @@ def test_the_queue_is_in_order_and_ends_with_the_number_of_further_images():
 def test_iterations_are_plotted_by_stage():
     lines = rendered_lines(state_of(engine_view()), width=60)
     curves = {
-        line[:12].strip(): line[12:]
-        for line in lines
-        if line[:12].strip() in ("text_encode", "denoise", "decode", "batch")
+        line[:12].strip(): line[12:] for line in lines if line[:12].strip() in ("encode", "denoise", "decode", "batch")
     }
     # 40 columns, one iteration each; the scale is the longest iteration.
     assert all(curve.endswith("30 ms") for name, curve in curves.items() if name != "batch")
-    assert curves["text_encode"][:40].count("▃") == sum(k % 7 == 0 for k in range(61, 101))
+    assert curves["encode"][:40].count("▃") == sum(k % 7 == 0 for k in range(61, 101))
     assert curves["decode"][:40].count("▆") == sum(k % 5 == 0 for k in range(61, 101))
     assert curves["batch"].endswith("of 8")
 

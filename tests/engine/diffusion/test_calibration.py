@@ -112,6 +112,7 @@ def test_cached_costs_are_loaded_and_their_knee_is_found(spec, tmp_path):
     second_stage = BatchKey(64, 64, spec.key, 1)
     another_version = BatchKey(1, 1, ModelKey(spec.name, "another version"))
     costs.steps |= {second_stage: CostCurve({1: 0.2, 8: 1.6}), another_version: CostCurve({1: 9.0})}
+    costs.image_encodes = {default_batch_key(spec): CostCurve({1: 0.1})}
     CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").save(costs)
     loaded = CostModel(max_rows=8)
     assert CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").load(loaded)
@@ -121,6 +122,7 @@ def test_cached_costs_are_loaded_and_their_knee_is_found(spec, tmp_path):
         costs.decodes,
         costs.text_encode_s_by_model,
     )
+    assert loaded.image_encodes == costs.image_encodes
     assert loaded.rows_limit(batch_key) == 1
     assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
 

@@ -1,6 +1,7 @@
 """Start images and masks in the running batch, compared with diffusers' pipelines for them and with images alone."""
 
 import gc
+import time
 import warnings
 
 import diffusers
@@ -14,7 +15,7 @@ from generating import difference, generate
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.start_latents import StartFrameReader
-from noria.engine.loop import EngineLoop
+from noria.engine.loop import EngineLoop, RequestEnded
 from noria.errors import InvalidField, QueueFull
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
@@ -225,12 +226,12 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch):
     _, executor = tiny
     requests = mixed_requests()
     undisturbed = generate_all(executor, requests)
-    encode, predict, encoded = executor.model.encode, executor.model.predict, []
+    encode, predict, num_encoded = executor.model.encode, executor.model.predict, [0]
 
     def limited_encode(pixels_BHW3):
-        encoded.append(len(pixels_BHW3))
-        if len(encoded) in (1, 4):
+        if len(pixels_BHW3) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
+        num_encoded[0] += len(pixels_BHW3)
         return encode(pixels_BHW3)
 
     def limited_predict(latents_RCHW, *others):
@@ -243,17 +244,51 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch):
         patch.setattr(executor.model, "predict", limited_predict)
         constrained = generate_all(executor, requests)
     # Nine requests have a start image, which is encoded once for all of their images.
-    assert len(encoded) == 9 + 2
+    assert num_encoded == [9]
     for image, pixels in undisturbed.items():
         assert difference(constrained[image], pixels) <= NATURAL_TOLERANCE
 
 
+def test_start_images_of_one_size_are_encoded_together_a_few_an_iteration(tiny, monkeypatch):
+    _, executor = tiny
+    encode, shapes = executor.model.encode, []
+    monkeypatch.setattr(
+        executor.model, "encode", lambda pixels: shapes.append(tuple(pixels.shape[:3])) or encode(pixels)
+    )
+    requests = [make_request(k, strength=0.5, width=64 if k == 6 else 48) for k in range(7)]
+    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, time.monotonic)
+    for request in requests:
+        loop.submit(executor.prepare(request, frame(request)))
+    iterations = [loop.run_iteration() for _ in range(4)]
+    assert shapes == [(4, 32, 48), (2, 32, 48), (1, 32, 64)]
+    assert [len(each.plan.joins) for each in iterations] == [4, 2, 1, 0]
+    timings = [each.outcome.phase_timings for each in iterations]
+    assert [each.image_encode_s > 0 for each in timings] == [True, True, True, False]
+    costs = loop.scheduler.costs
+    assert {key.width_px: set(curve.points) for key, curve in costs.image_encodes.items()} == {48: {2, 4}, 64: {1}}
+
+
+def test_a_start_image_that_cannot_be_encoded_fails_no_image_beside_it(tiny, monkeypatch):
+    _, executor = tiny
+    monkeypatch.setattr(executor.model, "encode", lambda _: 1 / 0)
+    ends = []
+    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    for request in (make_request(1, strength=0.5, n=2), make_request(2, strength=None)):
+        loop.submit(executor.prepare(request, frame(request)))
+    while loop.run_iteration() is not None:
+        pass
+    reasons = {each.prepared.request.request_id: each.event for each in ends if isinstance(each, RequestEnded)}
+    assert {name: each.finish_reason.value for name, each in reasons.items()} == {"r1": "failed", "r2": "finished"}
+    assert "division by zero" in reasons["r1"].message
+
+
 def test_nothing_is_kept_of_what_has_ended(tiny):
     _, executor = tiny
+    of_other_tests = set(executor._preparer._start_frames._alive)  # which logged exceptions may hold
     request = make_request(1, strength=0.8, has_mask=True, n=9)
     loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
     loop.submit(executor.prepare(request, frame(request)))
-    (start,) = executor._preparer._start_frames._alive
+    (start,) = set(executor._preparer._start_frames._alive) - of_other_tests
     assert start.waiting_bytes == 48 * 32 * 3
     loop.run_iteration()
     assert start.waiting_bytes == 0
@@ -265,7 +300,7 @@ def test_nothing_is_kept_of_what_has_ended(tiny):
     assert not executor._masked_images._images
     del start
     gc.collect()
-    assert not executor._preparer._start_frames._alive
+    assert set(executor._preparer._start_frames._alive) <= of_other_tests
 
 
 @pytest.mark.parametrize(

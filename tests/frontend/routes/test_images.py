@@ -39,8 +39,8 @@ def test_one_image_is_the_file_itself(client, engine, spec):
     assert response.headers["x-noria-seed"] == "5"
     assert response.headers["x-noria-model"] == "tiny"
     stages = re.fullmatch(
-        r"queue;dur=1\.0, text_encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, postprocess;dur=[\d.]+, "
-        r"predicted;dur=500\.0",
+        r"queue;dur=1\.0, image_encode;dur=0\.0, text_encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, "
+        r"postprocess;dur=[\d.]+, predicted;dur=500\.0",
         response.headers["server-timing"],
     )
     assert stages
@@ -322,7 +322,7 @@ def test_any_model_name_fits_its_header(spec, model, header):
     admitted = AdmittedRequest(
         validate(ImageRequestBody("p"), spec, FrontendConfig(), "id", lambda: 0), spec, "png", None, metadata=True
     )
-    result = GenerationResult(admitted, [], ResponseTimings(0, 0, 0, 0, 0, 0, 0), 1, 1.0)
+    result = GenerationResult(admitted, [], ResponseTimings(0, 0, 0, 0, 0, 0, 0, 0), 1, 1.0)
     assert Response(headers=result.headers).headers["x-noria-model"] == header
 
 

@@ -23,8 +23,8 @@ def costs(max_rows=8, steps=None, decodes=None, text_encode_s=0.0):
     )
 
 
-def image(name, calls, batch_key=SMALL, rows=1, running=False, exclusive=False, index=0):
-    return SimulatedImage(ItemId(name, index), batch_key, rows, calls, running, exclusive)
+def image(name, calls, batch_key=SMALL, rows=1, running=False, exclusive=False, index=0, **more):
+    return SimulatedImage(ItemId(name, index), batch_key, rows, calls, running, exclusive, **more)
 
 
 def forecast_times(images, num_slots=4, cost_model=None, expected_batch_size=None, decode_batch=4):
@@ -34,6 +34,19 @@ def forecast_times(images, num_slots=4, cost_model=None, expected_batch_size=Non
 
 def test_one_image_takes_its_text_encode_its_calls_and_its_decode():
     assert forecast_times([image("a", 3)], cost_model=costs(decodes={1: 0.5}, text_encode_s=0.25)) == {"a": (0.0, 3.75)}
+
+
+def test_start_images_are_encoded_a_few_an_iteration_and_delay_all():
+    model = costs(steps={1: 1.0, 8: 1.0})
+    model.image_encodes = {SMALL: CostCurve({1: 3.0, 2: 5.0})}
+    images = [
+        *[image("runs", 2, running=True)],
+        *[image(name, 2, needs_encode=name != "t") for name in "abct"],
+        image("c", 2, index=1),  # its start image is that of the other one
+    ]
+    found = forecast_times(images, num_slots=8, cost_model=model, decode_batch=2)
+    # Encodes end at 5 and 9 s, and the calls at 6, 10 and 11 s; two images are decoded after each.
+    assert found == {"runs": (0.0, 10.0), "a": (0.0, 10.0), "b": (0.0, 11.0), "t": (0.0, 11.0), "c": (6.0, 11.0)}
 
 
 def test_images_that_share_a_call_take_the_duration_of_the_larger_batch():

@@ -30,8 +30,8 @@ def make_request(attempt_id="a", calls=2, images=1, batch_key=SMALL, expires_at=
     return SchedulableRequest(attempt_id, batch_key, images, calls, expires_at, **more)
 
 
-def make_result(text_encode_s=0.0, step_s=0.0, decode_s=0.0, **result):
-    timings = MeasuredTimings(text_encode_s, step_s, decode_s)
+def make_result(text_encode_s=0.0, step_s=0.0, decode_s=0.0, image_encode_s=0.0, **result):
+    timings = MeasuredTimings(text_encode_s, step_s, decode_s, image_encode_s)
     return IterationResult(**{"phase_timings": timings if timings != NO_TIMINGS else None} | result)
 
 
@@ -387,6 +387,94 @@ def test_an_image_that_never_fits_does_not_shrink_the_batch_for_others():
     assert len(run_iteration(scheduler)[0].joins) == 4
 
 
+def submit_start_images(scheduler, names, batch_key=SMALL, **fields):
+    for name in names:
+        scheduler.submit(make_request(name, batch_key=batch_key, has_start_image=True, **fields), 0)
+
+
+def names_of(assignments):
+    return "".join(assignment.image.attempt_id for assignment in assignments)
+
+
+def test_an_iteration_encodes_a_few_start_images_of_one_size_and_others_join_before_the_rest():
+    scheduler = StepScheduler(16, decode_batch=2)
+    submit_start_images(scheduler, "ab", calls=9)
+    submit_start_images(scheduler, "L", LARGE, calls=9)
+    submit_start_images(scheduler, "cde", calls=9, images=2)
+    scheduler.submit(make_request("t", calls=9), 0)
+    plans = [run_iteration(scheduler)[0] for _ in range(5)]
+    assert [names_of(plan.encodes) for plan in plans] == ["ab", "L", "cd", "e", ""]
+    assert [names_of(plan.joins) for plan in plans] == ["abt", "L", "ccdd", "ee", ""]
+
+
+def test_a_start_image_is_encoded_once_for_images_that_join_later():
+    scheduler = StepScheduler(1)
+    submit_start_images(scheduler, "a", calls=1, images=3)
+    plans = [run_iteration(scheduler)[0] for _ in range(3)]
+    assert [(names_of(plan.encodes), names_of(plan.joins)) for plan in plans] == [("a", "a"), ("", "a"), ("", "a")]
+
+
+def test_start_images_that_run_out_of_memory_are_encoded_in_halves_and_nothing_else_changes():
+    scheduler = StepScheduler(8)
+    scheduler.submit(make_request("t", calls=9), 0)
+    submit_start_images(scheduler, "abcd", calls=9)
+    plan, events = run_iteration(scheduler, oom_phase="encodes")
+    assert (names_of(plan.encodes), events, scheduler.num_running) == ("abcd", [], 0)
+    plans = [run_iteration(scheduler)[0] for _ in range(2)]
+    assert [(names_of(plan.encodes), names_of(plan.joins)) for plan in plans] == [("ab", "tab"), ("cd", "cd")]
+
+
+def test_a_start_image_that_does_not_fit_beside_others_waits_and_one_that_never_fits_fails():
+    scheduler = StepScheduler(8)
+    scheduler.submit(make_request("t", calls=2), 0)
+    run_iteration(scheduler)
+    submit_start_images(scheduler, "a")
+    assert names_of(run_iteration(scheduler, oom_phase="encodes")[0].encodes) == "a"
+    assert names_of(run_iteration(scheduler)[0].joins) == ""  # the last step of t
+    plan, events = run_iteration(scheduler, oom_phase="encodes")
+    assert (names_of(plan.encodes), [event.finish_reason for event in events]) == ("a", [FinishReason.FAILED])
+    scheduler.submit(make_request("many", images=8), 0)
+    assert len(run_iteration(scheduler)[0].joins) == 8
+
+
+def test_images_join_again_when_the_start_images_that_ran_out_of_memory_were_cancelled():
+    scheduler = StepScheduler(4)
+    submit_start_images(scheduler, "a")
+    scheduler.submit(make_request("t"), 0)
+    plan = scheduler.plan(0)
+    scheduler.cancel("a", 0)
+    assert scheduler.commit(plan, IterationResult(oom_phase="encodes"), 0) == []
+    assert names_of(run_iteration(scheduler)[0].joins) == "t"
+
+
+def test_start_images_have_costs_of_their_own_by_size():
+    scheduler = StepScheduler(8, decode_batch=2)
+    submit_start_images(scheduler, "ab")
+    run_timed_iteration(scheduler, image_encode_s=0.5, text_encode_s=0.25, step_s=1.0)
+    costs = scheduler.costs
+    assert (costs.image_encode_s(SMALL, 2), costs.text_encode_s(ModelKey())) == (0.5, 0.125)
+    assert costs.image_encode_s(LARGE, 2) == pytest.approx(0.5 * 3**1.1)  # of three times its area
+
+
+def test_a_request_is_accepted_by_what_its_start_image_costs():
+    costs = known_costs()
+    costs.image_encodes = {SMALL: CostCurve({1: 5.0})}
+    scheduler = StepScheduler(4, costs=costs, queue_limit_s=8.0)
+    assert scheduler.submit(make_request("t", calls=2, deadline=6.0), 0) == []
+    run_iteration(scheduler)
+    (rejection,) = scheduler.submit(make_request("a", calls=2, deadline=6.0, has_start_image=True), 0)
+    assert rejection.finish_reason is FinishReason.UNMEETABLE
+    assert "even on an idle server it takes 7.00 s" in rejection.message
+    before_s = scheduler.backlog_s
+    submit_start_images(scheduler, "b")
+    assert scheduler.backlog_s - before_s > 5.0
+    run_iteration(scheduler)  # encodes it
+    assert scheduler.backlog_s < 5.0
+    submit_start_images(scheduler, "c")
+    (rejection,) = scheduler.submit(make_request("d", has_start_image=True), 0)
+    assert rejection.finish_reason is FinishReason.REJECTED
+
+
 def run_timed_iteration(scheduler, **result):
     """Run an iteration of 2.0 s."""
     plan = scheduler.plan(0)
@@ -545,6 +633,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now, self.count = 0.0, 0
         self.open: dict[str, SchedulableRequest] = {}
         self.ended: set[str] = set()
+        self.encoded: set[str] = set()
         self.calls_made: dict[ItemId, int] = {}
         self.plan = None
 
@@ -570,8 +659,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.integers(1, 2),
         exclusive=st.booleans() | st.just(False),
         priority=st.sampled_from(["low", "normal", "high"]),
+        has_start_image=st.booleans(),
     )
-    def submit(self, calls, images, batch_key, timeout_s, deadline_s, rows, exclusive, priority):
+    def submit(self, calls, images, batch_key, timeout_s, deadline_s, rows, exclusive, priority, has_start_image):
         self.count += 1
         request = make_request(
             f"r{self.count}",
@@ -584,6 +674,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             exclusive=exclusive,
             priority=priority,
             call_size=self.call_size,
+            has_start_image=has_start_image,
         )
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
@@ -619,6 +710,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({self.open[step.image.attempt_id].call_key for step in self.plan.steps}) <= 1
         assert len({self.open[assignment.image.attempt_id].batch_key for assignment in self.plan.decodes}) <= 1
         assert len(self.plan.decodes) <= 2
+        self.check_encodes()
         in_flight = {each.image.attempt_id for each in (*self.plan.steps, *self.plan.decodes)}
         assert len(in_flight) == 1 or not any(self.open[name].exclusive for name in in_flight), (
             "an exclusive request is not alone"
@@ -626,17 +718,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         for step in self.plan.steps:
             assert step.call == self.calls_made.get(step.image, 0), "a row skipped or repeated"
 
+    def check_encodes(self):
+        encoding = [assignment.image.attempt_id for assignment in self.plan.encodes]
+        assert len({self.open[attempt_id].batch_key for attempt_id in encoding}) <= 1
+        assert len(encoding) <= 2
+        assert set(self.plan.encodes) <= set(self.plan.joins)
+        assert self.encoded.isdisjoint(encoding), "encoded twice"
+        for each in self.plan.joins:
+            name = each.image.attempt_id
+            assert not self.open[name].has_start_image or name in self.encoded or name in encoding, "never encoded"
+
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())
     def commit_iteration(self, data):
         named = [each.image for each in (*self.plan.steps, *self.plan.decodes)]
         failed = data.draw(st.sets(st.sampled_from(named), max_size=1)) if named else set()
-        oom_phase = data.draw(st.sampled_from([None, None, None, "joins", "steps", "decodes"]))
+        oom_phase = data.draw(st.sampled_from([None, None, None, "encodes", "joins", "steps", "decodes"]))
         self.now += 1.0
-        if oom_phase not in ("joins", "steps"):
+        if oom_phase != "encodes":
+            self.encoded |= {assignment.image.attempt_id for assignment in self.plan.encodes}
+        if oom_phase in (None, "decodes"):
             for step in self.plan.steps:
                 self.calls_made[step.image] = step.call + 1
-        if oom_phase == "joins":  # these images start again
+        if oom_phase in ("encodes", "joins"):  # these images start again
             for assignment in self.plan.joins:
                 self.calls_made.pop(assignment.image, None)
         result = IterationResult(dict.fromkeys(failed, "selected at random"), oom_phase)

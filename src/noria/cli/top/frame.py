@@ -133,10 +133,11 @@ def _sparklines(history: EngineHistory, width: int, num_curves: int) -> list[Tex
     columns = width - _LABEL_WIDTH - _SCALE_WIDTH
     max_iteration_s = max((iteration.duration_s for iteration in iterations[-columns:]), default=0.0)
     max_rate = max(rates[-columns:], default=0.0)
+    encode_s = [iteration.image_encode_s + iteration.text_encode_s for iteration in iterations]
     stages = {
-        "text_encode": ([iteration.text_encode_s for iteration in iterations], "magenta"),
+        "encode": (encode_s, "magenta"),
         "denoise": (
-            [iteration.duration_s - iteration.text_encode_s - iteration.decode_s for iteration in iterations],
+            [each.duration_s - encode - each.decode_s for each, encode in zip(iterations, encode_s, strict=True)],
             "cyan",
         ),
         "decode": ([iteration.decode_s for iteration in iterations], "yellow"),

@@ -42,6 +42,7 @@ _STEPS = 3  # of a measured request; a single one would time the first access to
 
 def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
     """The measured costs, in the form that clients receive."""
+    encodes = costs.image_encodes
     return tuple(
         ShapeCosts(
             model=batch_key.model.name,
@@ -54,6 +55,9 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             text_encode_s=round(costs.text_encode_s(batch_key.model), 6),
             max_rows=costs.rows_limit(batch_key),
             version=batch_key.model.version,
+            image_encode_s={n: round(costs.image_encode_s(batch_key, n), 6) for n in sorted(encodes[batch_key].points)}
+            if batch_key in encodes
+            else {},
         )
         for batch_key, curve in costs.steps.items()
     )
@@ -64,7 +68,7 @@ class CachedCurve(msgspec.Struct, frozen=True):
 
     width_px: int
     height_px: int
-    seconds: dict[int, float]  # by rows (steps) or images (decodes)
+    seconds: dict[int, float]  # by rows (steps) or images
     stage: int = 0
 
 
@@ -75,6 +79,7 @@ class CachedCosts(msgspec.Struct, frozen=True):
     steps: list[CachedCurve]
     decodes: list[CachedCurve]
     text_encode_s: float
+    image_encodes: list[CachedCurve] = []
 
 
 def measure_costs(
@@ -189,34 +194,34 @@ class CostCache:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("the cached costs in %s cannot be used and are measured again: %s", self.path, error)
             return False
-        curves = [*cached.steps, *cached.decodes]
+        curves = [*cached.steps, *cached.decodes, *cached.image_encodes]
         are_valid = all(curve.seconds for curve in curves) and all(
             seconds > 0.0 and count > 0 for curve in curves for count, seconds in curve.seconds.items()
         )
         if cached.key != self._key or not cached.steps or not are_valid:
             return False
-        costs.steps |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.steps}
-        costs.decodes |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.decodes}
+        for known, of_cache in (
+            (costs.steps, cached.steps),
+            (costs.decodes, cached.decodes),
+            (costs.image_encodes, cached.image_encodes),
+        ):
+            known |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in of_cache}
         costs.text_encode_s_by_model[self._model] = cached.text_encode_s
         costs.refresh_knees()
         return True
 
     def save(self, costs: CostModel) -> None:
         """Write this model's part of `costs`."""
-        cached = CachedCosts(
-            self._key,
+        steps, decodes, image_encodes = (
             [
                 _to_cached_curve(batch_key, curve)
-                for batch_key, curve in costs.steps.items()
+                for batch_key, curve in curves.items()
                 if batch_key.model == self._model
-            ],
-            [
-                _to_cached_curve(batch_key, curve)
-                for batch_key, curve in costs.decodes.items()
-                if batch_key.model == self._model
-            ],
-            costs.text_encode_s_by_model.get(self._model, 0.0),
+            ]
+            for curves in (costs.steps, costs.decodes, costs.image_encodes)
         )
+        text_encode_s = costs.text_encode_s_by_model.get(self._model, 0.0)
+        cached = CachedCosts(self._key, steps, decodes, text_encode_s, image_encodes)
         temporary = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
+from noria.engine.diffusion.start_latents import StartLatents
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
@@ -131,8 +132,9 @@ class DiffusionExecutor:
         return resident
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        """Execute joins, steps and decodes. An exception in one phase fails the images of that phase, and no others.
+        """Execute encodes, joins, steps and decodes.
 
+        An exception in one phase fails the images of that phase, and no others.
         A phase that does not fit the memory ends the iteration without having changed anything, so that it can be
         planned again in smaller batches.
         """
@@ -146,8 +148,13 @@ class DiffusionExecutor:
                 return self._run_phase(action, images, failed)
 
         with self._grad_mode():
-            joining = [assignment.image for assignment in plan.joins]
-            if joining and not run_phase("joins", lambda: self._join(plan.joins), joining):
+            encoding = [assignment.image.attempt_id for assignment in plan.encodes]
+            beginning = [each.image for each in plan.joins if each.image.attempt_id in encoding]
+            if encoding and not run_phase("encodes", lambda: self._encode(encoding), beginning):
+                return IterationResult(failed, "encodes")
+            joins = [assignment for assignment in plan.joins if assignment.image not in failed]
+            joining = [assignment.image for assignment in joins]
+            if joins and not run_phase("joins", lambda: self._join(joins), joining):
                 return IterationResult(failed, "joins")
             join_s = time.perf_counter() - began
             steps = [step for step in plan.steps if step.image not in failed]
@@ -185,8 +192,11 @@ class DiffusionExecutor:
             torch.cuda.empty_cache()  # not inside the handler: the exception keeps its tensors alive
         return fits
 
-    def _join(self, assignments: Iterable[SlotAssignment]) -> None:
-        assignments = list(assignments)
+    def _encode(self, attempt_ids: Iterable[str]) -> None:
+        starts = [start for attempt_id in attempt_ids if (start := self._requests[attempt_id].start) is not None]
+        StartLatents.encode(starts, self.model, self.config.decode_batch if self.config.buckets else None)
+
+    def _join(self, assignments: list[SlotAssignment]) -> None:
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         embeddings = self._embeddings.get(
             self._loras.prompt_key(text, p.adapters)

@@ -44,7 +44,7 @@ class MaskedImages:
         """
         device, table, start = self._model.device, prepared.table, prepared.start
         assert start is not None
-        encoded = start.encode(self._model)
+        encoded = start.encoded
         latents_CHW, dtype = encoded.mean_BCHW[0], encoded.mean_BCHW.dtype
         if encoded.deviation_BCHW is not None:
             latents_CHW = latents_CHW + encoded.deviation_BCHW[0] * noise.of_start_image(dtype).to(device)

@@ -9,7 +9,12 @@ from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import ImageRequest
 from noria.scheduling.types import BatchKey, Phase, RequestTimings
 
-_STAGES: Mapping[Phase, str] = {"joins": "text_encode", "steps": "denoise", "decodes": "decode"}
+_STAGES: Mapping[Phase, str] = {
+    "encodes": "image_encode",
+    "joins": "text_encode",
+    "steps": "denoise",
+    "decodes": "decode",
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,11 @@ class BaseImageRequest:
         request = self.request
         model = ModelKey(request.model, request.model_version)
         return BatchKey(request.payload.width, request.payload.height, model)
+
+    @property
+    def has_start_image(self) -> bool:
+        """Whether its images begin with an image."""
+        return self.request.payload.strength is not None
 
     @property
     def num_images(self) -> int:
@@ -64,7 +74,13 @@ class BaseImageRequest:
 
     def timings(self, measured: RequestTimings) -> Timings:
         """Its stages; waits for the device."""
-        return Timings(measured.queue_s, measured.text_encode_s, measured.denoise_s, measured.decode_s)
+        return Timings(
+            measured.queue_s,
+            measured.text_encode_s,
+            measured.denoise_s,
+            measured.decode_s,
+            measured.image_encode_s,
+        )
 
     def final_result(self) -> tuple[None, None]:
         """None: each image is sent alone."""

@@ -6,6 +6,7 @@ repainted.
 
 import threading
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -40,13 +41,28 @@ class StartLatents:
         pixels_HW3 = self._pixels_HW3
         return 0 if pixels_HW3 is None else pixels_HW3.nbytes
 
-    def encode(self, model: DiffusionModel) -> LatentDistribution:
-        """Return its latents; encoded alone, so that they do not depend on what else joins."""
-        if self._encoded is None:
-            assert self._pixels_HW3 is not None
-            self._encoded = model.encode(torch.from_numpy(self._pixels_HW3)[None])
-            self._pixels_HW3 = None
+    @property
+    def encoded(self) -> LatentDistribution:
+        """Its latents, with a B of 1, once they are encoded."""
+        assert self._encoded is not None
         return self._encoded
+
+    @staticmethod
+    def encode(starts: "Sequence[StartLatents]", model: DiffusionModel, batch_size: int | None) -> None:
+        """Encode start images of one size together.
+
+        With `batch_size`, as many are encoded, the last ones without use, so that no bit depends on how many there are.
+        """
+        pixels_BHW3 = np.stack([start._pixels_HW3 for start in starts if start._pixels_HW3 is not None])
+        assert len(pixels_BHW3) == len(starts)
+        padding = 0 if batch_size is None else batch_size - len(starts)
+        if padding > 0:
+            pixels_BHW3 = np.concatenate([pixels_BHW3, np.repeat(pixels_BHW3[:1], padding, axis=0)])
+        encoded = model.encode(torch.from_numpy(pixels_BHW3))
+        for b, start in enumerate(starts):
+            deviation_1CHW = None if encoded.deviation_BCHW is None else encoded.deviation_BCHW[b : b + 1]
+            start._encoded = LatentDistribution(encoded.mean_BCHW[b : b + 1], deviation_1CHW)
+            start._pixels_HW3 = None
 
 
 class StartFrameReader:

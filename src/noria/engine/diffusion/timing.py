@@ -32,8 +32,8 @@ class HostStopwatch:
 
     def timings(self) -> MeasuredTimings:
         """The times measured so far; a phase that did not run took 0."""
-        seconds = self._seconds
-        return MeasuredTimings(seconds.get("joins", 0.0), seconds.get("steps", 0.0), seconds.get("decodes", 0.0))
+        get = self._seconds.get
+        return MeasuredTimings(get("joins", 0.0), get("steps", 0.0), get("decodes", 0.0), get("encodes", 0.0))
 
 
 class DeviceStopwatch:
@@ -62,6 +62,11 @@ class DeviceTimings:
 
     _events: Mapping[Phase, tuple[torch.cuda.Event, torch.cuda.Event]]
     is_known: bool = False
+
+    @property
+    def image_encode_s(self) -> float:
+        """Seconds of the encodes."""
+        return self._seconds("encodes")
 
     @property
     def text_encode_s(self) -> float:

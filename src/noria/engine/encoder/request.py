@@ -47,6 +47,11 @@ class PreparedTextRequest:
         return
 
     @property
+    def has_start_image(self) -> bool:
+        """False: texts have none."""
+        return False
+
+    @property
     def num_tokens(self) -> tuple[int, ...]:
         """Tokens of each text."""
         return self.request.payload.lengths

@@ -24,9 +24,17 @@ class TimedIteration:
         """
         if self.timings is None:
             return self.view
-        text_encode_s, step_s, decode_s = self.timings.text_encode_s, self.timings.step_s, self.timings.decode_s
-        duration_s = self.view.duration_s if self.timings.is_known else text_encode_s + step_s + decode_s
-        return msgspec.structs.replace(self.view, duration_s=duration_s, text_encode_s=text_encode_s, decode_s=decode_s)
+        timings = self.timings
+        image_encode_s, text_encode_s, decode_s = timings.image_encode_s, timings.text_encode_s, timings.decode_s
+        return msgspec.structs.replace(
+            self.view,
+            duration_s=self.view.duration_s
+            if timings.is_known
+            else image_encode_s + text_encode_s + timings.step_s + decode_s,
+            image_encode_s=image_encode_s,
+            text_encode_s=text_encode_s,
+            decode_s=decode_s,
+        )
 
 
 @dataclass(frozen=True)

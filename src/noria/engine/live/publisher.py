@@ -148,11 +148,13 @@ class LiveViewPublisher(Generic[SubscriberT]):
         """Record an executed iteration, after its events."""
         plan, oom_phase = iteration.plan, iteration.outcome.oom_phase
         rejoining = [
-            assignment for assignment in plan.joins if oom_phase == "joins" and assignment.image in self._image_states
+            assignment
+            for assignment in plan.joins
+            if oom_phase in ("encodes", "joins") and assignment.image in self._image_states
         ]
         for assignment in rejoining:
             del self._image_states[assignment.image]
-        num_stepped = len(plan.steps) if oom_phase not in ("joins", "steps") else 0
+        num_stepped = len(plan.steps) if oom_phase in (None, "decodes") else 0
         if num_stepped:
             self._num_step_iterations += 1
             for step in plan.steps:
@@ -165,8 +167,9 @@ class LiveViewPublisher(Generic[SubscriberT]):
             number=self._last_iteration,
             started_at=at - iteration.duration_s,
             duration_s=iteration.duration_s,
-            text_encode_s=0.0,  # these two are filled in by the sender, which may wait for the device
+            text_encode_s=0.0,  # these three are filled in by the sender, which may wait for the device
             decode_s=0.0,
+            image_encode_s=0.0,
             num_joined=len(plan.joins) - len(rejoining),
             num_stepped=num_stepped,
             num_decoded=len(plan.decodes) if oom_phase is None else 0,

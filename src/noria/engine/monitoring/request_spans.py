@@ -65,6 +65,8 @@ def _stages(
 ) -> list[tuple[str, float]]:
     """The stages that the request reached, with their seconds; each begins when the one before it ends."""
     stages = [("queue", timings.queue_s)]
+    if prepared is not None and timings.image_encode_s > 0:
+        stages += _named(prepared, ("encodes", timings.image_encode_s))
     if prepared is not None and (is_generated or timings.text_encode_s + timings.denoise_s > 0):
         stages += _named(prepared, ("joins", timings.text_encode_s), ("steps", timings.denoise_s))
     if prepared is not None and is_generated:

@@ -199,5 +199,5 @@ def _computing_s(result: EngineResult) -> float:
     """Return the time without the wait in queues, which is longer at the lowest priority."""
     timings = result.timings
     if isinstance(timings, Timings):
-        return timings.text_encode_s + timings.denoise_s + timings.decode_s
+        return timings.image_encode_s + timings.text_encode_s + timings.denoise_s + timings.decode_s
     return timings.infer_s

@@ -55,6 +55,7 @@ class ResponseTimings(Struct, frozen=True):
     """
 
     queue_s: float
+    image_encode_s: float
     text_encode_s: float
     denoise_s: float
     decode_s: float
@@ -97,7 +98,7 @@ class GenerationResult:
     @property
     def headers(self) -> dict[str, str]:
         """Response headers, the same for every protocol."""
-        stages = ("queue", "text_encode", "denoise", "decode", "postprocess", "predicted")
+        stages = ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess", "predicted")
         server_timing = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
         return {
             "X-Noria-Seed": str(self.request.payload.seed),
@@ -352,7 +353,7 @@ def _record_metrics(admitted: AdmittedRequest, timings: ResponseTimings, num_ima
     declarations.IMAGES.labels(admitted.spec.name).inc(num_images)
     observe(declarations.REQUEST_SECONDS, timings.total_s, model, exemplar)
     observe(declarations.QUEUE_SECONDS, timings.queue_s, model, exemplar)
-    for stage in ("queue", "text_encode", "denoise", "decode", "postprocess"):
+    for stage in ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess"):
         observe(declarations.STAGE_SECONDS, getattr(timings, f"{stage}_s"), model | {"stage": stage}, exemplar)
     if admitted.request.deadline_s is not None and timings.total_s > admitted.request.deadline_s:
         declarations.DEADLINES_MISSED.labels(admitted.spec.name).inc()

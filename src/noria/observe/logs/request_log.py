@@ -49,6 +49,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "priority": "priority, if it is not normal",
     "deadline_s": "the client's deadline, from the arrival",
     "queue_s": "from the arrival at the engine until the image had its slot",
+    "image_encode_s": "time to encode start images",
     "text_encode_s": "time to encode the prompt",
     "denoise_s": "time of the steps, and of the waiting between them",
     "decode_s": "latents to pixels",

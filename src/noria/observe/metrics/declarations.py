@@ -135,9 +135,9 @@ QUEUE_SECONDS = _histogram(
 STAGE_SECONDS = _histogram(
     _SECTION,
     "noria_stage_seconds",
-    "Time of a request in one stage: `queue`, `text_encode` (the prompt), `denoise`, `decode` (latents to pixels), "
-    "`postprocess` (pixels to files); of texts `tokenize`, `queue`, `infer` (the batch), `postprocess` (numbers to the "
-    "response).",
+    "Time of a request in one stage: `queue`, `image_encode` (start images), `text_encode` (the prompt), `denoise`, "
+    "`decode` (latents to pixels), `postprocess` (pixels to files); of texts `tokenize`, `queue`, `infer` (the batch), "
+    "`postprocess` (numbers to the response).",
     "model",
     "stage",
     buckets=(0.001, *DURATION_BUCKETS_S),
@@ -440,11 +440,11 @@ DEPARTURES = _counter(
     "engine",
     "outcome",
 )
-_OOM_PHASES = ("joins", "steps", "decodes")  # scheduling.types.Phase, which may not be imported here
+_OOM_PHASES = ("encodes", "joins", "steps", "decodes")  # scheduling.types.Phase, which may not be imported here
 OUT_OF_MEMORY = _counter(
     _SECTION,
     "noria_out_of_memory",
-    "Iterations that did not fit into device memory, by phase: `joins`, `steps` or `decodes`. "
+    "Iterations that did not fit into device memory, by phase: `encodes`, `joins`, `steps` or `decodes`. "
     "They are repeated with a smaller batch.",
     "engine",
     "phase",

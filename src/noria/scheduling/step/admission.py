@@ -63,7 +63,9 @@ class AdmissionControl:
         """
         if not self.table.waiting or math.isinf(self.queue_limit_s):
             return None
-        added_s = self.predictor.device_time_s(request, request.num_calls * request.num_images)
+        added_s = self.predictor.device_time_s(
+            request, request.num_calls * request.num_images, needs_encode=request.has_start_image
+        )
         return reject_for_backlog(request.attempt_id, self.predictor.backlog_s, added_s, self.queue_limit_s)
 
     def reject_for_deadline(

@@ -1,5 +1,7 @@
 """Selects which images of one batch key step together: as many as pay off and, while slots are free, deadlines allow.
 
+Also says which start images are encoded together.
+
 A larger batch generates more images per second and takes longer for each of them. While slots are free there is spare
 time, so the batch stays small enough for the most urgent image in it; the others are paused and catch up later. Once
 all slots are taken, throughput goes first, because the queue would grow without bound otherwise; requests that need
@@ -10,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from noria.scheduling.types import BatchKey
 
 # Fraction of the time that a deadline leaves for a step: costs are estimates, and encodes and decodes of other images
 # intervene.
@@ -59,6 +63,14 @@ def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) 
         if not limits.is_full:
             max_step_s = min(max_step_s, _affordable_step_s(image, limits, now))
     return chosen, max_step_s
+
+
+def can_encode(batch_key: BatchKey, encodes: Sequence[BatchKey], max_images: int) -> bool:
+    """Return whether an iteration that encodes start images of the keys `encodes` can encode another one with them.
+
+    It encodes those of one batch key, at most `max_images`, and at least one.
+    """
+    return not encodes or (encodes[0] == batch_key and len(encodes) < max_images)
 
 
 def _affordable_step_s(image: BatchCandidate, limits: BatchLimits, now: float) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from noria.scheduling.costs import CostModel
-from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, can_encode, select_batch
 from noria.scheduling.step.stride import kind_of
 from noria.scheduling.types import BatchKey, ItemId
 
@@ -30,6 +30,7 @@ class SimulatedImage:
     exclusive: bool = False
     deadline_s: float | None = None  # seconds from now; None: no deadline
     largest_key: BatchKey | None = None  # of the largest size in its calls; None: `batch_key`
+    needs_encode: bool = False  # whether its request's start image is encoded when it joins
     rank: int = 0  # in the policy's order; set by `forecast`
     start_s: float = 0.0  # seconds from now; set by `forecast`
 
@@ -53,7 +54,8 @@ def forecast(
 
     Modifies the images.
 
-    Free slots are filled at once. An image finishes when its decode ends, and each decode delays all images.
+    Free slots are filled at once, except by images whose start images are encoded later. An image finishes when its
+    decode ends. Each decode and each encoding delays all images.
     """
     simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
     for rank, each in enumerate(in_order):
@@ -125,6 +127,7 @@ class _Simulation:
     groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
     denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
     exclusive_attempt_id: str | None = None  # of the running exclusive request
+    has_postponed: bool = False  # whether images wait only because the last iteration encoded others' start images
     done: dict[ItemId, Forecast] = field(default_factory=dict)
 
     def assign(self, each: SimulatedImage) -> None:
@@ -150,8 +153,8 @@ class _Simulation:
         group.is_stale = True
 
     def join(self) -> None:
-        """Fill free slots from the head of the queue."""
-        text_encode_s = 0.0
+        """Fill free slots from the head of the queue; as many images wait as the scheduler lets wait for encoding."""
+        text_encode_s, encodes, postponed = 0.0, list[BatchKey](), list[SimulatedImage]()
         while self.queue and self.num_running < self.num_slots:
             first = self.queue[0]
             if (
@@ -160,12 +163,24 @@ class _Simulation:
                 and self.exclusive_attempt_id != first.image.attempt_id
             ):
                 break
-            self.assign(self.queue.popleft())
+            self.queue.popleft()
+            if any(each.image.attempt_id == first.image.attempt_id for each in postponed) or (
+                first.needs_encode and not can_encode(first.batch_key, encodes, self.decode_batch)
+            ):
+                postponed.append(first)
+                continue
+            if first.needs_encode:
+                encodes.append(first.batch_key)
+            self.assign(first)
             text_encode_s += self.costs.text_encode_s(first.batch_key.model)
+        self.queue.extendleft(reversed(postponed))
+        self.has_postponed = bool(postponed)
         self.now += text_encode_s
+        if encodes:
+            self.now += self.costs.image_encode_s(encodes[0], len(encodes))
 
     def step(self) -> None:
-        """Advance to the next departure, or by one iteration while an image waits to be decoded."""
+        """Advance to the next departure, or by one iteration while images wait to be encoded or decoded."""
         groups = [group for group in self.groups.values() if group.images]
         if not groups:
             return
@@ -177,7 +192,7 @@ class _Simulation:
             if group.is_stale:
                 group.select(self.costs, self.now, len(group.images) / num_images, is_full=is_full)
         iterations_s = _iterations_s(groups, num_images)
-        if self.denoised:
+        if self.denoised or self.has_postponed:
             jump_s = min(iterations_s)
         else:
             jump_s = min(
@@ -191,7 +206,9 @@ class _Simulation:
             )
 
     def decode(self) -> None:
-        """Decode one batch of denoised images, which leave."""
+        """Decode one batch of denoised images, which leave, if there are any."""
+        if not self.denoised:
+            return
         batch_key = self.denoised[0].batch_key
         departing = [each for each in self.denoised if each.batch_key == batch_key][: self.decode_batch]
         self.denoised = [each for each in self.denoised if each not in departing]

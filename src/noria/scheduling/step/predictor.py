@@ -132,11 +132,19 @@ class CompletionPredictor:
 
     def to_simulated(self, image: ItemId, now: float) -> SimulatedImage:
         """Convert `image` to the input of a forecast."""
-        request, running = self.table.request_of(image), self.table.running.get(image)
+        active, running = self.table.requests[image.attempt_id], self.table.running.get(image)
+        request = active.request
         deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
         calls = request.num_calls if running is None else request.num_calls - running.call
         return SimulatedImage(
-            image, request.batch_key, request.rows, calls, running is not None, request.exclusive, deadline_s
+            image,
+            request.batch_key,
+            request.rows,
+            calls,
+            running is not None,
+            request.exclusive,
+            deadline_s,
+            needs_encode=active.needs_encode and running is None and image.index == 0,  # which joins first
         )
 
     def _predict(self, now: float) -> _Prediction:
@@ -181,7 +189,13 @@ class CompletionPredictor:
     def unloaded_s(self, request: SchedulableRequest) -> float:
         """Duration of a request on an idle server, without the learned correction."""
         images = [
-            SimulatedImage(ItemId(request.attempt_id, index), request.batch_key, request.rows, request.num_calls)
+            SimulatedImage(
+                ItemId(request.attempt_id, index),
+                request.batch_key,
+                request.rows,
+                request.num_calls,
+                needs_encode=request.has_start_image and index == 0,
+            )
             for index in range(request.num_images)
         ]
         done = forecast(images, self.max_running, self.costs, {}, self.decode_batch)
@@ -191,18 +205,19 @@ class CompletionPredictor:
     def backlog_s(self) -> float:
         """Duration of all accepted work if no further request arrives."""
         return sum(
-            self.device_time_s(active.request, self.table.calls_left(attempt_id))
+            self.device_time_s(active.request, self.table.calls_left(attempt_id), needs_encode=active.needs_encode)
             for attempt_id, active in self.table.requests.items()
         )
 
-    def device_time_s(self, request: SchedulableRequest, calls: int) -> float:
-        """Device time that `calls` calls of a request take in full batches."""
+    def device_time_s(self, request: SchedulableRequest, calls: int, *, needs_encode: bool) -> float:
+        """Device time that `calls` calls of a request take in full batches, and its start image if that is needed."""
         batch_size = max(min(self.costs.rows_limit(request.batch_key) // request.rows, self.max_running), 1)
         decodes = (
             calls / request.num_calls * self.costs.decode_s(request.batch_key, self.decode_batch) / self.decode_batch
         )
+        encode_s = self.costs.image_encode_s(request.batch_key) if needs_encode else 0.0
         return self._correction * (
-            calls * self.costs.step_s(request.batch_key, batch_size * request.rows) / batch_size + decodes
+            calls * self.costs.step_s(request.batch_key, batch_size * request.rows) / batch_size + decodes + encode_s
         )
 
     # Learning.

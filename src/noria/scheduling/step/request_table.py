@@ -15,6 +15,7 @@ class ActiveRequest:
     request: SchedulableRequest
     arrived_at: float
     undecoded: set[int]  # indices of images not yet decoded
+    needs_encode: bool  # whether it has a start image, which is not encoded yet
     timings: RequestTimings = RequestTimings()  # of the image decoded last
     promised_forecast: Forecast = Forecast(0.0, 0.0)  # at admission, uncorrected
     priority_penalty: float = 0.0  # added to the policy's key, to rank it behind accepted deadlines that it would break
@@ -67,7 +68,7 @@ class RequestTable:
 
     def add(self, request: SchedulableRequest, now: float) -> ActiveRequest:
         """Add a request; all its images wait."""
-        active = ActiveRequest(request, now, set(range(request.num_images)))
+        active = ActiveRequest(request, now, set(range(request.num_images)), request.has_start_image)
         self.restore(active)
         return active
 

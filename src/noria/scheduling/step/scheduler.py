@@ -7,7 +7,9 @@ Rules:
     (`shared_calls.py`), and as many of its images as pay off together (`costs.py`); if these are not all, the policy
     decides. The others are paused, which costs them nothing but time.
   - An iteration decodes at most `decode_batch` images, of one batch key, longest waiting first; the others keep their
-    slots, which bounds how many wait. So a running image is delayed by at most one small decode.
+    slots, which bounds how many wait. It encodes as many start images, of one batch key; images with others wait
+    without a slot, and the next ones in the policy's order join. So an iteration delays a running image by at most one
+    small decode and one small encode.
   - A request that would wait too long, miss its deadline, or make another miss an accepted one, is rejected at once
     (`admission.py`).
   - A request that is cancelled, expired or failed is not in the next plan, with none of its images.
@@ -28,7 +30,7 @@ from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Policy, least_slack
 from noria.scheduling.step.admission import AdmissionControl
-from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, can_encode, select_batch
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.step.shared_calls import area_px, share_calls
@@ -74,6 +76,7 @@ class StepScheduler:
     _stride: StrideScheduler = field(init=False, default_factory=StrideScheduler)
     # Where `decode_batch` does not fit the memory.
     _decode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)
+    _encode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._table = RequestTable(self.num_slots)
@@ -170,10 +173,10 @@ class StepScheduler:
 
     def plan(self, now: float) -> IterationPlan | None:
         """Return the next iteration's plan, or None if there is nothing to do."""
-        joins = self._join(now)
+        joins, encodes = self._join(now)
         steps = self._next_steps(now)
         decodes = self._next_decodes(steps)
-        return IterationPlan(joins, steps, decodes) if joins or steps or decodes else None
+        return IterationPlan(joins, steps, decodes, encodes) if joins or steps or decodes else None
 
     def commit(
         self, plan: IterationPlan, result: IterationResult, now: float, seconds: float = 0.0
@@ -186,11 +189,14 @@ class StepScheduler:
         for image, reason in result.failed.items():
             if image in self._table.running:
                 events += self._finish(image.attempt_id, FinishReason.FAILED, reason, now)
+        for assignment in plan.encodes if result.oom_phase != "encodes" else ():
+            if assignment.image.attempt_id in self._table.requests:
+                self._table.requests[assignment.image.attempt_id].needs_encode = False
         events += self._handle_oom(plan, result, now)
         for assignment in plan.joins:
             if assignment.image in self._table.running:
                 self._table.running[assignment.image].join_timings = result.phase_timings or NO_TIMINGS
-        for step in plan.steps if result.oom_phase not in ("joins", "steps") else ():
+        for step in plan.steps if result.oom_phase in (None, "decodes") else ():
             if step.image in self._table.running:
                 self._table.record_step(step.image, step.call + 1, len(plan.steps))
         for assignment in plan.decodes if result.oom_phase is None else ():
@@ -201,25 +207,44 @@ class StepScheduler:
     def forget_model(self, model: ModelKey) -> None:
         """Drop what was learned of a model, of which no request runs or waits."""
         self.costs.forget(model)
-        self._decode_limits = {key: limit for key, limit in self._decode_limits.items() if key.model != model}
+        for limits in (self._decode_limits, self._encode_limits):
+            for batch_key in [key for key in limits if key.model == model]:
+                del limits[batch_key]
         self._predictor.forget_model(model)
 
     # Planning.
 
-    def _join(self, now: float) -> tuple[SlotAssignment, ...]:
+    def _join(self, now: float) -> tuple[tuple[SlotAssignment, ...], tuple[SlotAssignment, ...]]:
+        """Give images slots; return them, and those of them whose requests' start images are encoded."""
         num_free = self._predictor.max_running - len(self._table.running)
         in_flight = {image.attempt_id for image in self._table.running}
         exclusive = any(self._table.requests[attempt_id].request.exclusive for attempt_id in in_flight)
         joining: list[ItemId] = []
-        for image in self._predictor.sort_by_policy(self._table.waiting, now)[:num_free] if num_free > 0 else ():
+        encodes: dict[str, ItemId] = {}  # by attempt
+        for image in self._predictor.sort_by_policy(self._table.waiting, now) if num_free > 0 else ():
+            if len(joining) == num_free:
+                break
             exclusive = exclusive or self._table.request_of(image).exclusive
             if exclusive and in_flight - {image.attempt_id}:
                 break  # an exclusive request waits, and holds others back, until the batch is empty
+            if self._table.requests[image.attempt_id].needs_encode and image.attempt_id not in encodes:
+                if not self._can_encode(image, encodes.values()):
+                    continue
+                encodes[image.attempt_id] = image
             joining.append(image)
             in_flight.add(image.attempt_id)
         for image in joining:
             self._table.assign(image, now)
-        return tuple(SlotAssignment(image, self._table.running[image].slot) for image in joining)
+        joins, encoded = (
+            tuple(SlotAssignment(image, self._table.running[image].slot) for image in images)
+            for images in (joining, encodes.values())
+        )
+        return joins, encoded
+
+    def _can_encode(self, image: ItemId, encodes: Iterable[ItemId]) -> bool:
+        batch_key = self._table.request_of(image).batch_key
+        limit = self._encode_limits.get(batch_key, self.decode_batch)
+        return can_encode(batch_key, [self._table.request_of(each).batch_key for each in encodes], limit)
 
     def _next_steps(self, now: float) -> tuple[Step, ...]:
         by_key: dict[BatchKey, list[ItemId]] = {}
@@ -294,7 +319,7 @@ class StepScheduler:
     def _update_costs(self, plan: IterationPlan, result: IterationResult, now: float, seconds: float) -> None:
         """Update the cost model from a timed iteration; one in which a request was cancelled is ignored.
 
-        If only the whole iteration was timed, the costs of decoding and text encoding stay as measured at the start.
+        If only the whole iteration was timed, the costs of decoding and encoding stay as measured at the start.
         """
         images = [entry.image for phase in (plan.joins, plan.steps, plan.decodes) for entry in phase]
         if seconds <= 0.0 or not result.is_timed or any(image not in self._table.running for image in images):
@@ -302,6 +327,9 @@ class StepScheduler:
         phase_timings = (
             result.phase_timings if result.phase_timings is not None and result.phase_timings.is_known else None
         )
+        if phase_timings is not None and plan.encodes and phase_timings.image_encode_s:
+            encoded = self._table.request_of(plan.encodes[0].image).batch_key
+            self.costs.observe_image_encode(encoded, len(plan.encodes), phase_timings.image_encode_s)
         models = {self._table.request_of(assignment.image).batch_key.model for assignment in plan.joins}
         if phase_timings is not None and len(models) == 1 and phase_timings.text_encode_s:
             self.costs.observe_text_encode(models.pop(), len(plan.joins), phase_timings.text_encode_s)
@@ -322,20 +350,30 @@ class StepScheduler:
     def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[SchedulerEvent]:
         """Shrink the batches of the phase that ran out of memory; fail an image that does not fit alone."""
         phases: dict[Phase, tuple[SlotAssignment | Step, ...]] = {
+            "encodes": plan.encodes,
             "joins": plan.joins,
             "steps": plan.steps,
             "decodes": plan.decodes,
         }
         named = phases[result.oom_phase] if result.oom_phase is not None else ()
         images = [each.image for each in named if each.image in self._table.running]
+        num_others = len(self._table.running) - len(images)
+        if result.oom_phase == "encodes":  # so nothing has joined
+            joining = [each.image for each in plan.joins if each.image in self._table.running]
+            num_others = len(self._table.running) - len(joining)
+            self._table.requeue(joining)
         if not images:
             return []
-        batch_key, num_others = self._cost_key(images), len(self._table.running) - len(images)
-        if len(named) == 1 and (result.oom_phase != "joins" or num_others == 0):
+        batch_key = self._cost_key(images)
+        if len(named) == 1 and (result.oom_phase not in ("encodes", "joins") or num_others == 0):
             message = f"{batch_key.width_px}x{batch_key.height_px} pixels do not fit the device's memory, even alone"
             self._predictor.max_running = self.num_slots  # the image that left no memory for others is gone
             return self._finish(images[0].attempt_id, FinishReason.FAILED, message, now)
         match result.oom_phase:
+            case "encodes" if len(named) > 1:
+                self._encode_limits[batch_key] = len(named) // 2
+            case "encodes":
+                self._predictor.max_running = num_others
             case "joins":
                 self._predictor.max_running = max(num_others + len(named) // 2, 1)
                 self._table.requeue(images)
