@@ -60,7 +60,7 @@ def test_predict_without_changes_neither_the_table_nor_later_predictions():
 def test_the_expected_batch_size_is_averaged_over_iterations_and_decays_when_idle():
     predictor = make_predictor()
     for iteration in range(300):
-        predictor.record_iteration(SMALL, 6, 0.1, now=0.1 * iteration)
+        predictor.record_iteration({SMALL}, SMALL, 6, 0.1, now=0.1 * iteration)
     predictor.table.add(make_request("a", calls=2), 0.0)
     assert predictor.predict_requests(30.0)["a"].finish_in_s == 12.0
     predictor.table.remove("a")
@@ -72,7 +72,7 @@ def test_the_expected_batch_size_is_averaged_over_iterations_and_decays_when_idl
 def test_decay_does_not_depend_on_how_often_it_is_called():
     one, other = make_predictor(), make_predictor()
     for predictor in (one, other):
-        predictor.record_iteration(SMALL, 300, 0.1, now=0.0)
+        predictor.record_iteration({SMALL}, SMALL, 300, 0.1, now=0.0)
     one.decay(3.0)
     for now in (1.0, 2.0, 3.0):
         other.decay(now)
@@ -90,11 +90,11 @@ def test_decay_before_the_first_iteration_does_nothing():
 
 def test_the_expected_batch_size_of_a_key_without_running_images_decays_while_others_run():
     predictor = make_predictor()
-    predictor.record_iteration(LARGE, 240, 0.1, now=0.0)
+    predictor.record_iteration({LARGE}, LARGE, 240, 0.1, now=0.0)
     predictor.table.add(make_request("runs", batch_key=SMALL), 0.0)
     predictor.table.assign(ItemId("runs", 0), 0.0)
     for iteration in range(300):
-        predictor.record_iteration(SMALL, 1, 0.1, now=0.1 * iteration)
+        predictor.record_iteration({SMALL}, SMALL, 1, 0.1, now=0.1 * iteration)
     predictor.table.remove("runs")
     predictor.table.add(make_request("later", batch_key=LARGE, calls=2), 30.0)
     assert predictor.predict_requests(30.0)["later"].finish_in_s == 2.0

@@ -42,11 +42,11 @@ def test_other_models_and_full_calls_are_not_shared():
     assert share({SMALL: 1, LARGE: 2}, PER_CALL, max_rows=2) == {SMALL: SMALL, LARGE: LARGE}
 
 
-def make_scheduler(steps, call_size=(0, 0)):
+def make_scheduler(steps, call_size=(0, 0), calls=10):
     curves = {key: CostCurve(dict(curve.points)) for key, curve in steps.items()}  # which it changes
     scheduler = StepScheduler(8, costs=CostModel(steps=curves))
     for name, key in (("small", SMALL), ("large", LARGE)):
-        scheduler.submit(SchedulableRequest(name, key, 1, 10, None, rows=2, call_size=call_size), 0.0)
+        scheduler.submit(SchedulableRequest(name, key, 1, calls, None, rows=2, call_size=call_size), 0.0)
     return scheduler
 
 
@@ -88,3 +88,15 @@ def test_sizes_that_do_not_fit_the_memory_together_take_turns():
 def test_forecasts_know_which_sizes_share_calls(steps, expected_s):
     progress = make_scheduler(steps).progress(["small", "large"], 0.0)
     assert max(each.finish_in_s for each in progress.values()) == pytest.approx(expected_s)
+
+
+def test_a_small_image_that_rides_in_large_calls_is_as_urgent_as_they_are_long():
+    scheduler = make_scheduler(PER_CALL | {SMALL: CostCurve({1: 0.25, 2: 0.25})}, calls=100)
+    expected = [scheduler._predictor._image_costs(SMALL, 2)]
+    for _ in range(60):
+        assert names(iterate(scheduler)) == {"small", "large"}
+    expected.append(scheduler._predictor._image_costs(SMALL, 2))
+    assert [(each.expected_call_s, each.min_call_s) for each in expected] == [(0.25, 0.25), (1.0, 0.25)]
+    scheduler.cancel("large", 0.0)
+    iterate(scheduler, step_s=0.25)
+    assert scheduler._predictor._image_costs(SMALL, 2).expected_call_s < 0.5

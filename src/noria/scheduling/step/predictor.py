@@ -55,6 +55,8 @@ class CompletionPredictor:
     max_running: int
     decode_batch: int
     _expected_batch_size: dict[BatchKey, float] = field(init=False, default_factory=dict)
+    # Of the largest size in the last call of each key, to which its rows were padded.
+    _call_keys: dict[BatchKey, BatchKey] = field(init=False, default_factory=dict)
     _last_iteration: tuple[float, float] = field(init=False, default=(0.0, 0.0))  # its end and its duration
     _correction: float = field(init=False, default=1.0)
     _cached: _Prediction = field(init=False, default=_Prediction(-1, {}, {}, {}))
@@ -94,11 +96,10 @@ class CompletionPredictor:
         return self.policy(candidate, now) + active.priority_penalty
 
     def _image_costs(self, batch_key: BatchKey, rows: int) -> _ImageCosts:
-        expected_rows = min(round(self._expected_batch_size.get(batch_key, 0.0)), self.costs.rows_limit(batch_key))
-        expected_call_s = self.costs.step_s(batch_key, max(expected_rows, rows))
-        return _ImageCosts(
-            expected_call_s, min(self.costs.step_s(batch_key, rows), expected_call_s), self.costs.decode_s(batch_key)
-        )
+        call_key, min_call_s = self._call_keys.get(batch_key, batch_key), self.costs.step_s(batch_key, rows)
+        expected_rows = min(round(self._expected_batch_size.get(call_key, 0.0)), self.costs.rows_limit(call_key))
+        expected_call_s = self.costs.step_s(call_key, expected_rows) if expected_rows >= rows else min_call_s
+        return _ImageCosts(expected_call_s, min(min_call_s, expected_call_s), self.costs.decode_s(batch_key))
 
     # Forecasts.
 
@@ -222,17 +223,25 @@ class CompletionPredictor:
 
     # Learning.
 
-    def record_iteration(self, batch_key: BatchKey, rows: int, seconds: float, now: float) -> None:
-        """Record an iteration that ended `now`. The expected batch size of keys without running images decays."""
+    def record_iteration(
+        self, stepped_keys: Iterable[BatchKey], call_key: BatchKey, rows: int, seconds: float, now: float
+    ) -> None:
+        """Record an iteration that ended `now`: a call of `rows` rows as large as `call_key`, of all `stepped_keys`.
+
+        The expected batch size of keys without running images decays.
+        """
         self._last_iteration = now, seconds
-        active_keys = {running.request.batch_key for running in self.table.running.values()} - {batch_key}
+        stepped = set(stepped_keys)
+        self._call_keys |= dict.fromkeys(stepped, call_key)
+        active_keys = {running.request.batch_key for running in self.table.running.values()} - stepped
         for other, expected_rows in self._expected_batch_size.items():
             self._expected_batch_size[other] = (
                 expected_rows if other in active_keys else (1 - 1 / _BATCH_SIZE_ITERATIONS) * expected_rows
             )
-        self._expected_batch_size[batch_key] = (
-            self._expected_batch_size.get(batch_key, 0.0) + rows / _BATCH_SIZE_ITERATIONS
-        )
+        for batch_key in stepped:
+            self._expected_batch_size[batch_key] = (
+                self._expected_batch_size.get(batch_key, 0.0) + rows / _BATCH_SIZE_ITERATIONS
+            )
 
     def decay(self, now: float) -> None:
         """Decay the slowdown and the expected batch sizes for the idle time since the last iteration or `decay`."""
@@ -246,9 +255,9 @@ class CompletionPredictor:
 
     def forget_model(self, model: ModelKey) -> None:
         """Drop the expected batch sizes of a model without requests."""
-        self._expected_batch_size = {
-            batch_key: rows for batch_key, rows in self._expected_batch_size.items() if batch_key.model != model
-        }
+        for values in (self._expected_batch_size, self._call_keys):
+            for batch_key in [batch_key for batch_key in values if batch_key.model == model]:
+                del values[batch_key]
 
     def record_finished(self, active: ActiveRequest, now: float) -> None:
         """Learn the correction from a finished request; one without a forecast is ignored."""

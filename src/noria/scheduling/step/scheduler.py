@@ -30,7 +30,8 @@ from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Policy, least_slack
 from noria.scheduling.step.admission import AdmissionControl
-from noria.scheduling.step.batch_selection import BatchLimits, can_encode, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.step.shared_calls import area_px, share_calls
@@ -217,34 +218,18 @@ class StepScheduler:
     def _join(self, now: float) -> tuple[tuple[SlotAssignment, ...], tuple[SlotAssignment, ...]]:
         """Give images slots; return them, and those of them whose requests' start images are encoded."""
         num_free = self._predictor.max_running - len(self._table.running)
-        in_flight = {image.attempt_id for image in self._table.running}
-        exclusive = any(self._table.requests[attempt_id].request.exclusive for attempt_id in in_flight)
-        joining: list[ItemId] = []
-        encodes: dict[str, ItemId] = {}  # by attempt
-        for image in self._predictor.sort_by_policy(self._table.waiting, now) if num_free > 0 else ():
-            if len(joining) == num_free:
-                break
-            exclusive = exclusive or self._table.request_of(image).exclusive
-            if exclusive and in_flight - {image.attempt_id}:
-                break  # an exclusive request waits, and holds others back, until the batch is empty
-            if self._table.requests[image.attempt_id].needs_encode and image.attempt_id not in encodes:
-                if not self._can_encode(image, encodes.values()):
-                    continue
-                encodes[image.attempt_id] = image
-            joining.append(image)
-            in_flight.add(image.attempt_id)
+        in_order = self._predictor.sort_by_policy(self._table.waiting, now) if num_free > 0 else []
+        joining, encodes = select_joins(in_order, self._table, num_free, self._max_encodes)
         for image in joining:
             self._table.assign(image, now)
         joins, encoded = (
             tuple(SlotAssignment(image, self._table.running[image].slot) for image in images)
-            for images in (joining, encodes.values())
+            for images in (joining, encodes)
         )
         return joins, encoded
 
-    def _can_encode(self, image: ItemId, encodes: Iterable[ItemId]) -> bool:
-        batch_key = self._table.request_of(image).batch_key
-        limit = self._encode_limits.get(batch_key, self.decode_batch)
-        return can_encode(batch_key, [self._table.request_of(each).batch_key for each in encodes], limit)
+    def _max_encodes(self, batch_key: BatchKey) -> int:
+        return self._encode_limits.get(batch_key, self.decode_batch)
 
     def _next_steps(self, now: float) -> tuple[Step, ...]:
         by_key: dict[BatchKey, list[ItemId]] = {}
@@ -345,7 +330,8 @@ class StepScheduler:
                 decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
                 step_s = max(seconds - decode_s - result.join_s, 0.1 * seconds)
             self.costs.observe_step(batch_key, rows, step_s)
-            self._predictor.record_iteration(batch_key, rows, seconds, now)
+            keys = {self._table.request_of(image).batch_key for image in stepped}
+            self._predictor.record_iteration(keys, batch_key, rows, seconds, now)
 
     def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[SchedulerEvent]:
         """Shrink the batches of the phase that ran out of memory; fail an image that does not fit alone."""

@@ -1,7 +1,8 @@
 """Decides which sizes of images share the calls of a model that takes several at once.
 
-In a shared call, every row is padded to the largest size: a small image costs as much as a large one. That pays where a
-larger call takes little longer, or the sizes are nearly equal; else each size has calls of its own.
+In a shared call, every row is padded to the tokens of the largest size: a small image costs as much as a large one. A
+token is a fixed number of pixels, so areas order sizes by tokens. That pays where a larger call takes little longer, or
+the sizes are nearly equal; else each size has calls of its own.
 """
 
 from collections.abc import Mapping
