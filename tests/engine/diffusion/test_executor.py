@@ -220,7 +220,7 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
         loop.submit(executor.prepare(make_request(spec, number, inference_steps=3)))
     loop.run_iteration()
     with torch.inference_mode():
-        executor._latents[executor._requests["r1"].batch_key][0] = math.nan
+        executor._latents.of(executor._requests["r1"].latent_shape)[0] = math.nan
     while loop.run_iteration() is not None:
         pass
     assert [name for name, _ in failures] == ["r1"]

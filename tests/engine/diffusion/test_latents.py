@@ -1,13 +1,11 @@
-"""Histories are as wide as the images in them need, and unused ones are bounded by bytes."""
+"""The history is as wide and as large as the images in it need, and one for all sizes."""
 
 import pytest
 import torch
 
 from noria.engine.diffusion.latents import LatentSlots
-from noria.scheduling.types import BatchKey
 
-SHAPE = (2, 4, 4)
-KEYS = [BatchKey(8 * k, 8) for k in range(1, 5)]
+SHAPE, LARGE = (2, 4, 4), (2, 8, 4)
 NARROW_BYTES = 3 * 3 * 32 * 4  # three slots, three columns, 32 float32
 
 
@@ -15,29 +13,35 @@ def make_slots(max_idle_bytes=0):
     return LatentSlots(3, torch.device("cpu"), max_idle_bytes)
 
 
-def test_a_history_is_as_wide_as_its_widest_table():
+def test_the_history_is_as_wide_as_its_widest_table():
     slots = make_slots()
-    shapes = [tuple(slots.join(KEYS[0], SHAPE, window, set()).shape) for window in (1, 2, 1, 3)]
+    shapes = [tuple(slots.join(SHAPE, window, is_first=False).shape) for window in (1, 2, 1, 3)]
     assert shapes == [(3, 3, 32), (3, 5, 32), (3, 5, 32), (3, 9, 32)]
 
 
-def test_an_image_keeps_its_samples_when_the_history_becomes_wider():
+def test_images_keep_their_samples_when_the_history_becomes_wider_and_larger():
     slots = make_slots()
-    slots.join(KEYS[0], SHAPE, 1, set())[1, 0] = 7.0
-    assert slots.join(KEYS[0], SHAPE, 4, {KEYS[0]})[1, :4].eq(7.0).all()
-    assert slots[KEYS[0]].shape == (3, 9, 32)
+    slots.join(SHAPE, 1, is_first=True)[1, 0] = 7.0
+    large = slots.join(LARGE, 4, is_first=False)
+    assert large.shape == (3, 9, 64)
+    assert slots.of(SHAPE).shape == (3, 9, 32)
+    assert slots.of(SHAPE)[1, :4].eq(7.0).all()
+    large[2] = 3.0
+    assert slots.of(SHAPE)[1, :4].eq(7.0).all()
 
 
-@pytest.mark.parametrize(("max_histories", "kept"), [(0, 1), (1, 2), (2, 3)])
-def test_unused_histories_are_kept_up_to_a_number_of_bytes(max_histories, kept):
-    slots = make_slots(max_histories * NARROW_BYTES)
-    for key in KEYS:
-        slots.join(key, SHAPE, 1, set())
-    assert list(slots._histories) == KEYS[-kept:]
-
-
-def test_histories_in_use_are_never_freed():
+def test_any_number_of_sizes_takes_the_memory_of_the_largest():
     slots = make_slots()
-    for key in KEYS:
-        slots.join(key, SHAPE, 1, set(KEYS[:2]))
-    assert list(slots._histories) == [*KEYS[:2], KEYS[-1]]
+    for num_rows in range(1, 33):
+        slots.join((2, num_rows, 4), 1, is_first=num_rows == 1)
+    assert slots.nbytes == 3 * 3 * (2 * 32 * 4) * 4
+
+
+@pytest.mark.parametrize(("max_idle_bytes", "kept"), [(2 * NARROW_BYTES - 1, 1), (2 * NARROW_BYTES, 2)])
+def test_an_unused_history_is_kept_up_to_a_number_of_bytes(max_idle_bytes, kept):
+    slots = make_slots(max_idle_bytes)
+    slots.join(LARGE, 1, is_first=True)
+    slots.join(SHAPE, 1, is_first=False)
+    assert slots.nbytes == 2 * NARROW_BYTES
+    slots.join(SHAPE, 1, is_first=True)
+    assert slots.nbytes == kept * NARROW_BYTES

@@ -37,7 +37,7 @@ from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, downscale, preview_pixels
 from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
 from noria.sampling.tables import fold, window_of
-from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
+from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
 
 _log = logging.getLogger(__name__)
 # Iterations that the loop may be ahead of a GPU: enough to keep it busy, few enough that a new request joins soon.
@@ -210,7 +210,7 @@ class DiffusionExecutor:
             negative = embeddings[key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
             self._guided[assignment.image] = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters)
             shape = prepared.latent_shape
-            history = self._latents.join(prepared.batch_key, shape, prepared.table.window, self._keys_in_use())
+            history = self._latents.join(shape, prepared.table.window, is_first=not self._noise)
             noise = NoiseStream(payload.seed, shape, self.model.noise_dtype, image=assignment.image.index)
             self._noise[assignment.image] = noise
             if prepared.start is None:
@@ -252,7 +252,8 @@ class DiffusionExecutor:
     def _gather(self, steps: list[Step]) -> _StepBatch:
         """Return the model's inputs of images of one size."""
         prepared = [self._requests[step.image.attempt_id] for step in steps]
-        history, shape = self._latents[prepared[0].batch_key], prepared[0].latent_shape
+        shape = prepared[0].latent_shape
+        history = self._latents.of(shape)
         calls = [step.call for step in steps]
         slots_B, calls_B = self._to_device([step.slot for step in steps]), self._to_device(calls)
         scales_B = self._to_device(
@@ -308,7 +309,8 @@ class DiffusionExecutor:
 
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
-        history, shape = self._latents[prepared[0].batch_key], prepared[0].latent_shape
+        shape = prepared[0].latent_shape
+        history = self._latents.of(shape)
         padding = self.config.decode_batch - len(assignments) if self.config.buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
@@ -323,9 +325,6 @@ class DiffusionExecutor:
     def _log_fields(self, event: str, images: list[ItemId]) -> dict[str, dict[str, object]]:
         ids = sorted({self._requests[image.attempt_id].request.request_id for image in images})
         return fields(event=event, num_images=len(images), request_ids=ids)
-
-    def _keys_in_use(self) -> set[BatchKey]:
-        return {self._requests[image.attempt_id].batch_key for image in self._noise}
 
     def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
         return torch.as_tensor(values).to(self.model.device, non_blocking=True)

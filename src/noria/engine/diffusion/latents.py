@@ -1,4 +1,7 @@
-"""The slots' tensors on the device: each image's history of samples and model outputs.
+"""The slots' tensor on the device: each image's history of samples and model outputs.
+
+Images of all sizes share it: a slot is as large as the largest of them needs, and a smaller one uses the beginning of
+each column. So it takes as much memory as one size does, however many there are.
 
 Shapes: S slots, K columns of history (defined in `sampling/tables.py`), E elements of an image's latents.
 """
@@ -9,44 +12,41 @@ import torch
 
 from noria.sampling.step import empty_history, widen
 from noria.sampling.tables import ring_window, window_of
-from noria.scheduling.types import BatchKey
 
 MAX_IDLE_BYTES = 256 * 2**20
-"""Of histories that no image uses, kept because allocating and zeroing them again delays a join."""
+"""Of a history that no image uses, kept because allocating and zeroing it again delays a join."""
 
 
 class LatentSlots:
-    """Histories by batch key, allocated when the first image of a key joins; few unused ones are kept."""
+    """The history of the running images, as wide and as large as they need; allocated when the first one joins."""
 
     def __init__(self, num_slots: int, device: torch.device, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
         self._num_slots, self._device, self._max_idle_bytes = num_slots, device, max_idle_bytes
-        self._histories: dict[BatchKey, torch.Tensor] = {}  # the most recently joined last
+        self._history_SKE = empty_history(num_slots, 0, 1, device)
 
-    def __getitem__(self, batch_key: BatchKey) -> torch.Tensor:
-        """[S, K, E] float32 of the running images of `batch_key`."""
-        return self._histories[batch_key]
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the history on the device."""
+        return self._history_SKE.nbytes
 
-    def join(self, batch_key: BatchKey, shape: tuple[int, ...], window: int, in_use: set[BatchKey]) -> torch.Tensor:
-        """[S, K, E] float32 for another image with latents of `shape` whose table looks back `window` calls.
+    def of(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """[S, K, E] float32, a view of the slots for images with latents of `shape`."""
+        return self._history_SKE[:, :, : math.prod(shape)]
 
-        Allocates or widens it where necessary. Frees those of keys not `in_use`, least recently joined first, as far as
-        they take more than the maximum.
+    def join(self, shape: tuple[int, ...], window: int, *, is_first: bool) -> torch.Tensor:
+        """Return `of(shape)` for another image whose table looks back `window` calls.
+
+        Makes the history larger or wider where necessary; running images keep what they have. If it `is_first` and no
+        other image uses the history, a large one is allocated anew.
         """
-        self._free_idle(in_use | {batch_key})
-        history, window = self._histories.get(batch_key), ring_window(window)
-        if history is None:
-            history = empty_history(self._num_slots, math.prod(shape), window, self._device)
-        elif window > window_of(history.shape[1]):
-            history = widen(history, window)
-        self._histories.pop(batch_key, None)
-        self._histories[batch_key] = history
-        return history
-
-    def _free_idle(self, in_use: set[BatchKey]) -> None:
-        idle = {key: history.nbytes for key, history in self._histories.items() if key not in in_use}
-        num_bytes = sum(idle.values())
-        for key, of_key in idle.items():
-            if num_bytes <= self._max_idle_bytes:
-                break
-            del self._histories[key]
-            num_bytes -= of_key
+        if is_first and self.nbytes > self._max_idle_bytes:
+            self._history_SKE = empty_history(self._num_slots, 0, 1, self._device)
+        history_SKE, num_elements = self._history_SKE, math.prod(shape)
+        if (window := ring_window(window)) > window_of(history_SKE.shape[1]):
+            history_SKE = widen(history_SKE, window)
+        if num_elements > (num_known := history_SKE.shape[2]):
+            larger_SKE = empty_history(self._num_slots, num_elements, window_of(history_SKE.shape[1]), self._device)
+            larger_SKE[:, :, :num_known] = history_SKE
+            history_SKE = larger_SKE
+        self._history_SKE = history_SKE
+        return self.of(shape)
