@@ -10,9 +10,10 @@ from noria.engine.compile_queue import CompileQueue, CompileTask
 from noria.testing.requests import make_image_request
 
 
-def task(client="", steps=20, name="a", connection=b"1"):
+def task(client="", steps=20, name="a", connection=b"1", num_bytes=0):
     request = make_image_request(name, "noria-shapes", inference_steps=steps)
-    return CompileTask(connection, msgspec.structs.replace(request, client=client), None, 0.0)
+    data = memoryview(bytes(num_bytes)) if num_bytes else None
+    return CompileTask(connection, msgspec.structs.replace(request, client=client), data, 0.0)
 
 
 def taken(waiting):
@@ -22,7 +23,7 @@ def taken(waiting):
 def test_clients_take_turns_and_of_each_the_fewest_steps_are_next():
     waiting = CompileQueue()
     for client, steps in [("a", 30), ("a", 10), ("a", 20), ("b", 90), ("c", 50), ("b", 5)]:
-        assert waiting.put(task(client, steps)) is None
+        assert waiting.put(task(client, steps)) == []
     assert taken(waiting) == [("a", 10), ("b", 5), ("c", 50), ("a", 20), ("b", 90), ("a", 30)]
 
 
@@ -32,14 +33,28 @@ def test_the_rejected_one_is_the_costliest_of_the_client_that_has_most(added):
     for client, steps in added:
         held.append((client, steps))
         rejected = waiting.put(task(client, steps))
-        assert (rejected is None) == (len(held) <= 4)
-        if rejected is not None:
-            counts = Counter(each for each, _ in held)
-            name = rejected.request.client
+        assert len(rejected) == (len(held) > 4)
+        for each in rejected:
+            counts = Counter(client for client, _ in held)
+            name, num_steps = each.request.client, each.request.payload.num_steps
             assert counts[name] == max(counts.values())
-            assert rejected.request.payload.num_steps == max(steps for each, steps in held if each == name)
-            held.remove((name, rejected.request.payload.num_steps))
+            assert num_steps == max(steps for client, steps in held if client == name)
+            held.remove((name, num_steps))
     assert sorted(taken(waiting)) == sorted(held)
+
+
+def test_the_bytes_of_start_images_are_bounded_and_the_client_with_most_of_them_loses_its_own():
+    waiting = CompileQueue(max_bytes=100)
+    for each in (task("a", 9), task("a", 8), task("b", 20, num_bytes=40), task("b", 30, num_bytes=20)):
+        assert waiting.put(each) == []
+    assert waiting.put(task("c", 5, num_bytes=40)) == []
+    (rejected,) = waiting.put(task("c", 50, num_bytes=1))
+    assert (rejected.request.client, rejected.request.payload.num_steps) == ("b", 30)
+    rejections = waiting.put(task("d", 99, num_bytes=90))
+    assert [each.request.client for each in rejections] == ["d"]
+    rejections = waiting.put(task("d", 1, num_bytes=30))
+    assert [(each.request.client, each.data.nbytes) for each in rejections] == [("c", 1), ("b", 40)]
+    assert sorted(taken(waiting)) == [("a", 8), ("a", 9), ("c", 5), ("d", 1)]
 
 
 def test_cancelled_requests_are_removed():

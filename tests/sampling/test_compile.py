@@ -12,6 +12,8 @@ from noria.errors import InvalidField
 from noria.images.scheduler_names import SchedulerChoice, find
 from noria.sampling import compile as compiler
 from noria.sampling.compile import compile_sampler
+from noria.sampling.probe import SchedulerSetup
+from noria.sampling.schedule import Schedule
 from noria.sampling.tables import NOISE_COLUMN, WINDOW
 
 STABLE_DIFFUSION = {
@@ -112,6 +114,15 @@ def test_threads_can_compile_at_once(monkeypatch):
         thread.join()
     assert len(tables) == 4
     assert all(np.array_equal(table.coefficients, single_threaded.coefficients) for table in tables)
+
+
+def test_the_cache_counts_the_times_in_its_keys():
+    cache, rejection = compiler._Cache(100_000), InvalidField("no", field="scheduler")
+    setup = SchedulerSetup.of(find("ddim"), {})
+    keys = [(setup, 500, Schedule(tuple(float(each + time) for time in range(500))), None) for each in range(8)]
+    for key in keys:
+        cache.put(key, rejection)  # 2 kB, and 16 kB for 500 floats and their places
+    assert [cache.get(key) is not None for key in keys] == [False] * 3 + [True] * 5
 
 
 @pytest.mark.slow  # imports torch and diffusers in a process of its own

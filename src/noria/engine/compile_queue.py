@@ -1,18 +1,23 @@
-"""The requests whose samplers are to be compiled, and which of them is next. Pure.
+"""The requests whose samplers are to be compiled or whose LoRAs are to be loaded, and which of them is next. Pure.
 
-A sampler takes up to 1.5 s to compile, and a client may request any number of different ones. So clients take turns, of
-a client the one with the fewest steps is next, and the queue is bounded: beyond the limit, the one with the most steps
-of the client with the most requests is rejected. A client is an API key; clients without a key share one turn, in which
-a usual request is compiled before the costly ones.
+A sampler takes up to 1.5 s to compile, LoRAs as long as reading their files, and a client may request any number of
+different ones. So clients take turns, of a client the one with the fewest steps is next, and the queue is bounded in
+requests and in the bytes of their start images: beyond a limit, the one with the most steps of the client that has most
+is rejected. A client is an API key; clients without a key share one turn, in which a usual request is prepared before
+the costly ones.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from noria.protocol.request import AnyRequest
 from noria.protocol.transport import ClientId
 
 MAX_WAITING = 64
-"""Beyond a burst of usual requests; each keeps its frame of data in memory."""
+"""Beyond a burst of usual requests."""
+
+MAX_WAITING_BYTES = 2**28
+"""Of frames of data: 64 start images of 1024 × 1024 with a mask, or 16 of 2048 × 2048."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +31,28 @@ class CompileTask:
 
 
 class CompileQueue:
-    """At most `max_waiting` requests. Not thread-safe."""
+    """At most `max_waiting` requests, with at most `max_bytes` of data. Not thread-safe."""
 
-    def __init__(self, max_waiting: int = MAX_WAITING) -> None:
-        self._max_waiting = max_waiting
+    def __init__(self, max_waiting: int = MAX_WAITING, max_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._max_waiting, self._max_bytes = max_waiting, max_bytes
         self._tasks: dict[str, list[CompileTask]] = {}  # by client, in the order of their turns; no list is empty
 
-    def put(self, task: CompileTask) -> CompileTask | None:
-        """Add a request; return the one that is rejected if there are too many, which may be the new one."""
+    def put(self, task: CompileTask) -> list[CompileTask]:
+        """Add a request; return those that are rejected if there are too many, possibly the new one."""
         self._tasks.setdefault(task.request.client, []).append(task)
-        if sum(map(len, self._tasks.values())) <= self._max_waiting:
-            return None
-        longest = max(self._tasks, key=lambda client: (len(self._tasks[client]), client == task.request.client))
-        rejected = max(reversed(self._tasks[longest]), key=_num_steps)
+        rejected = []
+        if sum(map(len, self._tasks.values())) > self._max_waiting:
+            rejected.append(self._reject(len, lambda _: True, task.request.client))
+        while sum(map(_num_bytes, self._tasks.values())) > self._max_bytes:
+            rejected.append(self._reject(_num_bytes, lambda each: each.data is not None, task.request.client))
+        return rejected
+
+    def _reject(
+        self, size: Callable[[list[CompileTask]], int], counts: Callable[[CompileTask], bool], newest_client: str
+    ) -> CompileTask:
+        """Remove the request with the most steps of those that count, of the client whose requests have most `size`."""
+        client = max(self._tasks, key=lambda client: (size(self._tasks[client]), client == newest_client))
+        rejected = max(filter(counts, reversed(self._tasks[client])), key=_num_steps)
         self._remove(rejected)
         return rejected
 
@@ -70,6 +84,10 @@ class CompileQueue:
         tasks[:] = [each for each in tasks if each is not task]
         if not tasks:
             del self._tasks[task.request.client]
+
+
+def _num_bytes(tasks: Iterable[CompileTask]) -> int:
+    return sum(task.data.nbytes for task in tasks if task.data is not None)
 
 
 def _num_steps(task: CompileTask) -> int:

@@ -95,8 +95,9 @@ class _PreparingRequest(NamedTuple):
 class RequestReceiver:
     """Answers clients and fills `commands`, the queue of the loop; requests that cannot be prepared are rejected here.
 
-    A new sampler takes up to 1.5 s to compile. A separate thread compiles one at a time, so that neither pings nor
-    requests with known samplers wait. Which one is next, and how many wait, is `CompileQueue`'s to decide.
+    A new sampler takes up to 1.5 s to compile, and LoRAs that are not loaded as long as reading their files. A separate
+    thread prepares one such request at a time, so that neither pings nor other requests wait. Which one is next, and
+    how many wait, is `CompileQueue`'s to decide.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class RequestReceiver:
         self._channel.start(self.receive)
 
     def receive(self, client: ClientId, message: ToEngine, data: memoryview | None = None) -> None:
-        """Answer a message, or pass it on. Takes no longer than a request with a known sampler takes to prepare."""
+        """Answer a message, or pass it on. Takes no longer than a request whose sampler and LoRAs are known."""
         match message:
             case Hello(name):
                 self._register_client(client, name)
@@ -252,15 +253,15 @@ class RequestReceiver:
     def _enqueue(self, executor: Executor[Any], task: CompileTask) -> None:
         with self._lock:
             rejected = self._compile_queue.put(task)
-            if rejected is not None:
-                self._preparing.pop((rejected.connection, rejected.request.attempt_id), None)
+            for each in rejected:
+                self._preparing.pop((each.connection, each.request.attempt_id), None)
                 self._prepared.notify_all()
-        if rejected is not task:
+        if task not in rejected:
             self._compiler.submit(self._prepare_next, executor)
-        if rejected is not None:
-            message = "too many requests wait for new combinations of a scheduler and inference_steps"
-            failed = Failed(rejected.request.attempt_id, QueueFull.code, message, retry_after_s=_COMPILE_RETRY_AFTER_S)
-            self._reject(rejected.connection, rejected.request, rejected.arrived, failed)
+        message = "too many requests wait for new combinations of scheduler, inference_steps and strength, or for LoRAs"
+        for each in rejected:
+            failed = Failed(each.request.attempt_id, QueueFull.code, message, retry_after_s=_COMPILE_RETRY_AFTER_S)
+            self._reject(each.connection, each.request, each.arrived, failed)
 
     def _prepare_next(self, executor: Executor[Any]) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ _EXACT_RESIDUAL = 2e-7
 # All tables of one model take 41 MB with the default `max_steps` of 200, and 790 MB with 1000.
 _MAX_CACHE_BYTES = 128 * 2**20
 _ENTRY_BYTES = 2000  # of a table without its arrays, or of a rejection
+_TIME_BYTES = 32  # of a number in the tuples of a key's schedule
 _FIT_TOLERANCE = 1e-6  # too short a recurrence is off by 1e-3 at 20 steps, but by little more than this at hundreds
 
 
@@ -105,19 +106,21 @@ class _Cache:
             if key in self._entries:
                 return
             self._entries[key] = entry
-            self._num_bytes += _size_bytes(entry)
+            self._num_bytes += _size_bytes(key, entry)
             while self._num_bytes > self._max_bytes:
-                self._num_bytes -= _size_bytes(self._entries.popitem(last=False)[1])
+                self._num_bytes -= _size_bytes(*self._entries.popitem(last=False))
 
 
 _cache = _Cache(_MAX_CACHE_BYTES)
 
 
-def _size_bytes(entry: SamplerTable | InvalidField) -> int:
+def _size_bytes(key: _Key, entry: SamplerTable | InvalidField) -> int:
+    schedule = key[2]
+    num_bytes = _ENTRY_BYTES + _TIME_BYTES * (len(schedule.sigmas or ()) + len(schedule.timesteps or ()))
     if isinstance(entry, InvalidField):
-        return _ENTRY_BYTES
+        return num_bytes
     arrays = (entry.timesteps, entry.input_scale, entry.coefficients, entry.noise, entry.image_weights)
-    return _ENTRY_BYTES + sum(array.nbytes for array in arrays if array is not None)
+    return num_bytes + sum(array.nbytes for array in arrays if array is not None)
 
 
 def _compile_in_thread(
