@@ -34,9 +34,12 @@ def parse_form(content_type: str, body: bytes) -> Form:
         InvalidField: a field is there twice.
 
     """
-    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8").lower()
+    options = parse_options_header(content_type)[1]
+    charset = options.get(b"charset", b"utf-8").lower()
     if charset not in (b"utf-8", b"utf8"):  # Starlette would take any codec of Python's
         raise InvalidBody(f"the body's charset is {short_repr(charset.decode('latin-1'))}; send utf-8.")
+
+    _check_boundaries(options.get(b"boundary", b""), body)
 
     async def whole() -> AsyncGenerator[bytes, None]:
         yield body
@@ -62,6 +65,18 @@ def parse_form(content_type: str, body: bytes) -> Form:
         else:
             form.fields[name] = part
     return form
+
+
+def _check_boundaries(boundary: bytes, body: bytes) -> None:
+    """Raise InvalidBody if `body` has more boundaries than parts are allowed.
+
+    Each takes the parser 2 µs, also where it ends no part because something follows it: 20 MB of them take 10 s.
+    """
+    num_boundaries = body.count(b"\r\n--" + boundary)
+    if num_boundaries > MAX_FILES + MAX_FIELDS + 1:
+        raise InvalidBody(
+            f"the body has {num_boundaries} boundaries; at most {MAX_FILES} files and {MAX_FIELDS} fields are allowed."
+        )
 
 
 async def _read_parts(parser: MultiPartParser) -> list[tuple[str, str | bytes]]:
