@@ -205,7 +205,7 @@ class FakeEngine:
                     if run.replace(message):
                         for each in clients:
                             channel.send(each, run.state_message(state))
-                self._handle(channel, client, message, run)
+                self._handle(channel, client, message, data, run)
             while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
                 client, change = mounts.pop(0)
                 before, error = run.models, self._change_models(run, change)
@@ -243,7 +243,9 @@ class FakeEngine:
                 state = self._state_commands.get(timeout=_POLL_INTERVAL_S)
         return state
 
-    def _handle(self, channel: EngineChannel, client: bytes, message: object, run: "_Run") -> None:
+    def _handle(
+        self, channel: EngineChannel, client: bytes, message: object, data: memoryview | None, run: "_Run"
+    ) -> None:
         match message:
             case LoadAck():
                 self.num_load_acks += 1
@@ -256,14 +258,16 @@ class FakeEngine:
                 if self.answers_cancel:
                     channel.send(client, Failed(attempt_id, "cancelled", "cancelled", **self.cancel_progress))
             case Submit(request=request):
-                self._submit(channel, client, request, run)
+                self._submit(channel, client, request, data, run)
 
-    def _submit(self, channel: EngineChannel, client: bytes, request: AnyRequest, run: "_Run") -> None:
+    def _submit(
+        self, channel: EngineChannel, client: bytes, request: AnyRequest, data: memoryview | None, run: "_Run"
+    ) -> None:
         # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next
         # one.
         crashes = self._crashes_on(request)
         withholds = crashes or self.never_answers
-        replies = list(self._replies(request, withholds, run.models))
+        replies = list(self._replies(request, data, withholds, run.models))
         if withholds:
             self.in_flight.append(request.attempt_id)
         if crashes:
@@ -272,11 +276,11 @@ class FakeEngine:
                 self.set_state("ready")
         self.submitted.append(request)
         if not (delay_s := self.delays_s.get(request.model_version, 0.0)):
-            for message, data in replies:
-                channel.send(client, message, data)
+            for reply in replies:
+                channel.send(client, *reply)
             return
         at = time.monotonic() + delay_s
-        self._delayed += [(at, client, message, data) for message, data in replies]
+        self._delayed += [(at, client, *reply) for reply in replies]
         self._delayed.sort(key=lambda each: each[0])
 
     def _crashes_on(self, request: AnyRequest) -> bool:
@@ -289,7 +293,7 @@ class FakeEngine:
         return True
 
     def _replies(
-        self, request: AnyRequest, withholds: bool, models: tuple[AnyModelSpec, ...]
+        self, request: AnyRequest, data: memoryview | None, withholds: bool, models: tuple[AnyModelSpec, ...]
     ) -> Iterator[tuple[FromEngine, bytes | None]]:
         """Yield each reply with the bytes beside it; only the acceptance if it withholds the rest."""
         attempt_id, payload = request.attempt_id, request.payload
@@ -316,19 +320,10 @@ class FakeEngine:
         for index in reversed(range(num_images)):  # images may come in any order
             seed = payload.seed + index
             done = ImageDone(attempt_id, index, seed, payload.width, payload.height)
-            yield done, self._draw(payload, self.colour(seed, request.model_version))
+            yield done, _draw(payload, data, self.colour(seed, request.model_version))
         denoise_s = 0.003 + self.delays_s.get(request.model_version, 0.0)
         timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=denoise_s, decode_s=0.004)
         yield Finished(attempt_id, timings, payload.num_steps, mean_batch=2.5), None
-
-    def _draw(self, payload: DiffusionPayload, colour: tuple[int, int, int]) -> bytes:
-        """Return the pixels of an image: all in `colour`, but for those that the mask of its start image keeps."""
-        pixels = np.full((payload.height, payload.width, 3), colour, np.uint8)
-        if payload.has_mask:
-            data = np.frombuffer(self.data[-1] or b"", np.uint8)
-            start, mask = data[: pixels.size].reshape(pixels.shape), data[pixels.size :].reshape(pixels.shape[:2])
-            pixels = np.where(mask[..., None], pixels, start)
-        return pixels.tobytes()
 
     def _text_replies(
         self, request: EngineRequest[TextPayload], withholds: bool, models: tuple[AnyModelSpec, ...]
@@ -350,6 +345,17 @@ class FakeEngine:
         values = np.stack(vectors)
         timings, result = TextTimings(queue_s=0.001, infer_s=0.002), TextResult(*values.shape)
         yield Finished(attempt_id, timings, 1, 2.5, predicted_s=0.5, result=result), values.tobytes()
+
+
+def _draw(payload: DiffusionPayload, data: memoryview | None, colour: tuple[int, int, int]) -> bytes:
+    """Return the pixels of an image: all in `colour`, but for those that the mask of its start image keeps."""
+    pixels = np.full((payload.height, payload.width, 3), colour, np.uint8)
+    if payload.has_mask:
+        assert data is not None
+        frame = np.frombuffer(data, np.uint8)
+        start, mask = frame[: pixels.size].reshape(pixels.shape), frame[pixels.size :].reshape(pixels.shape[:2])
+        pixels = np.where(mask[..., None], pixels, start)
+    return pixels.tobytes()
 
 
 class _Run:

@@ -223,8 +223,11 @@ def test_bounds_and_defaults(model):
 
 
 def test_previews_show_the_image(model):
-    """After the last call a preview is the image: with the weights, x - σ·v."""
+    """After the last call a preview is the image: with the weights, x - σ·v, as the sampler's own last step."""
     executor = model[1]
+    table = executor.prepare(make_request(0)).table
+    last = executor.model.clean_weights(table.timesteps[-1:])[:, 0]
+    np.testing.assert_allclose(table.coefficients[-1][table.coefficients[-1] != 0], last, rtol=1e-5)
     latents, velocity = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
     weights = torch.from_numpy(executor.model.clean_weights(np.array([250.0, 1000.0], np.float32)))
     clean = clean_latents(latents, velocity, weights)
