@@ -64,7 +64,7 @@ class StartImageFacts(NamedTuple):
 
 
 class StartImage:
-    """A start image, whose pixels are decoded when they are asked for."""
+    """A start image, whose pixels are decoded when they are asked for. It keeps what these need of the files."""
 
     def __init__(self, files: ImageFiles) -> None:
         """Read the sizes in the files, after their orientation in EXIF.
@@ -74,7 +74,7 @@ class StartImage:
             InvalidField: the mask has another size than the image.
 
         """
-        self._files = files
+        self._mask_rule, self._inverts_mask = files.mask_rule, files.inverts_mask
         self._image = _Source("image", files.image)
         self._mask = None if files.mask is None else _Source("mask", files.mask)
         width_px, height_px = self._image.size_px
@@ -104,8 +104,8 @@ class StartImage:
         if self._mask is None:
             return pixels
         with self._mask.decode() as mask:
-            channel = _mask_channel(mask, self._files.mask_rule).resize((width_px, height_px), Image.Resampling.LANCZOS)
-        table = [255 * ((value >= 128) != self._files.inverts_mask) for value in range(256)]
+            channel = _mask_channel(mask, self._mask_rule).resize((width_px, height_px), Image.Resampling.LANCZOS)
+        table = [255 * ((value >= 128) != self._inverts_mask) for value in range(256)]
         return pixels + channel.point(table).tobytes()
 
 

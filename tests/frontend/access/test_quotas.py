@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from noria.errors import InvalidField, RateLimited
 from noria.frontend.access.api_keys import ApiKey
-from noria.frontend.access.quotas import ApiClient, TokenBucket
+from noria.frontend.access.quotas import ApiClient, Quota, TokenBucket
 from noria.protocol.request import ImageRequestBody
 from waiting import wait_until
 
@@ -247,3 +247,17 @@ def test_a_repeated_job_is_not_charged_again(serve_keys, client_with_key):
         statuses = [alice.post("/v1/jobs", json=job, headers={"Idempotency-Key": "k"}).status_code for _ in range(4)]
         assert statuses == [202, 200, 200, 200]
         assert alice.post("/v1/jobs", json=job).status_code == 202
+
+
+def test_a_check_raises_what_counting_would_and_counts_nothing():
+    quota = Quota("alice", "images", 2, 4)
+    for _ in range(9):
+        quota.check(2, 1000.0, 0.0, in_flight=True)
+        quota.check(4, 1000.0, 0.0, in_flight=False)
+    quota.acquire(2, 1000.0, 0.0)
+    with pytest.raises(RateLimited, match="has 2 images in flight"):
+        quota.check(1, 1000.0, 3.0, in_flight=True)
+    with pytest.raises(RateLimited, match="4 images a minute"):
+        quota.check(3, 1000.0, 0.0, in_flight=False)
+    quota.release(2)
+    quota.acquire(2, 1000.0, 0.0)

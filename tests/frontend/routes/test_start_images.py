@@ -2,11 +2,15 @@
 
 import base64
 import contextlib
+import gc
 import hashlib
 import io
 import sqlite3
 import struct
+import threading
+import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -15,9 +19,13 @@ import pytest
 from PIL import Image
 
 from noria.config import Config, FrontendConfig, JobsConfig
+from noria.frontend.access.api_keys import generate_key
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
+from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.routes.image_metadata import MAX_UPLOADS_PER_CLIENT
+from noria.frontend.services.start_images import StartImages
 from noria.images.metadata_io import read_metadata
+from noria.images.start_image import ImageFiles, StartImage
 from waiting import wait_until
 
 SIZE = (64, 48)
@@ -240,11 +248,88 @@ def test_texts_that_are_no_base64_are_rejected(client, engine, text):
     assert engine.submitted == []
 
 
+def traced_bytes(call):
+    """What `call` returns, the most bytes that Python's objects took in it, and those that they take after it."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        result = call()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return result, peak, kept
+
+
 def test_metadata_of_a_start_image_reach_no_decoder(client, engine):
-    """Each of 2000 entries of this EXIF has the same 60 kB: Pillow would copy them all."""
+    """Each of 2000 entries of this EXIF has the same 60 kB: Pillow would copy them all, 120 MB."""
     entries = b"".join(struct.pack("<HHII", 40_000 + tag, 7, 60_000, 8) for tag in range(2000))
     exif = b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", 2000) + entries
-    assert t2i(client, jpeg_with((b"\xe1", b"Exif\0\0" + exif.ljust(65_000, b"\0")))).status_code == 200
+    file = jpeg_with((b"\xe1", b"Exif\0\0" + exif.ljust(65_000, b"\0")))
+    assert t2i(client, file).status_code == 200
+    assert engine.data == [Image.open(io.BytesIO(file_of(photo(), "jpeg"))).convert("RGB").tobytes()]
+    pixels, peak, _ = traced_bytes(lambda: StartImage(ImageFiles(file)).pixels(*SIZE))
+    assert pixels == engine.data[0]
+    assert peak < 1_000_000
+
+
+def test_a_start_image_keeps_no_metadata_of_its_files():
+    text = (b"tEXt", b"prompt\0" + b"x" * 3_000_000)
+    image, _, kept = traced_bytes(lambda: StartImage(ImageFiles(png(64, 48, b"", 2, text), png(64, 48, b"", 2, text))))
+    assert image.facts.width_px == 64
+    assert kept < 100_000
+
+
+def test_an_upload_that_is_decoded_holds_its_file_and_neither_its_body_nor_base64(client, engine, monkeypatch):
+    file = file_of(photo((1500, 1000)))  # noise: as long as its pixels
+    json = b'{"prompt": "p", "width": 64, "height": 64, "image": "%s"}' % b64(file).encode()
+    boundary, name = b"\r\n--b", b'\r\nContent-Disposition: form-data; name="%s"'
+    form = boundary[2:] + name % b"prompt" + b"\r\n\r\np" + boundary + name % b'image"; filename="a'
+    form += b"\r\n\r\n" + file + boundary + b"--"
+    held = []
+
+    def pixels(*_):
+        held.append(tracemalloc.get_traced_memory()[0])
+        return bytes(64 * 64 * 3)
+
+    monkeypatch.setattr(StartImage, "pixels", pixels)
+    for path, content, media_type in (("/t2i", json, "application/json"), ("/v1/images/edits", form, FORM)):
+        headers = {"content-type": media_type}
+        response, _, _ = traced_bytes(lambda: client.post(path, content=content, headers=headers))  # noqa: B023
+        assert response.status_code in (200, 400), response.text  # an engine is given too few pixels for edits
+    assert max(held) < 1.5 * len(file)
+
+
+def test_a_client_over_its_quota_is_rejected_before_its_image_is_read(serve, new_engine, tmp_path):
+    token, table = generate_key("alice")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f"{table}images_per_minute = 1\n")
+    config = Config(data_dir=str(tmp_path / "data"), frontend=FrontendConfig(api_keys_file=str(keys)))
+    headers = {"authorization": f"Bearer {token}"}
+    with serve(config, new_engine()) as (url, _), httpx.Client(base_url=url, verify=False, headers=headers) as client:
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        assert t2i(client, b"damaged").status_code == 422
+        assert t2i(client).status_code == 200
+        assert t2i(client, b"damaged").status_code == 429
+        assert client.post("/v1/jobs", json={"input": {"prompt": "p", "image": "damaged"}}).status_code == 429
+
+
+def test_a_client_that_disconnects_gives_up_its_turn(client, engine, monkeypatch):
+    opened, removed, go = [], [], threading.Event()
+    open_files, remove = StartImages._open, FairThreads._remove
+    monkeypatch.setattr(
+        StartImages, "_open", lambda self, load: (opened.append(1), go.wait(30), open_files(self, load))[-1]
+    )
+    monkeypatch.setattr(FairThreads, "_remove", lambda self, *turn: removed.append(turn) or remove(self, *turn))
+    with ThreadPoolExecutor(2) as pool:
+        busy = [pool.submit(t2i, client) for _ in range(2)]
+        wait_until(lambda: len(opened) == 2)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/t2i", json={"prompt": "p", "image": b64(PHOTO)}, timeout=0.3)
+        wait_until(lambda: removed)
+        go.set()
+        assert [each.result().status_code for each in busy] == [200, 200]
+    assert t2i(client).status_code == 200
+    assert len(opened) == 3
 
 
 def test_files_that_are_too_large_are_rejected(serve, new_engine):
@@ -289,8 +374,6 @@ def test_large_bodies_count_as_uploads(serve, new_engine, monkeypatch):
             yield b'{"prompt": "' + b"p" * 2000
             wait_until(lambda: done)
             yield b'"}'
-
-        from concurrent.futures import ThreadPoolExecutor
 
         done = []
         held.clear()

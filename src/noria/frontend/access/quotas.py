@@ -70,6 +70,15 @@ class Quota:
         if self._token_bucket is not None:
             self._check_size(count, int(self._token_bucket.capacity), "a minute")
 
+    def check(self, count: int, now: float, backlog_s: float, *, in_flight: bool) -> None:
+        """Raise what `acquire` (`in_flight`) or `charge` would raise now, and count nothing."""
+        if in_flight:
+            self.acquire(count, now, backlog_s)
+            self.release(count)
+        else:
+            self.charge(count, now)
+        self.refund(count)
+
     def acquire(self, count: int, now: float, backlog_s: float) -> None:
         """Count results as in flight until `release`, and charge them to the rate. `backlog_s` becomes Retry-After.
 

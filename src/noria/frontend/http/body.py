@@ -107,7 +107,7 @@ class JsonBodyReader:
 
     @contextlib.asynccontextmanager
     async def receive(self, http: Request, media_type: str = "application/json") -> AsyncIterator[bytes]:
-        """Yield the raw body of a request that may have images.
+        """Yield the raw body of a request that may have images. It is not kept here.
 
         A large one counts until the context ends, so that those that wait to be decoded do.
 
@@ -115,15 +115,18 @@ class JsonBodyReader:
         """
         _check_media_type(http, media_type)
         with contextlib.ExitStack() as slots:
-            raw = await read_bytes(http, self._max_bytes_with_images, self._slot_taker(http, slots))
-            if len(raw) > self._max_bytes and media_type == "application/json":  # else decoding takes a long time
-                num_elements = sum(map(raw.count, (b",", b"[", b"{")))
-                if num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:
-                    raise BodyTooLarge(
-                        f"the body is longer than {self._max_bytes} bytes and has {num_elements} values; with images "
-                        f"at most {_MAX_ELEMENTS_BESIDE_IMAGES} are allowed."
-                    )
-            yield raw
+            yield await self._read_with_images(http, slots, media_type)
+
+    async def _read_with_images(self, http: Request, slots: contextlib.ExitStack, media_type: str) -> bytes:
+        raw = await read_bytes(http, self._max_bytes_with_images, self._slot_taker(http, slots))
+        if len(raw) > self._max_bytes and media_type == "application/json":  # else decoding takes a long time
+            num_elements = sum(map(raw.count, (b",", b"[", b"{")))
+            if num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:
+                raise BodyTooLarge(
+                    f"the body is longer than {self._max_bytes} bytes and has {num_elements} values; with images "
+                    f"at most {_MAX_ELEMENTS_BESIDE_IMAGES} are allowed."
+                )
+        return raw
 
     def check_length(self, raw: bytes, *images: object) -> None:
         """Raise BodyTooLarge if `raw`, which `receive` has yielded, is too long beside its `images` in base64."""

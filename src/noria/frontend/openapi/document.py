@@ -53,7 +53,8 @@ from noria.frontend.routes.a1111.routes import Img2ImgResponse, Options, Progres
 from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
 from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
 from noria.frontend.routes.images import ImagesResponse
-from noria.frontend.routes.jobs import JobList, JobRequestBody
+from noria.frontend.routes.job_inputs import JobRequestBody
+from noria.frontend.routes.jobs import JobList
 from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
 from noria.frontend.routes.openai_images import (

@@ -5,14 +5,13 @@ from typing import Any
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
 from noria.frontend.openapi.embeddings import MAX_DIMENSIONS
 from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation, parameter
+from noria.frontend.routes.job_inputs import ENDPOINTS, JobRequestBody
 from noria.frontend.routes.jobs import (
     CURSOR_PATTERN,
     DEFAULT_LIMIT,
-    ENDPOINTS,
     IDEMPOTENCY_KEY_PATTERN,
     MAX_LIMIT,
     JobList,
-    JobRequestBody,
 )
 from noria.frontend.text_jobs.results import JSONL, NPY
 from noria.frontend.text_jobs.routes import MEDIA_TYPES

@@ -11,6 +11,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
@@ -86,7 +87,10 @@ class ImageRoutes:
         async with self._body_reader.receive(http) as raw:
             body = apply_headers(decode(raw, ImageRequestBody), http.headers)
             self._body_reader.check_length(raw, body.image, body.mask)
-            return await self._generation_service.admit(body, http.state.api_client, http.state.request_id)
+            client, api_client = client_id_of(http), http.state.api_client
+            admitting = self._generation_service.admit(body, api_client, http.state.request_id, client=client)
+            del raw, body  # with images they are long
+            return await cancel_on_disconnect(http, admitting)
 
     async def _frames(self, update: Update | GenerationResult, admitted: AdmittedRequest) -> list[bytes]:
         match update:

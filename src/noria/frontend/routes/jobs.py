@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,17 +13,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from noria.config import Config
-from noria.errors import BodyTooLarge, InvalidField, JobNotFound, NoriaError, UnreadableImage, short_repr
+from noria.errors import InvalidField, JobNotFound, NoriaError, short_repr
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.access.quotas import ApiClient, Quota
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
-from noria.frontend.services.generation import AdmittedRequest, GenerationService
+from noria.frontend.routes.job_inputs import JobRequestBody, admit_input, digest_of, stored_input, take_images
+from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
-from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.text_jobs.executor import TextJobExecutor
 from noria.jobs.records import (
@@ -41,10 +39,7 @@ from noria.jobs.records import (
 from noria.jobs.service import JobService
 from noria.jobs.stored_request import pack_start_image
 from noria.observe.metrics import outcomes
-from noria.protocol.diffusion import DiffusionPayload
-from noria.protocol.request import ImageRequestBody
 
-ENDPOINTS = ("/t2i", "/v1/images/generations")
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 MAX_STREAMS = 256
 """Of the events of jobs, of one front end. Each holds a connection; all of them share one query every half second."""
@@ -55,14 +50,6 @@ _STREAM_RETRY_AFTER_S = 10.0
 
 IDEMPOTENCY_KEY_PATTERN = "[!-~]{1,255}"
 CURSOR_PATTERN = "[0-9a-f]{1,15}"  # fits into a signed 64-bit integer
-
-
-class JobRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /v1/jobs`."""
-
-    input: dict[str, Any]
-    webhook: str | None = None
-    webhook_events_filter: list[Literal["start", "completed"]] | None = None
 
 
 class JobList(Struct, frozen=True):
@@ -147,19 +134,25 @@ class JobRoutes:
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, JobRequestBody)
             self._body_reader.check_length(raw, body.input.get("image"), body.input.get("mask"))
-            return await self._new_job(http, body)
+            del raw  # with images it is long
+            return await cancel_on_disconnect(http, self._new_job(http, body))
 
     async def _new_job(self, http: Request, body: JobRequestBody) -> tuple[NewJob, int]:
         api_client: ApiClient = http.state.api_client
-        job_id = new_job_id()
-        admitted = await admit_input(self._generation_service, body.input, api_client, job_id, http.headers)
+        job_id, client, threads = new_job_id(), client_id_of(http), self._generation_service.upload_threads
+        has_image = "image" in body.input
+        digest = await threads.run(client, digest_of, body) if has_image else digest_of(body)
+        images = take_images(body.input)
+        admitted = await admit_input(
+            self._generation_service, body.input, images, api_client, job_id, http.headers, client=client
+        )
         payload = admitted.request.payload
-        packed = None if admitted.data is None else await asyncio.to_thread(pack_start_image, admitted.data)
+        packed = None if admitted.data is None else await threads.run(client, pack_start_image, admitted.data)
         new_job = NewJob(
             id=job_id,
             model=admitted.spec.name,
             version=admitted.spec.fingerprint,
-            input=msgspec.json.encode(_stored_input(body.input, payload)),
+            input=msgspec.json.encode(stored_input(body.input, payload)),
             request=serialize_request(admitted),
             base_url=base_url(http),
             priority=admitted.request.priority,
@@ -167,7 +160,7 @@ class JobRoutes:
             webhook_events=webhook_events(body.webhook_events_filter),
             made_by=api_client.name or "",
             idempotency_key=idempotency_key(http.headers),
-            body_digest=hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest(),
+            body_digest=digest,
             image_bytes=len(packed or b""),
             chunks=() if packed is None else (packed,),
         )
@@ -247,57 +240,6 @@ class JobRoutes:
                         yield sse.serialize_event(event.type, msgspec.Raw(event.data), str(event.seq))
         except NoriaError as error:
             yield sse.serialize_event("error", error_body(error, request_id))
-
-
-def _stored_input(sent: Mapping[str, Any], payload: DiffusionPayload) -> dict[str, Any]:
-    """Return the `input` of a job without ignored fields, with its seed, and with digests in place of images."""
-    stored = {name: value for name, value in sent.items() if name not in IGNORED_FIELDS}
-    digests = {"image": payload.image_digest, "mask": payload.mask_digest}
-    return stored | {"seed": payload.seed} | {name: f"sha256:{each}" for name, each in digests.items() if each}
-
-
-async def admit_input(
-    generation_service: GenerationService,
-    job_input: Mapping[str, Any],
-    api_client: ApiClient,
-    request_id: str,
-    headers: Mapping[str, str],
-) -> AdmittedRequest:
-    """Validate the `input` of a job: a body of the route that its `endpoint` names, `/t2i` by default.
-
-    Raises:
-        NoriaError: as `GenerationService.admit` does; field names begin with `input.`.
-
-    """
-    fields = dict(job_input)
-    endpoint = fields.pop("endpoint", ENDPOINTS[0])
-    if endpoint not in ENDPOINTS:
-        raise InvalidField(
-            f"input.endpoint is {short_repr(endpoint)}; allowed are {', '.join(ENDPOINTS)}.", field="input.endpoint"
-        )
-    raw = msgspec.json.encode(fields)
-    try:
-        if endpoint == ENDPOINTS[0]:
-            body = decode(raw, ImageRequestBody)
-            _reject_streaming(body)
-            return await generation_service.admit(apply_headers(body, headers), api_client, request_id)
-        generations_body = decode(raw, GenerationsRequestBody)
-        _reject_streaming(generations_body)
-        return await admit_generation(generation_service, generations_body, api_client, request_id, headers)
-    except (InvalidField, UnreadableImage, BodyTooLarge) as error:
-        if error.field is not None and not error.field.startswith("X-"):  # not a header
-            error.field = f"input.{error.field}"
-        raise
-
-
-def _reject_streaming(body: ImageRequestBody | GenerationsRequestBody) -> None:
-    for field in ("stream", "partial_images"):
-        if got := getattr(body, field):
-            raise InvalidField(
-                f"{field} is {msgspec.json.encode(got).decode()}; a job cannot be streamed in the response. "
-                f"Leave {field} out and GET the job's `urls.stream`.",
-                field=field,
-            )
 
 
 def webhook_events(wanted: Collection[WebhookEvent] | None) -> tuple[WebhookEvent, ...]:

@@ -4,15 +4,15 @@ The unmodified openai-python client works. The body is a form, whose fields are 
 file `image` and, if only a part of it is to be repainted, a file `mask` that is transparent there.
 """
 
-import asyncio
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from noria.errors import InvalidField, OperationNotSupported
+from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.multipart import Form, parse_form
 from noria.frontend.routes.openai_images import GenerationsRequestBody, IgnoredText, admit_generation, respond
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
@@ -48,17 +48,24 @@ class EditRoutes:
 
     async def _admit(self, http: Request) -> AdmittedRequest:
         async with self._body_reader.receive(http, "multipart/form-data") as raw:
-            form = await asyncio.to_thread(parse_form, http.headers["content-type"], raw)
-            files, fields = _files(form), _fields(form)
-            return await admit_generation(
+            client, content_type = client_id_of(http), http.headers["content-type"]
+            parsing = self._generation_service.upload_threads.run(client, parse_form, content_type, raw)
+            del raw  # it is long, as the files in it are
+            form = await cancel_on_disconnect(http, parsing)
+            load_files, fields = [_files(form)].pop, _fields(form)  # the first one keeps the files until it is called
+            del form
+            admitting = admit_generation(
                 self._generation_service,
                 fields,
                 http.state.api_client,
                 http.state.request_id,
                 http.headers,
-                lambda: files,
+                load_files,
                 fields.strength,
+                client=client,
             )
+            del load_files
+            return await cancel_on_disconnect(http, admitting)
 
     async def variations(self, _: Request) -> Response:
         """Raise OperationNotSupported."""

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import InvalidField, short_repr
+from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import PreviewImage, Update
 from noria.frontend.engines.pool import PoolLoad
@@ -197,7 +198,12 @@ class OpenAIRoutes:
         """Generate images; returns them in base64, or as a stream of events."""
         body = await self._body_reader.read_json(http, GenerationsRequestBody)
         admitted = await admit_generation(
-            self._generation_service, body, http.state.api_client, http.state.request_id, http.headers
+            self._generation_service,
+            body,
+            http.state.api_client,
+            http.state.request_id,
+            http.headers,
+            client=client_id_of(http),
         )
         return await respond(http, self._generation_service, admitted, "image_generation")
 
@@ -267,6 +273,9 @@ async def admit_generation(
     headers: Mapping[str, str],
     load_files: LoadFiles | None = None,
     strength: float | None = None,
+    *,
+    client: str,
+    is_job: bool = False,
 ) -> AdmittedRequest:
     """Validate `body`; raises as `GenerationService.admit` does, with the field names of this body.
 
@@ -274,7 +283,9 @@ async def admit_generation(
     """
     image_body = apply_headers(_as_image_body(body, strength), headers)
     try:
-        return await generation_service.admit(image_body, api_client, request_id, body.output_compression, load_files)
+        return await generation_service.admit(
+            image_body, api_client, request_id, body.output_compression, load_files, client=client, is_job=is_job
+        )
     except InvalidField as error:
         if error.field in ("width", "height"):  # this body has no such fields
             error.field = "size"

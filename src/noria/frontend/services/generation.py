@@ -7,6 +7,7 @@ A request passes through `request_validation.py` (limits and defaults), `engines
 import asyncio
 import contextlib
 import contextvars
+import functools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
@@ -22,13 +23,14 @@ from noria.config import FrontendConfig
 from noria.errors import (
     NoriaError,
 )
+from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.services.image_writer import to_base64, write_images
-from noria.frontend.services.request_validation import validate
+from noria.frontend.services.request_validation import MAX_LORAS, CompleteLoras, no_loras, validate
 from noria.frontend.services.span_attributes import add_request_attributes
-from noria.frontend.services.start_images import LoadFiles, StartImages, files_of
+from noria.frontend.services.start_images import NUM_UPLOAD_THREADS, LoadFiles, StartImages, files_of
 from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
 from noria.frontend.statistics.built_in import image_values, request_values
 from noria.frontend.statistics.recorder import StatisticsRecorder
@@ -39,12 +41,13 @@ from noria.observe.logs.request_log import LogPrompts, current_log_record, promp
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import GLOBAL_TRACER, nanoseconds
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
 from noria.protocol.routes import Target
 from noria.statistics.values import Values
 
+_NUM_FILE_THREADS = 2  # that read LoRA files: not those for uploads, which take longer
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
 
 
@@ -131,7 +134,9 @@ class GenerationService:
         self.config = config
         self.tracer = tracer
         self._draw_seed, self._log_prompts = draw_seed, log_prompts
-        self._start_images = StartImages(config.max_image_bytes)
+        self.upload_threads = FairThreads(NUM_UPLOAD_THREADS)  # for work on the bodies of requests that have files
+        self._file_threads = FairThreads(_NUM_FILE_THREADS)
+        self._start_images = StartImages(config.max_image_bytes, self.upload_threads)
         self._postprocess_s = 0.0  # smoothed time from a request's pixels to its files
         # Few: writing images is CPU-bound, and the engine needs the cores too.
         self._thread_pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="write-image")
@@ -164,10 +169,14 @@ class GenerationService:
         request_id: str,
         quality: int | None = None,
         load_files: LoadFiles | None = None,
+        *,
+        client: str = "",
+        is_job: bool = False,
     ) -> AdmittedRequest:
-        """Validate `body`, fill in defaults, read its start image or that of `load_files`.
+        """Validate `body`, fill in defaults, read its start image or that of `load_files` if the quota allows.
 
-        A rejection is counted and logged. Raises RequestError or EngineUnavailable.
+        `client` is who takes turns in reading, as `concurrency_limits.py` names it. A rejection is counted and logged.
+        Raises RequestError or EngineUnavailable.
         """
         try:
             spec = self.resolve_model(body.model)
@@ -178,10 +187,19 @@ class GenerationService:
         started = time.monotonic()
         try:
             load_files = load_files or files_of(body)
-            start_image = None if load_files is None else await self._start_images.open(load_files)
-            facts = None if start_image is None else start_image.facts
             body = msgspec.structs.replace(body, image=None, mask=None)  # they are long
             prioritised = api_client.apply_priority(body)
+            start_image = None
+            if load_files is not None:
+                backlog_s = self.engine_pool.backlog_s(spec)
+                api_client.images.check(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job)
+                start_image = await self._start_images.open(client, load_files)
+            load_files = None  # it may hold the files
+            facts = None if start_image is None else start_image.facts
+            complete_loras: CompleteLoras = no_loras
+            if body.loras:
+                found = await self._file_threads.run(client, self._find_loras, body.loras, spec.name)
+                complete_loras = functools.partial(_return_or_raise, found)
             request = validate(
                 prioritised,
                 spec,
@@ -189,12 +207,13 @@ class GenerationService:
                 request_id,
                 self._draw_seed,
                 api_client.name or "",
-                self.loras.complete,
+                complete_loras,
                 facts,
             )
             data = None
             if start_image is not None:
-                data = await self._start_images.pixels(start_image, request.payload.width, request.payload.height)
+                size_px = request.payload.width, request.payload.height
+                data = await self._start_images.pixels(client, start_image, *size_px)
                 request = _with_less_time(request, time.monotonic() - started)
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
@@ -202,6 +221,13 @@ class GenerationService:
             raise
         add_request_attributes(get_current_span(), request)
         return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body, facts, data)
+
+    def _find_loras(self, loras: Sequence[Lora], model: str) -> tuple[Lora, ...] | NoriaError:
+        """Return the LoRAs that the folders have now, or why not, for `validate` to raise in the order of fields."""
+        try:
+            return self.loras.complete(loras[:MAX_LORAS], model)
+        except NoriaError as error:
+            return error
 
     def _log_rejection(self, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError) -> None:
         current_log_record().add(
@@ -318,6 +344,12 @@ class GenerationService:
     async def files_as_base64(self, result: GenerationResult) -> list[str]:
         """Return the result's files in base64."""
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
+
+
+def _return_or_raise(found: tuple[Lora, ...] | NoriaError, *_: object) -> tuple[Lora, ...]:
+    if isinstance(found, NoriaError):
+        raise found
+    return found
 
 
 def _with_less_time(request: ImageRequest, seconds: float) -> ImageRequest:

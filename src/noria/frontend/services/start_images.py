@@ -1,30 +1,29 @@
 """Reads the start images of requests in threads, at most two at once: each takes a core and up to 200 MB."""
 
-import asyncio
 import base64
 import binascii
 import functools
 from collections.abc import Callable
 
 from noria.errors import BodyTooLarge, InvalidField, UnreadableImage, short_repr
+from noria.frontend.access.fair_threads import FairThreads
 from noria.images.start_image import ImageFiles, MaskRule, StartImage
 from noria.protocol.request import ImageRequestBody
 
-_MAX_CONCURRENT_READS = 2
+NUM_UPLOAD_THREADS = 2
 
 LoadFiles = Callable[[], ImageFiles]
-"""Returns the files of a start image; is called in a thread. Raises RequestError."""
+"""Returns the files of a start image; is called once, in a thread. Raises RequestError."""
 
 
 class StartImages:
     """Reads the start images of a front end's requests."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, threads: FairThreads) -> None:
         """`max_bytes` is the most that an image and its mask have together, as files."""
-        self._max_bytes = max_bytes
-        self._semaphore = asyncio.Semaphore(_MAX_CONCURRENT_READS)
+        self._max_bytes, self._threads = max_bytes, threads
 
-    async def open(self, load: LoadFiles) -> StartImage:
+    async def open(self, client: str, load: LoadFiles) -> StartImage:
         """Return the image in the files that `load` returns; its pixels are not decoded.
 
         Raises:
@@ -32,8 +31,7 @@ class StartImages:
             RequestError: what `load` and StartImage raise.
 
         """
-        async with self._semaphore:
-            return await asyncio.to_thread(self._open, load)
+        return await self._threads.run(client, self._open, load)
 
     def _open(self, load: LoadFiles) -> StartImage:
         files = load()
@@ -46,10 +44,9 @@ class StartImages:
             )
         return StartImage(files)
 
-    async def pixels(self, image: StartImage, width_px: int, height_px: int) -> bytes:
+    async def pixels(self, client: str, image: StartImage, width_px: int, height_px: int) -> bytes:
         """Return what `StartImage.pixels` does. Raises UnreadableImage and InvalidField."""
-        async with self._semaphore:
-            return await asyncio.to_thread(image.pixels, width_px, height_px)
+        return await self._threads.run(client, image.pixels, width_px, height_px)
 
 
 def files_of(body: ImageRequestBody) -> LoadFiles | None:

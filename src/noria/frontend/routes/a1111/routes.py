@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from noria.errors import BodyTooLarge, InvalidField, UnreadableImage
+from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import JsonBodyReader, decode, decode_object
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
@@ -149,8 +150,10 @@ class A1111Routes:
             body = decode(raw, Img2Img, strict=False)
             self._body_reader.check_length(raw, *(body.init_images or ()), body.mask)
             check_image_body(decode_object(raw))
-            admitted = await self._admit(http, body, files_of_image_body(body))
-            return admitted, msgspec.structs.replace(body, init_images=None, mask=None)
+            load_files, body = files_of_image_body(body), msgspec.structs.replace(body, init_images=None, mask=None)
+            admitting = self._admit(http, body, load_files)
+            del raw, load_files  # they are long
+            return await cancel_on_disconnect(http, admitting), body
 
     async def _generate(
         self, http: Request, admitted: AdmittedRequest, body: Txt2Img
@@ -166,9 +169,15 @@ class A1111Routes:
         settings = self._settings_of(http) | overrides
         image_body = as_image_body(body, settings, self._model_name(settings))
         image_body = apply_headers(image_body, http.headers)
-        return await self._generation_service.admit(
-            image_body, http.state.api_client, http.state.request_id, load_files=load_files
+        admitting = self._generation_service.admit(
+            image_body,
+            http.state.api_client,
+            http.state.request_id,
+            load_files=load_files,
+            client=client_id_of(http),
         )
+        del load_files
+        return await admitting
 
     def _settings_of(self, http: Request) -> dict[str, Any]:
         return self._settings.setdefault(http.state.api_client.name, {})

@@ -1,0 +1,100 @@
+"""The `input` of jobs of images: a body of the route that its `endpoint` names."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from noria.errors import BodyTooLarge, InvalidField, UnreadableImage, short_repr
+from noria.frontend.access.quotas import ApiClient
+from noria.frontend.http.body import decode
+from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
+from noria.frontend.services.generation import AdmittedRequest, GenerationService
+from noria.frontend.services.request_validation import apply_headers
+from noria.protocol.diffusion import DiffusionPayload
+from noria.protocol.request import ImageRequestBody
+
+ENDPOINTS = ("/t2i", "/v1/images/generations")
+
+
+class JobRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/jobs`."""
+
+    input: dict[str, Any]
+    webhook: str | None = None
+    webhook_events_filter: list[Literal["start", "completed"]] | None = None
+
+
+def take_images(job_input: dict[str, Any]) -> dict[str, str]:
+    """Remove and return the files in base64 of an input for `/t2i`."""
+    if job_input.get("endpoint", ENDPOINTS[0]) != ENDPOINTS[0]:
+        return {}
+    return {name: job_input.pop(name) for name in ("image", "mask") if isinstance(job_input.get(name), str)}
+
+
+def digest_of(body: JobRequestBody) -> str:
+    """Return what distinguishes bodies that share an idempotency key."""
+    return hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
+
+
+def stored_input(sent: Mapping[str, Any], payload: DiffusionPayload) -> dict[str, Any]:
+    """Return the `input` of a job without ignored fields, with its seed, and with digests in place of images."""
+    stored = {name: value for name, value in sent.items() if name not in IGNORED_FIELDS}
+    digests = {"image": payload.image_digest, "mask": payload.mask_digest}
+    return stored | {"seed": payload.seed} | {name: f"sha256:{each}" for name, each in digests.items() if each}
+
+
+async def admit_input(
+    generation_service: GenerationService,
+    job_input: Mapping[str, Any],
+    images: dict[str, str],
+    api_client: ApiClient,
+    request_id: str,
+    headers: Mapping[str, str],
+    *,
+    client: str,
+) -> AdmittedRequest:
+    """Validate the `input` of a job: a body of the route that its `endpoint` names, `/t2i` by default.
+
+    `images` are fields of it apart, because they are long; they are removed.
+
+    Raises:
+        NoriaError: as `GenerationService.admit` does; field names begin with `input.`.
+
+    """
+    fields = dict(job_input)
+    endpoint = fields.pop("endpoint", ENDPOINTS[0])
+    if endpoint not in ENDPOINTS:
+        raise InvalidField(
+            f"input.endpoint is {short_repr(endpoint)}; allowed are {', '.join(ENDPOINTS)}.", field="input.endpoint"
+        )
+    try:
+        if endpoint == ENDPOINTS[0]:
+            body = decode(msgspec.json.encode(fields), ImageRequestBody)
+            _reject_streaming(body)
+            body = msgspec.structs.replace(apply_headers(body, headers), **images)
+            images.clear()
+            admitting = generation_service.admit(body, api_client, request_id, client=client, is_job=True)
+            del body
+            return await admitting
+        generations_body = decode(msgspec.json.encode(fields), GenerationsRequestBody)
+        _reject_streaming(generations_body)
+        return await admit_generation(
+            generation_service, generations_body, api_client, request_id, headers, client=client, is_job=True
+        )
+    except (InvalidField, UnreadableImage, BodyTooLarge) as error:
+        if error.field is not None and not error.field.startswith("X-"):  # not a header
+            error.field = f"input.{error.field}"
+        raise
+
+
+def _reject_streaming(body: ImageRequestBody | GenerationsRequestBody) -> None:
+    for field in ("stream", "partial_images"):
+        if got := getattr(body, field):
+            raise InvalidField(
+                f"{field} is {msgspec.json.encode(got).decode()}; a job cannot be streamed in the response. "
+                f"Leave {field} out and GET the job's `urls.stream`.",
+                field=field,
+            )
