@@ -267,7 +267,7 @@ function timingBar({ timings, mean_batch: meanBatch }) {
 }
 
 function describeTimings(timings, meanBatch) {
-  const actual = timings.queue_s + timings.text_encode_s + timings.denoise_s + timings.decode_s;
+  const actual = timings.queue_s + timings.image_encode_s + timings.text_encode_s + timings.denoise_s + timings.decode_s;
   const errorPercent = timings.predicted_s > 0 ? Math.round((actual / timings.predicted_s - 1) * 100) : 0;
   const batchText = meanBatch > 1.05 ? `, in a batch of ${meanBatch.toFixed(1)} images on average` : ", alone in its batch";
   const sign = errorPercent > 0 ? "+" : errorPercent < 0 ? "−" : "±";

@@ -14,9 +14,10 @@ export const visibleSeconds = (width) => (width < 450 ? 12 : 20);
 /** The stages' shares of each `BIN_S`: a Map of bin → [text encode, denoise, decode], each 0 to 1. Pure. */
 export function binIterations(iterations) {
   const bins = new Map();
-  for (const { started_at, duration_s, text_encode_s, decode_s } of iterations) {
+  for (const { started_at, duration_s, image_encode_s = 0, text_encode_s, decode_s } of iterations) {
     if (duration_s <= 0) continue;
-    const stageSeconds = [text_encode_s, Math.max(0, duration_s - text_encode_s - decode_s), decode_s];
+    const encode_s = image_encode_s + text_encode_s;
+    const stageSeconds = [encode_s, Math.max(0, duration_s - encode_s - decode_s), decode_s];
     const ended_at = started_at + duration_s;
     for (let bin = Math.floor(started_at / BIN_S); bin * BIN_S < ended_at; bin++) {
       const overlap = Math.min(ended_at, (bin + 1) * BIN_S) - Math.max(started_at, bin * BIN_S);
