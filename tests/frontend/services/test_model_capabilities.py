@@ -47,7 +47,18 @@ def test_openais_client_accepts_the_field(url, capabilities):
         assert [model.noria for model in official.models.list()] == [capabilities]
 
 
+def test_capabilities_have_the_limits_of_loras_and_start_images(client, capabilities):
+    limit = capabilities["max_loras"] + 1
+    too_many = client.post("/t2i", json={"prompt": "p", "loras": [{"name": "ink"}] * limit}).json()["error"]
+    assert f"has {limit} entries; at most {limit - 1}" in too_many["message"]
+    weight = capabilities["max_lora_weight"]
+    too_strong = client.post("/t2i", json={"prompt": "p", "loras": [{"name": "ink", "weight": weight + 1}]})
+    assert f"allowed are {-weight} to {weight}" in too_strong.json()["error"]["message"]
+    assert capabilities["start_image"]["default_strength"] >= capabilities["settings"]["strength"]["min"]
+
+
 def test_capabilities_have_the_operators_limits(spec):
-    capabilities = capabilities_of(spec, FrontendConfig(max_steps=5), ["ink"])
+    capabilities = capabilities_of(spec, FrontendConfig(max_steps=5, max_image_bytes=2048), ["ink"])
+    assert capabilities.start_image.max_bytes == 2048
     assert capabilities.loras == ["ink"]
     assert msgspec.to_builtins(capabilities.settings["inference_steps"])["default"] == 5

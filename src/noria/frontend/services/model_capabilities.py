@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.frontend.services.request_validation import limits
+from noria.frontend.services.request_validation import DEFAULT_STRENGTH, MAX_LORA_WEIGHT, MAX_LORAS, limits
 from noria.images import scheduler_names
+from noria.images.start_image import MAX_PIXELS, MAX_SIDE_PX
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec, EncoderTask
 
@@ -31,6 +32,15 @@ class SchedulerInfo(Struct, frozen=True):
     description: str
 
 
+class StartImageLimits(Struct, frozen=True):
+    """What a start image and its mask may be; `settings` has the bounds of their strength."""
+
+    max_bytes: int  # of both files together
+    max_pixels: int  # of each
+    max_side_px: int
+    default_strength: float  # if there is an image
+
+
 class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     """What forms and clients need to know about an image model. The keys of `settings` are fields of `POST /t2i`."""
 
@@ -41,6 +51,9 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     schedulers: list[SchedulerInfo]
     max_prompt_chars: int
     loras: list[str]  # names of adapters
+    max_loras: int  # of a request
+    max_lora_weight: float  # and its negative is the least
+    start_image: StartImageLimits
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -85,4 +98,7 @@ def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig, loras: Ite
         schedulers=[SchedulerInfo(name, scheduler_names.find(name).description) for name in spec.schedulers],
         max_prompt_chars=config.max_prompt_chars,
         loras=list(loras),
+        max_loras=MAX_LORAS,
+        max_lora_weight=MAX_LORA_WEIGHT,
+        start_image=StartImageLimits(config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, DEFAULT_STRENGTH),
     )
