@@ -3,21 +3,33 @@
 import { byId, make } from "./dom.js";
 import { LoraFields } from "./lora_fields.js";
 import { sizePresets } from "./request_settings.js";
+import { StartImage } from "./start_image.js";
 
-const NUMBERS = ["width", "height", "inference_steps", "guidance_scale", "n", "deadline_ms"];
+const NUMBERS = ["width", "height", "inference_steps", "guidance_scale", "n", "deadline_ms", "strength"];
 const TEXTS = ["prompt", "negative_prompt", "model", "scheduler", "seed", "format", "priority"];
-const SLIDERS = ["inference_steps", "guidance_scale"];
-const SLIDER_MAX_FACTOR = 4; // times the default; the number field beside it allows more
-const STEPS = { inference_steps: 1, guidance_scale: 0.5 };
+const SIZES = ["width", "height"];
+const SLIDERS = ["inference_steps", "guidance_scale", "strength"];
+const SLIDER_MAX_FACTOR = 4; // times the default
+const STEPS = { inference_steps: 1, guidance_scale: 0.5, strength: 0.05 };
 
 export class Form {
   #root;
   #models = [];
-  #loras = new LoraFields(() => this.#clearError("loras"));
+  #loras;
 
-  /** `onSubmit(settings)` is called for each press of Generate. */
-  constructor(root, onSubmit) {
+  /**
+   * `callbacks`: onSubmit(settings) for each press of Generate; onTakeSettings(file) for the settings in the start image's file;
+   * refreshModels(), which resolves when the models are known anew; announce(text).
+   */
+  constructor(root, { onSubmit, onTakeSettings, refreshModels, announce }) {
     this.#root = root;
+    this.#loras = new LoraFields(() => this.#clearError("loras"), refreshModels);
+    this.startImage = new StartImage({
+      onChange: (isNew) => this.#onImageChange(isNew),
+      onError: (param, message) => this.showError({ param, message }),
+      limits: () => this.model?.noria.start_image,
+      ...{ onTakeSettings, announce },
+    });
     root.addEventListener("submit", (event) => {
       event.preventDefault();
       this.clearErrors();
@@ -60,6 +72,12 @@ export class Form {
     else this.#selectModel(models[0].id);
   }
 
+  /** Offer the LoRAs that `models` have now; all else stays as it is. */
+  updateLoras(models) {
+    this.#models = this.#models.map((model) => models.find(({ id, noria }) => id === model.id && noria.version === model.noria.version) ?? model);
+    this.#loras.offer(this.model.noria);
+  }
+
   /** The settings in the form by the names of POST /t2i; null where a field is empty. */
   settings() {
     const settings = {};
@@ -68,12 +86,15 @@ export class Form {
     settings.prompt = byId("prompt").value;
     settings.negative_prompt = byId("negative_prompt").value || null;
     settings.loras = this.#loras.value;
+    Object.assign(settings, this.startImage.value);
+    if (!settings.image) settings.strength = null;
     return settings;
   }
 
-  /** Write `settings`, fields of POST /t2i; missing ones become the model's defaults. */
+  /** Write `settings`, fields of POST /t2i; missing ones become the model's defaults, but the start image stays if they name none. */
   setSettings(settings) {
     this.clearErrors();
+    if (settings.image !== undefined) this.startImage.set(settings).then(() => this.#sync());
     this.#selectModel(this.#models.some(({ id }) => id === settings.model) ? settings.model : byId("model").value);
     for (const name of ["negative_prompt", "seed", "deadline_ms", "priority"]) byId(name).value = "";
     for (const name of [...TEXTS, ...NUMBERS]) {
@@ -104,7 +125,7 @@ export class Form {
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "loras", "form"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "loras", "image", "mask", "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
@@ -121,29 +142,51 @@ export class Form {
     this.#sync();
   }
 
+  /** The default of a number of the selected model; "" without one. */
+  #defaultOf(name) {
+    const { settings, start_image: startImage } = this.model.noria;
+    if (name === "strength") return startImage.default_strength;
+    if (SIZES.includes(name) && this.startImage.size) return ""; // that of the image, which the server fits into the bounds
+    return settings[name].default ?? "";
+  }
+
   #selectModel(id) {
     byId("model").value = id;
     const { settings, schedulers, default_scheduler: defaultScheduler } = this.model.noria;
     for (const name of NUMBERS) {
-      const { min, max, multiple, default: modelDefault } = settings[name];
+      const { min, max, multiple } = settings[name];
       const field = byId(name);
-      Object.assign(field, { min, max, value: modelDefault ?? "" });
-      field.step = STEPS[name] === 0.5 ? "any" : multiple;
+      Object.assign(field, { min, max, value: this.#defaultOf(name) });
+      field.step = STEPS[name] < 1 ? "any" : multiple;
       const hint = byId(`${name}-hint`);
-      if (hint) hint.textContent = `${min} to ${max}; default ${modelDefault}`;
+      if (hint) hint.textContent = `${min} to ${max}; default ${this.#defaultOf(name)}`;
     }
     for (const name of SLIDERS) {
-      const { min, max, default: modelDefault } = settings[name];
-      Object.assign(byId(`${name}-slide`), { min, max: Math.min(max, modelDefault * SLIDER_MAX_FACTOR || max), step: STEPS[name] });
+      const { min, max } = settings[name];
+      const step = STEPS[name];
+      // What the slider leaves out the number field beside it allows.
+      Object.assign(byId(`${name}-slide`), { min: Math.ceil(min / step) * step, max: Math.min(max, this.#defaultOf(name) * SLIDER_MAX_FACTOR || max), step });
     }
-    this.#loras.offer(this.model.noria.loras);
+    this.#loras.value = [];
+    this.#loras.offer(this.model.noria);
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
-    const { width } = settings;
-    byId("size-hint").textContent = `${width.min} to ${width.max} pixels a side, in multiples of ${width.multiple}`;
+    byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";
     byId("scheduler").replaceChildren(
       ...schedulers.map(({ name, description }) => new Option(`${name} — ${description}`, name, name === defaultScheduler, name === defaultScheduler)),
     );
     byId("presets").replaceChildren(...sizePresets(settings).map((size) => this.#preset(size)));
+    this.#sync();
+  }
+
+  /** `isNew`: there is another image, or none any more. */
+  #onImageChange(isNew) {
+    for (const name of ["image", "mask", "strength"]) this.#clearError(name);
+    if (isNew) {
+      for (const name of SIZES) {
+        this.#clearError(name);
+        if (this.startImage.size || !byId(name).value) byId(name).value = this.#defaultOf(name);
+      }
+    }
     this.#sync();
   }
 
@@ -162,6 +205,11 @@ export class Form {
   }
 
   #sync() {
+    if (!this.model) return;
+    const { min, max, multiple } = this.model.noria.settings.width;
+    const ofImage = this.startImage.size ? ". Empty: the start image's. In another shape it is stretched, not cropped" : "";
+    byId("size-hint").textContent = `${min} to ${max} pixels a side, in multiples of ${multiple}${ofImage}`;
+    for (const name of SIZES) byId(name).placeholder = this.startImage.size ? "image's" : "";
     for (const name of SLIDERS) byId(`${name}-slide`).value = byId(name).value;
     const size = `${byId("width").value}x${byId("height").value}`;
     for (const button of byId("presets").children) button.setAttribute("aria-pressed", String(button.dataset.size === size));

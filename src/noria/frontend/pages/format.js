@@ -19,6 +19,12 @@ export const formatStart = (value) => (value < 0.1 ? "next" : `in ${formatSecond
 /** About three digits: "0.25", "5.3", "128". */
 export const formatNumber = (value) => value.toFixed(value < 1 && value > 0 ? 2 : value < 100 ? 1 : 0);
 
+/** "31.4 MB". */
+export function formatSize(bytes) {
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (bytes >= size) return `${Number((bytes / size).toPrecision(3))} ${unit}`;
+  return `${bytes} B`;
+}
+
 export const formatPercent = (share) => `${Math.round(share * 100)} %`;
 
 /** "1 step", "20 steps". */

@@ -9,7 +9,13 @@ export class Gallery {
   #current = null;
   #dialog = byId("large");
 
-  constructor() {
+  /** `useImage(image)` is called to use the image that is shown large as the start image. */
+  constructor(useImage) {
+    byId("large-use").addEventListener("click", () => {
+      const image = this.#current;
+      this.#dialog.close();
+      useImage(image);
+    });
     byId("large-close").addEventListener("click", () => this.#dialog.close());
     byId("large-before").addEventListener("click", () => this.#move(-1));
     byId("large-after").addEventListener("click", () => this.#move(1));

@@ -4,6 +4,7 @@ import { ApiError, fetchWithKey, readEvents, savedKey, toApiError } from "./api.
 import { concurrencyLimit } from "./concurrency_limit.js";
 import { button, copyButtons, decodeBase64, make, stageBar } from "./dom.js";
 import { formatDuration, formatLora } from "./format.js";
+import { toDataUrl } from "./image_file.js";
 import { imageSeed, requestBody } from "./request_settings.js";
 import { SNIPPETS } from "./snippets.js";
 
@@ -21,10 +22,10 @@ export class GenerationCard {
 
   /**
    * `size`: of the images; `previews`: the maximum for each; `steps`: the default; `showsModel`: whether there are several models.
-   * `callbacks`: announce(text), open(image), onReuseSettings(settings), useSeed(seed), retry(card), onRemoved(card).
+   * `callbacks`: announce(text), open(image), useImage(image), onReuseSettings(settings), useSeed(seed), retry(card), onRemoved(card).
    */
   constructor(number, settings, { size, previews, steps, showsModel }, callbacks) {
-    Object.assign(this, { number, settings, callbacks, showsModel, state: "waiting", images: [] });
+    Object.assign(this, { number, settings, callbacks, showsModel, state: "waiting", images: [], sources: [] });
     this.previews = Math.min(previews, settings.inference_steps ?? steps);
     this.#build(size);
   }
@@ -75,7 +76,9 @@ export class GenerationCard {
   }
 
   async #send() {
-    const body = requestBody({ ...this.settings, stream: true, partial_images: this.previews });
+    const files = {};
+    for (const name of ["image", "mask"]) if (this.settings[name]) files[name] = await toDataUrl(this.settings[name]);
+    const body = requestBody({ ...this.settings, ...files, stream: true, partial_images: this.previews });
     const options = { method: "POST", headers: { "content-type": "application/json" }, body, signal: this.#abort.signal };
     const response = await fetchWithKey("/t2i", options).catch(throwUnreachable);
     if (response.ok) return response;
@@ -103,7 +106,7 @@ export class GenerationCard {
   }
 
   remove() {
-    for (const { url } of this.images) URL.revokeObjectURL(url);
+    for (const { url } of [...this.images, ...this.sources]) URL.revokeObjectURL(url);
     this.callbacks.onRemoved(this);
     this.element.remove();
   }
@@ -186,6 +189,8 @@ export class GenerationCard {
     };
     this.images = response.images.map((image, index) => this.#image(image, imageSeed(first, index)));
     this.images.forEach((image, index) => this.#showFinal(image, this.frames[index]));
+    const { width, height } = this.used; // the server fits a start image's size into the model's bounds
+    for (const frame of this.frames) frame.style.aspectRatio = `${width} / ${height}`;
     this.#writeFacts(this.used);
     this.#replaceBody(this.images[0].opener, timingBar(response), this.#actions(), this.#copies());
     const took = formatDuration(response.timings.total_s);
@@ -193,23 +198,26 @@ export class GenerationCard {
   }
 
   #image({ format, b64_json: data, width, height }, seed) {
-    const url = URL.createObjectURL(new Blob([decodeBase64(data)], { type: `image/${format}` }));
-    return { url, seed, width, height, name: `noria-${seed}.${format}`, alt: this.settings.prompt || "an image without a prompt" };
+    const file = new File([decodeBase64(data)], `noria-${seed}.${format}`, { type: `image/${format}` });
+    return { file, url: URL.createObjectURL(file), seed, width, height, alt: this.settings.prompt || "an image without a prompt" };
   }
 
   #showFinal(image, frame) {
     this.#show(frame, make("img", { class: "final", alt: image.alt, src: image.url, width: image.width, height: image.height }));
     const on = { click: () => this.callbacks.open(image) };
     image.opener = make("button", { type: "button", class: "open-large", ariaLabel: `Open large: ${image.alt}, seed ${image.seed}`, on });
-    frame.append(image.opener);
+    const use = button("Use", () => this.callbacks.useImage(image), { class: "use", title: "Use as start image" });
+    use.setAttribute("aria-label", `Use as start image: ${image.alt}, seed ${image.seed}`);
+    frame.append(image.opener, use);
   }
 
-  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, seed }) {
+  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, seed, image, mask, strength }) {
     const last = this.images.length > 1 ? ` to ${imageSeed(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
     const facts = [
       ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler, ...(loras ?? []).map(formatLora)],
       ...[guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`],
+      ...[image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));
   }
@@ -217,8 +225,8 @@ export class GenerationCard {
   #actions() {
     const { seed } = this.used;
     const several = this.images.length > 1;
-    const downloads = this.images.map(({ url, name }, index) => {
-      const link = make("a", { class: "button", href: url, download: name, text: !several ? "Download" : index ? `${index + 1}` : "Download 1" });
+    const downloads = this.images.map(({ url, file }, index) => {
+      const link = make("a", { class: "button", href: url, download: file.name, text: !several ? "Download" : index ? `${index + 1}` : "Download 1" });
       link.setAttribute("aria-label", several ? `Download ${index + 1} of ${this.images.length}` : "Download");
       return link;
     });
@@ -233,7 +241,13 @@ export class GenerationCard {
 
   #copies() {
     const snippets = Object.entries(SNIPPETS).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
-    return copyButtons(`copy-${this.number}`, snippets, (name) => this.callbacks.announce(`Copied as ${name}.`));
+    const buttons = copyButtons(`copy-${this.number}`, snippets, (name) => this.callbacks.announce(`Copied as ${name}.`));
+    const files = [this.used.image, this.used.mask].filter(Boolean);
+    if (!files.length) return buttons;
+    this.sources = files.map((file) => ({ file, url: URL.createObjectURL(file) }));
+    const links = this.sources.map(({ file, url }) => make("a", { href: url, download: file.name, text: file.name }));
+    const names = links.flatMap((each, index) => (index ? [" and ", each] : [each]));
+    return make("div", {}, buttons, make("p", { class: "small muted" }, "The code reads ", ...names, " where it runs."));
   }
 }
 

@@ -1,44 +1,20 @@
-// Reads the settings of an image file that is dropped on the page or chosen with the button.
+// Reads the settings in an image file, by POST /v1/images/metadata.
 
 import { fetchWithKey, toApiError } from "./api.js";
-import { byId, make } from "./dom.js";
+import { make } from "./dom.js";
 import { parseKeepingSeeds } from "./request_settings.js";
 
-/** Listen for files; calls `onSettings(settings)`, or `onError(error)` if the server cannot read the file. */
-export function listenForImageFiles(onSettings, onError) {
-  const [drop, file] = [byId("drop"), byId("metadata-file")];
-  byId("metadata-choose").addEventListener("click", () => file.click());
-  file.addEventListener("change", () => {
-    if (file.files.length) readImageMetadata(file.files[0], onSettings, onError);
-    file.value = ""; // the same file can be chosen again
-  });
-  const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
-  for (const name of ["dragenter", "dragover"]) {
-    window.addEventListener(name, (event) => {
-      if (!hasFiles(event)) return;
-      event.preventDefault();
-      drop.classList.add("drag-over");
-    });
-  }
-  window.addEventListener("dragleave", ({ relatedTarget }) => relatedTarget === null && drop.classList.remove("drag-over"));
-  window.addEventListener("drop", (event) => {
-    drop.classList.remove("drag-over");
-    if (!hasFiles(event)) return;
-    event.preventDefault();
-    readImageMetadata(event.dataTransfer.files[0], onSettings, onError);
-  });
-}
-
-async function readImageMetadata(file, onSettings, onError) {
-  showReport(make("p", { class: "small", text: `reading ${file.name}…` }));
+/** Show what is in `file` in the element `report`; calls `onSettings(settings)`, or `onError(error)` if the server cannot read the file. */
+export async function readImageMetadata(file, report, onSettings, onError) {
+  report.replaceChildren(make("p", { class: "small", text: `reading ${file.name}…` }));
   try {
     const response = await fetchWithKey("/v1/images/metadata", { method: "POST", body: file });
     if (!response.ok) throw await toApiError(response);
     const metadata = parseKeepingSeeds(await response.text());
     onSettings(metadata.settings);
-    showReport(...describeResult(file.name, metadata));
+    report.replaceChildren(...describeResult(file.name, metadata));
   } catch (error) {
-    showReport(make("p", { class: "note bad small", text: `${file.name}: ${error.message}` }));
+    report.replaceChildren(make("p", { class: "note bad small", text: `${file.name}: ${error.message}` }));
     onError(error);
   }
 }
@@ -54,5 +30,3 @@ function describeResult(name, { source, noria, rejected, other }) {
 
 const list = (title, lines) =>
   make("div", { class: "note warn small" }, make("p", { text: title }), make("ul", {}, ...lines.map((text) => make("li", { text }))));
-
-const showReport = (...parts) => byId("metadata-report").replaceChildren(...parts);

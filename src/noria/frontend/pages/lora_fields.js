@@ -2,25 +2,32 @@
 
 import { button, byId, make } from "./dom.js";
 
-const MAX_LORAS = 8; // of a request
+const STEP = 0.1;
 
 export class LoraFields {
   #names = [];
+  #max = 0; // of a request
+  #maxWeight = 0;
+  #onInput;
 
-  /** `onInput` is called when the user changes something. */
-  constructor(onInput) {
-    this.onInput = onInput;
-    byId("lora-add").addEventListener("click", () => {
+  /** `onInput` is called when the user changes something; `refresh()` calls `offer` with what the server has now, and resolves then. */
+  constructor(onInput, refresh) {
+    this.#onInput = onInput;
+    byId("lora-add").addEventListener("click", async () => {
+      await refresh();
+      if (this.#names.length === 0 || byId("lora-add").disabled) return;
       this.#add({ name: this.#names[0], weight: 1 }).querySelector("select").focus();
       onInput();
     });
   }
 
-  /** Offer `names`, those of the selected model; removes what is chosen. */
-  offer(names) {
-    this.#names = names;
-    byId("loras").hidden = names.length === 0;
-    this.value = [];
+  /** Offer the LoRAs of the selected model, `noria` in GET /v1/models. What is chosen stays. */
+  offer({ loras, max_loras: max, max_lora_weight: maxWeight }) {
+    [this.#names, this.#max, this.#maxWeight] = [loras, max, maxWeight];
+    const rows = [...byId("lora-rows").children];
+    byId("loras").hidden = loras.length === 0 && rows.length === 0;
+    for (const row of rows) fill(row.querySelector("select"), loras);
+    this.#limit();
   }
 
   /** The LoRAs, as in POST /t2i; null without any. */
@@ -40,11 +47,13 @@ export class LoraFields {
   }
 
   #add({ name, weight = 1 }) {
-    const select = make("select", { ariaLabel: "LoRA" }, ...this.#names.map((each) => new Option(each, each, false, each === name)));
-    const field = make("input", { type: "number", inputMode: "decimal", min: -10, max: 10, step: 0.1, value: weight, ariaLabel: "Weight of the LoRA" });
+    const select = make("select", { ariaLabel: "LoRA" });
+    fill(select, this.#names, name);
+    const bounds = { min: -this.#maxWeight, max: this.#maxWeight, step: STEP };
+    const field = make("input", { type: "number", inputMode: "decimal", ...bounds, value: weight, ariaLabel: "Weight of the LoRA" });
     const remove = button("×", () => this.#remove(row), { class: "remove", title: "Remove", ariaLabel: "Remove this LoRA" });
     const row = make("div", { class: "row lora" }, select, field, remove);
-    row.addEventListener("input", () => this.onInput());
+    row.addEventListener("input", () => this.#onInput());
     byId("lora-rows").append(row);
     this.#limit();
     return row;
@@ -54,10 +63,17 @@ export class LoraFields {
     row.remove();
     this.#limit();
     byId("lora-add").focus();
-    this.onInput();
+    this.#onInput();
   }
 
   #limit() {
-    byId("lora-add").disabled = byId("lora-rows").children.length >= MAX_LORAS;
+    byId("lora-add").disabled = byId("lora-rows").children.length >= this.#max;
   }
+}
+
+/** Make `select` offer `names`, and keep its choice even if it is gone: the server says so then. */
+function fill(select, names, chosen = select.value) {
+  const offered = names.includes(chosen) ? names : [...names, chosen];
+  if (offered.join("\n") === [...select.options].map(({ value }) => value).join("\n")) return; // an open list stays open
+  select.replaceChildren(...offered.map((each) => new Option(each, each, false, each === chosen)));
 }

@@ -1,8 +1,8 @@
 // The page /models: the registry's versions by model, and what this server holds of them and has answered with them.
 
 import { byId, make } from "./dom.js";
-import { pluralize } from "./format.js";
-import { ageOf, byWhom, digestCode, endpointUrl, formatCount, formatSize, lineageUrl, stateChip, table } from "./registry_format.js";
+import { formatSize, pluralize } from "./format.js";
+import { ageOf, byWhom, digestCode, endpointUrl, formatCount, lineageUrl, stateChip, table } from "./registry_format.js";
 import { fetchJson, RegistryPage, renderIfChanged } from "./registry_page.js";
 
 const INTERVAL_S = 5; // two requests, one of them to the database

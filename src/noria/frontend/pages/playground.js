@@ -5,12 +5,18 @@ import { byId } from "./dom.js";
 import { Form } from "./form.js";
 import { Gallery } from "./gallery.js";
 import { GenerationCard } from "./generation_card.js";
-import { listenForImageFiles } from "./image_metadata.js";
+import { listenForChoice, listenForFiles } from "./image_file.js";
+import { readImageMetadata } from "./image_metadata.js";
 import { isUnreachable, ServedModels } from "./served_models.js";
 import { SNIPPETS } from "./snippets.js";
 
-const gallery = new Gallery();
-const form = new Form(byId("request-form"), generate);
+const gallery = new Gallery(useImage);
+const form = new Form(byId("request-form"), {
+  onSubmit: generate,
+  onTakeSettings: (file) => readSettings(file, byId("image-report")),
+  refreshModels,
+  announce,
+});
 let number = 0;
 const servedModels = new ServedModels("diffusion", {
   field: byId("prompt"),
@@ -37,7 +43,8 @@ const firstCommand = () => SNIPPETS.curl({ prompt: byId("prompt").defaultValue }
 
 async function generate(settings) {
   const bounds = form.model.noria.settings;
-  const size = { width: settings.width || bounds.width.default, height: settings.height || bounds.height.default };
+  const { width, height } = form.startImage.size ?? { width: bounds.width.default, height: bounds.height.default };
+  const size = { width: settings.width || width, height: settings.height || height };
   const { partial_images: previews, inference_steps: steps } = bounds;
   const options = { size, previews: previews.max, steps: steps.default, showsModel: form.hasSeveralModels };
   const card = new GenerationCard(++number, settings, options, callbacks);
@@ -64,6 +71,7 @@ function showFailure(card, error) {
 const callbacks = {
   announce,
   open: (image) => gallery.open(image),
+  useImage,
   onRemoved: (card) => gallery.onRemoved(card),
   useSeed(seed) {
     form.useSeed(seed);
@@ -83,9 +91,24 @@ const callbacks = {
 window.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !byId("large").open) gallery.running[0]?.cancel();
 });
-listenForImageFiles(
-  (settings) => form.setSettings(settings),
-  (error) => error.status === 401 && servedModels.askForKey(error.message),
-);
+
+function readSettings(file, report) {
+  const onError = (error) => error.status === 401 && servedModels.askForKey(error.message);
+  return readImageMetadata(file, report, (settings) => form.setSettings(settings), onError);
+}
+
+async function useImage({ file }) {
+  if (await form.startImage.choose(file)) byId("image").focus();
+}
+
+async function refreshModels() {
+  const models = form.ready && (await servedModels.fetch());
+  if (models) form.updateLoras(models);
+}
+window.addEventListener("focus", refreshModels); // who adds a LoRA does so in another window
+
+const readDropped = (file) => readSettings(file, byId("metadata-report"));
+listenForFiles([[byId("image"), (file) => form.startImage.choose(file)], [byId("drop"), readDropped]]);
+listenForChoice(byId("metadata-choose"), byId("metadata-file"), readDropped);
 byId("first-command").textContent = firstCommand();
 servedModels.wait();

@@ -24,12 +24,6 @@ export const formatShare = (share) => `${Number((100 * share).toPrecision(4))} %
 /** "sha256:0123456789ab…". */
 export const shortDigest = (digest) => `${digest.slice(0, 19)}…`;
 
-/** "31.4 MB". */
-export function formatSize(bytes) {
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (bytes >= size) return `${Number((bytes / size).toPrecision(3))} ${unit}`;
-  return `${bytes} B`;
-}
-
 /** "12.3 min" of seconds. */
 export function formatLong(seconds) {
   const [value, unit] = seconds < 100 ? [seconds, "s"] : seconds < 6000 ? [seconds / 60, "min"] : seconds < 172800 ? [seconds / 3600, "h"] : [seconds / 86400, "days"];

@@ -43,6 +43,12 @@ export class ServedModels {
     }
   }
 
+  /** The entries of GET /v1/models of this kind, as they are now; null if the server does not answer. */
+  async fetch() {
+    const response = await fetchWithKey("/v1/models").catch(() => null);
+    return response?.ok ? this.#ownOf((await response.json()).data) : null;
+  }
+
   askForKey(why) {
     notice(savedKey() ? why : "");
     this.#setReady(false);
@@ -74,10 +80,14 @@ export class ServedModels {
       notice("The server cannot be reached. This page continues by itself when it is back.");
       return false;
     }
-    const own = models.filter(({ noria }) => noria.kind === this.#kind);
+    const own = this.#ownOf(models);
     if (own.length) this.#onModels(own);
     else location.replace(PATHS[models[0].noria.kind]);
     return true;
+  }
+
+  #ownOf(models) {
+    return models.filter(({ noria }) => noria.kind === this.#kind);
   }
 
   #onModels(models) {

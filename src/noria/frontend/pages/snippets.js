@@ -1,6 +1,7 @@
 // A request as code that generates the same image: a command and programs. Pure.
 //
-// They contain no API key: if the server needs one, they read it from NORIA_API_KEY.
+// They contain no API key: if the server needs one, they read it from NORIA_API_KEY. Of a start image and its mask, which are files
+// in the settings, they have the names, and read them from the folder in which they run.
 
 import { nonEmptyEntries, requestBody } from "./request_settings.js";
 
@@ -10,36 +11,45 @@ export const SNIPPETS = { curl: curlCommand, openai: openaiProgram, Python: pyth
 /** Functions (origin, needsKey) → code, by name, for texts: `body` is what POST `path` takes. */
 export function textSnippets(path, body) {
   const snippets = {
-    curl: (origin, needsKey) => curl(`${origin}${path}`, JSON.stringify(body), needsKey),
+    curl: (origin, needsKey) => curl(`${origin}${path}`, `-d ${shellQuote(JSON.stringify(body))}`, needsKey),
     Python: (origin, needsKey) => pythonTextProgram(`${origin}${path}`, body, needsKey),
   };
   return path === "/embed" ? { ...snippets, openai: (origin, needsKey) => openaiTextProgram(body, origin, needsKey) } : snippets;
 }
 
-function curlCommand(settings, origin, needsKey) {
+function curlCommand({ image = null, mask = null, ...settings }, origin, needsKey) {
   const several = (settings.n ?? 1) > 1;
-  const output = several ? "-o images.json" : `-o image.${settings.format ?? "png"}`;
-  return curl(`${origin}/t2i`, requestBody(settings), needsKey, output);
+  const extension = settings.format ?? "png";
+  const name = image?.name === `image.${extension}` || mask?.name === `image.${extension}` ? "result" : "image";
+  const output = several ? "-o images.json" : `-o ${name}.${extension}`;
+  const json = requestBody(settings);
+  if (!image) return curl(`${origin}/t2i`, `-d ${shellQuote(json)}`, needsKey, output);
+  // A file is longer than a shell's arguments may be: a here-document, in which the shell reads the files.
+  const files = Object.entries({ image, mask }).map(([field, file]) => (file ? `,"${field}":"$(base64 < ${shellQuote(file.name)} | tr -d '\\n')"` : ""));
+  const document = `${json.slice(0, -1).replace(/[\\$`]/g, "\\$&")}${files.join("")}}`;
+  return `${curl(`${origin}/t2i`, "-d @-", needsKey, `${output} <<EOF`)}${document}\nEOF\n`;
 }
 
-function curl(url, json, needsKey, output = null) {
+function curl(url, data, needsKey, output = null) {
   const lines = [
     `curl -sS --fail-with-body ${shellQuote(url)}`,
     "-H 'content-type: application/json'",
     ...(needsKey ? ['-H "authorization: Bearer $NORIA_API_KEY"'] : []),
-    `-d ${shellQuote(json)}`,
+    data,
     ...(output ? [output] : []),
   ];
   return `${lines.join(" \\\n  ")}\n`;
 }
 
-function pythonProgram(settings, origin, needsKey) {
+function pythonProgram({ image = null, mask = null, ...settings }, origin, needsKey) {
+  const files = Object.entries({ image, mask }).filter(([, file]) => file);
+  const reads = files.map(([field, { name }]) => `with open(${JSON.stringify(name)}, "rb") as file:\n    settings["${field}"] = base64.b64encode(file.read()).decode()\n`);
   return `import base64
 import json
 ${needsKey ? "import os\n" : ""}import urllib.request
 
 settings = ${pythonDict(settings)}
-headers = {"Content-Type": "application/json", "Accept": "application/json"${needsKey ? bearer : ""}}
+${reads.join("")}headers = {"Content-Type": "application/json", "Accept": "application/json"${needsKey ? bearer : ""}}
 request = urllib.request.Request(${JSON.stringify(`${origin}/t2i`)}, json.dumps(settings).encode(), headers)
 with urllib.request.urlopen(request) as response:
     images = json.load(response)["images"]
@@ -54,23 +64,31 @@ const bearer = `, "Authorization": "Bearer " + os.environ["NORIA_API_KEY"]`;
 const OPENAI_FIELDS = new Set(["prompt", "model", "n", "size", "output_format"]);
 
 function openaiProgram(settings, origin, needsKey) {
-  const { width, height, format, ...rest } = settings;
+  const { width, height, format, image = null, mask = null, ...rest } = settings;
+  if (image && rest.loras) rest.loras = JSON.stringify(rest.loras); // a form has texts
   const entries = nonEmptyEntries({ ...rest, size: width && height ? `${width}x${height}` : null, output_format: format });
   const openaiArguments = entries.filter(([name]) => OPENAI_FIELDS.has(name)).map(([name, value]) => `    ${name}=${literal(name, value)},\n`);
   const noriaFields = Object.fromEntries(entries.filter(([name]) => !OPENAI_FIELDS.has(name)));
   const extra = Object.keys(noriaFields).length ? `    extra_body=${pythonDict(noriaFields).replaceAll("\n", "\n    ")},\n` : "";
   return `import base64
-${needsKey ? "import os\n" : ""}
+${mask ? "import io\n" : ""}${needsKey ? "import os\n" : ""}
 import openai
-
+${mask ? "from PIL import Image\n" : ""}
 ${openaiClient(origin, needsKey)}
-response = client.images.generate(
-${openaiArguments.join("")}${extra})
+${mask ? openaiMask(mask) : ""}response = client.images.${image ? "edit" : "generate"}(
+${image ? `    image=open(${JSON.stringify(image.name)}, "rb"),\n` : ""}${mask ? '    mask=("mask.png", mask_file.getvalue(), "image/png"),\n' : ""}${openaiArguments.join("")}${extra})
 for image in response.data:
     with open(f"{image.seed}.${format ?? "png"}", "wb") as file:
         file.write(base64.b64decode(image.b64_json))
 `;
 }
+
+// In masks of OpenAI's API, what is transparent is repainted.
+const openaiMask = ({ name }) => `mask = Image.open(${JSON.stringify(name)}).convert("L")
+mask.putalpha(mask.point(lambda grey: 0 if grey >= 128 else 255))  # here, what is transparent is repainted
+mask_file = io.BytesIO()
+mask.save(mask_file, "png")
+`;
 
 const openaiClient = (origin, needsKey) =>
   `client = openai.OpenAI(base_url=${JSON.stringify(`${origin}/v1`)}, api_key=${needsKey ? 'os.environ["NORIA_API_KEY"]' : '"unused"'})`;
