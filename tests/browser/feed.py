@@ -6,6 +6,7 @@ tests/browser/feed.py 64` serves one with 64 slots to look at.
 
 import asyncio
 import base64
+import collections
 import contextlib
 import dataclasses
 import io
@@ -27,7 +28,15 @@ from starlette.routing import Route
 
 from noria.frontend.routes.static_pages import page_routes
 from noria.protocol.diffusion import ImageSettingsView, Lora
-from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
+from noria.protocol.live_views import (
+    CallSizeView,
+    DepartureView,
+    IterationView,
+    RatesView,
+    SlotView,
+    ThumbnailView,
+    WaitingView,
+)
 from noria.protocol.messages import EngineView
 
 SCHEDULERS = ("euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "heun")
@@ -120,6 +129,7 @@ class Script:
         self._last_iteration += 1
         at = self._started_at + self._last_iteration * ITERATION_S
         num_joined = num_stepped = num_decoded = 0
+        num_rows: collections.Counter[tuple[int, int]] = collections.Counter()
         if self._arriving:
             while sum(waiting.num_images for waiting in self._waiting) < max(3, self.num_slots // 4):
                 self._waiting.append(self._waiting_request(at))
@@ -139,7 +149,9 @@ class Script:
                 )
             else:
                 num_stepped += 1
+                num_rows[image.settings.width, image.settings.height] += 1
                 self._slots[slot] = msgspec.structs.replace(image, call=image.call + 1)
+        sizes = [(*size, rows) for size, rows in sorted(num_rows.items(), reverse=True)]
         self._iterations.append(
             IterationView(
                 self._last_iteration,
@@ -150,6 +162,7 @@ class Script:
                 num_joined,
                 num_stepped,
                 num_decoded,
+                call_sizes=tuple(CallSizeView(*each) for each in sizes) if len(sizes) > 1 else (),
             )
         )
 

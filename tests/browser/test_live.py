@@ -145,6 +145,19 @@ def test_deadlines_are_shown_as_text_and_not_by_colour_alone(serve, open_page):
     expect(page.locator(".deadline[data-deadline=kept]").first).to_contain_text(" s")
 
 
+def test_sizes_that_share_a_call_are_shown_with_the_padding(serve, open_page):
+    page = open_page(serve(num_slots=8).url)
+    expect(page.locator(".mixed-calls")).to_have_text(
+        re.compile(
+            r"\d+ % of the latest calls had several sizes, last 128 × 128, 96 × 128 px. Smaller ones are padded: [1-9]\d? % of these calls."
+        )
+    )
+    expect(page.locator(".slot .step").filter(has_text=re.compile(r"\d+/\d+ · 96×128")).first).to_be_visible()
+    page = open_page(serve(num_slots=1).url)
+    expect(page.locator(".slot .step")).to_have_text(re.compile(r"\d+/\d+$"))
+    expect(page.locator(".mixed-calls")).to_be_hidden()
+
+
 def test_empty_page_explains_how_to_send_requests_and_the_button_does(serve, open_page):
     served = serve(num_slots=4, arriving=False)
     page = open_page(served.url)
@@ -157,6 +170,8 @@ def test_empty_page_explains_how_to_send_requests_and_the_button_does(serve, ope
     assert {body.get("width") for body in served.requests} == {None, 96}
     styles = [body["loras"][0]["name"] if "loras" in body else None for body in served.requests]
     assert set(styles) == {None, "outline", "night"}
+    images = [body["image"] for body in served.requests if "strength" in body]
+    assert len(images) == 4 and set(images) == {images[0]} and images[0].startswith("data:image/png;base64,")
 
 
 def test_sample_traffic_stops_with_the_same_button(serve, open_page):

@@ -49,6 +49,14 @@ class BatchView(Struct, frozen=True):
     padded_tokens: int  # with padding
 
 
+class CallSizeView(Struct, frozen=True):
+    """The rows of one size in a model call that has several sizes; each row is padded to the largest."""
+
+    width: int  # px
+    height: int  # px
+    num_rows: int  # 2 of an image with guidance
+
+
 class IterationView(Struct, frozen=True):
     """One iteration. The part of `duration_s` that is neither encoding nor decoding is denoising."""
 
@@ -62,6 +70,7 @@ class IterationView(Struct, frozen=True):
     num_decoded: int
     batch: BatchView | None = None  # None: it was an iteration of images
     image_encode_s: float = 0.0  # of start images
+    call_sizes: tuple[CallSizeView, ...] = ()  # empty: all images in its call have one size
 
 
 class DepartureView(Struct, frozen=True):

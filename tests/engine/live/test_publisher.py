@@ -8,19 +8,29 @@ from noria.engine.live.pending_view import resolve_view
 from noria.engine.live.publisher import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
 from noria.engine.loop import EngineLoop
 from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.live_views import CallSizeView
 from noria.protocol.messages import ViewRequest
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import fcfs
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey
-from noria.testing.fake_executor import FakeExecutor
+from noria.testing.fake_executor import FakeExecutor, FakePreparedRequest
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
 MODEL = ModelKey("m")
 
 UNIX = 1_700_000_000.0  # when the virtual clock started
+
+
+class MixedRequest(FakePreparedRequest):
+    """A request of a model that mixes sizes in a call."""
+
+    @property
+    def call_size(self):
+        """The same for all sizes."""
+        return (0, 0)
 
 
 def make_request(name="a", steps=3, images=1, side_px=8, **options):
@@ -341,6 +351,22 @@ def test_one_long_iteration_of_another_size_pauses_no_image():
     views = [view for view, _ in harness.collect_views([lambda: None] * 30)]
     # before that, the costs are being learned
     assert not any(slot.paused for view in views[10:] for slot in view.slots)
+
+
+def test_an_iteration_has_the_rows_of_each_size_in_its_call():
+    harness = Harness(slots=8)
+    for name, side_px, guidance in (("small", 8, 1.0), ("large", 16, 3.0), ("same", 16, 1.0)):
+        request = make_request(name, steps=4, images=2, side_px=side_px, guidance_scale=guidance)
+        harness.loop.submit(MixedRequest(request, guided=guidance > 1))
+    iterations = [each for view, _ in harness.collect_views([lambda: None] * 20) for each in view.iterations]
+    sizes = {iteration.call_sizes for iteration in iterations}
+    assert (CallSizeView(16, 16, 6), CallSizeView(8, 8, 2)) in sizes
+    assert () in sizes  # of decodes alone
+
+    harness = Harness(slots=4)
+    harness.submit(make_request("a", steps=4), make_request("b", steps=4, side_px=16))
+    iterations = [each for view, _ in harness.collect_views([lambda: None] * 20) for each in view.iterations]
+    assert {iteration.call_sizes for iteration in iterations} == {()}
 
 
 def test_images_that_did_not_fit_the_memory_have_not_joined():

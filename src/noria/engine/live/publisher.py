@@ -6,7 +6,7 @@ time.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,7 @@ from noria.engine.live.sliding_stats import SlidingStats
 from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.runtime import PreparedRequest, RequestT, Thumbnail
 from noria.engine.sender import ERROR_CODE_BY_REASON
-from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
+from noria.protocol.live_views import CallSizeView, DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView, ViewRequest
 from noria.scheduling.types import (
     FinishReason,
@@ -84,6 +84,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
         self._num_step_iterations = 0  # iterations with steps
         self._in_iteration = False
         self._num_running = 0  # images in slots during the iteration
+        self._call_sizes: tuple[CallSizeView, ...] = ()  # of the iteration
         self._last_iteration_s = 0.0
         self._image_states: dict[ItemId, _ImageState] = {}
         self._subscribers: dict[SubscriberT, _Subscriber] = {}
@@ -118,11 +119,24 @@ class LiveViewPublisher(Generic[SubscriberT]):
                 assignment.slot, self._num_views, self._num_step_iterations, now
             )
         self._num_running = len(self._image_states)
+        self._call_sizes = self._sizes_in_call(plan)
         if not any(self._wants_thumbnails(subscriber) for subscriber in self._subscribers.values()):
             return False
         if now + self._last_iteration_s >= self._next_view_s:
             return True
         return any(self._image_states[step.image].last_view < self._num_views for step in plan.steps)
+
+    def _sizes_in_call(self, plan: IterationPlan) -> tuple[CallSizeView, ...]:
+        """Return the rows of each size in the call, the largest first, if there are several."""
+        num_rows: Counter[tuple[int, int]] = Counter()
+        for step in plan.steps:
+            prepared = self._find_request(step.image.attempt_id)
+            if prepared.call_size is None:
+                return ()
+            num_rows[prepared.batch_key.width_px, prepared.batch_key.height_px] += prepared.num_rows
+        if len(num_rows) < 2:
+            return ()
+        return tuple(CallSizeView(*size, num_rows[size]) for size in sorted(num_rows, key=math.prod, reverse=True))
 
     def _wants_thumbnails(self, subscriber: _Subscriber) -> bool:
         """Whether it asks for thumbnails, or will probably have done so by the end of this iteration."""
@@ -173,6 +187,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
             num_joined=len(plan.joins) - len(rejoining),
             num_stepped=num_stepped,
             num_decoded=len(plan.decodes) if oom_phase is None else 0,
+            call_sizes=self._call_sizes if num_stepped else (),
         )
         self._iterations.append(TimedIteration(view, iteration.outcome.phase_timings))
         for thumbnail in iteration.thumbnails:

@@ -245,8 +245,8 @@ def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
             "get": operation(
                 "Stream the running batches",
                 "Server-sent events without an end: `engines`, the state of each engine, at every change; "
-                "`engine_view`, up to five times a second for each engine: its slots, queue, last iterations and, "
-                "unless `thumbnails` is false, thumbnails of its images.",
+                "`engine_view`, up to five times a second for each engine: its slots, queue, last iterations with "
+                "the sizes that shared a model call and, unless `thumbnails` is false, thumbnails of its images.",
                 content=EVENT_STREAM_CONTENT,
                 errors=[InvalidField, RouteNotFound, RateLimited],
             )

@@ -2,7 +2,7 @@
 // first frame after a view, so that a slot's label and its circle always show the same view.
 
 import { make, prefersReducedMotion, setText } from "./dom.js";
-import { describeBatch, describeSharing, describeSize, describeSlot, describeWork, engineNotice, engineStats } from "./format.js";
+import { describeBatch, describeMixedCalls, describeSharing, describeSize, describeSlot, describeWork, engineNotice, engineStats } from "./format.js";
 import { formatDuration, formatProgress, formatSeconds, formatStart, itemName, pluralize } from "./format.js";
 import { SlotRing } from "./slot_ring.js";
 import { Slots, slotLayout } from "./slots.js";
@@ -99,6 +99,7 @@ export class EnginePanel {
     setText(this.find(".num-running"), `${view.slots.length} of ${view.num_slots}`);
     setText(this.find(".iteration"), `iteration ${view.last_iteration.toLocaleString("en")}`);
     setText(this.find(".batch-summary"), this.#live ? describeBatch(view.slots) : "This is the last view before the connection was lost.");
+    setText(this.find(".mixed-calls"), describeMixedCalls(view.iterations));
     setText(this.find(".count"), String(view.num_waiting));
     this.#describeSelected();
     this.#fillList(".queue", view.waiting.slice(0, MAX_WAITING), (item, waiting) => this.#writeWaiting(item, waiting, now));

@@ -106,6 +106,25 @@ export function describeBatch(slots) {
   return `Running: ${parts.join(", ")}.${paused ? ` ${paused} paused: others go first.` : ""}`;
 }
 
+/** How many calls of `iterations` had images of several sizes, and what padding them cost; "" if none had. */
+export function describeMixedCalls(iterations) {
+  const calls = iterations.filter(({ num_stepped: stepped }) => stepped > 0);
+  const mixed = calls.filter(({ call_sizes: sizes = [] }) => sizes.length > 1);
+  if (!mixed.length) return "";
+  const area = ({ width, height }) => width * height;
+  let [used, padded] = [0, 0]; // pixels
+  for (const { call_sizes: sizes } of mixed) {
+    const largest = Math.max(...sizes.map(area));
+    for (const size of sizes) {
+      used += area(size) * size.num_rows;
+      padded += largest * size.num_rows;
+    }
+  }
+  const latest = mixed.at(-1).call_sizes.map(({ width, height }) => `${width} × ${height}`).join(", ");
+  const share = formatPercent(mixed.length / calls.length);
+  return `${share} of the latest calls had several sizes, last ${latest} px. Smaller ones are padded: ${formatPercent(1 - used / padded)} of these calls.`;
+}
+
 /** What an engine with this view computes: "image" or "text". */
 export const itemName = ({ batches }) => (batches.length ? "text" : "image");
 

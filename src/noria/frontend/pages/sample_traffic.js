@@ -15,8 +15,8 @@ const PROMPTS = [
   "a yellow square right of a purple circle",
 ];
 
-/** The body of request `k` for a model with `fields`, as in the OpenAPI document, and LoRAs of these names. Pure. */
-export function sampleRequest(k, fields, loras = []) {
+/** The body of request `k` for a model with `fields`, as in the OpenAPI document, LoRAs of these names and a start image. Pure. */
+export function sampleRequest(k, fields, loras = [], image = null) {
   const served = fields.scheduler?.examples ?? [];
   const known = SCHEDULERS.filter((name) => served.includes(name));
   const { minimum = 1, maximum = 200 } = fields.inference_steps ?? {};
@@ -29,6 +29,7 @@ export function sampleRequest(k, fields, loras = []) {
   if (known.length) body.scheduler = known[k % known.length];
   const lora = loras[(k % (loras.length + 1)) - 1]; // every third request, say, has none
   if (lora) body.loras = [{ name: lora }];
+  if (image && k % 5 === 2) Object.assign(body, { image, strength: 0.6 });
   if (k % 6 === 5) body.deadline_ms = 60_000;
   if (k % 4 === 3) Object.assign(body, smallerSide(fields.width, "width"));
   return body;
@@ -70,7 +71,24 @@ async function imageTraffic(signal) {
   const fields = document.components.schemas.ImageRequestBody.properties;
   const { noria } = models.data.find((model) => model.noria.kind === "diffusion"); // the default model
   const loras = noria.loras.slice(0, MAX_LORAS);
-  return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields, loras) };
+  const image = drawSample(fields.width.default, fields.height.default);
+  return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields, loras, image) };
+}
+
+/** A disc above a square as a PNG file in base64. */
+function drawSample(width, height) {
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
+  const context = canvas.getContext("2d");
+  const side = Math.min(width, height) / 3;
+  for (const [colour, ...box] of [["#fff", 0, 0, width, height], ["#23c", (width - side) / 2, 0.55 * height, side, side]]) {
+    context.fillStyle = colour;
+    context.fillRect(...box);
+  }
+  context.fillStyle = "#d22";
+  context.beginPath();
+  context.arc(width / 2, 0.28 * height, side / 2, 0, 2 * Math.PI);
+  context.fill();
+  return canvas.toDataURL("image/png");
 }
 
 async function readJson(path, signal) {

@@ -87,11 +87,13 @@ export class Slots {
   /** Write the images of a view's `slots`; only what has changed is touched. */
   update(slots, now) {
     const imageBySlot = new Map(slots.map((image) => [image.slot, image]));
+    const sizeOf = ({ settings }) => `${settings.width}×${settings.height}`;
+    const haveSizes = new Set(slots.map(sizeOf)).size > 1; // texts have none
     this.#slots.forEach((element, slot) => {
       const image = imageBySlot.get(slot);
       const key = image ? imageKey(image) : "";
       setText(element.label, image ? (image.paused ? "paused" : describeStyle(image.settings)) : "");
-      setText(element.step, image ? `${image.call}/${image.num_calls}` : "");
+      setText(element.step, image ? `${image.call}/${image.num_calls}${haveSizes ? ` · ${sizeOf(image)}` : ""}` : "");
       const state = image ? deadlineState(image, now) : null;
       setText(element.deadline, state ? (image.deadline_at < now ? "late" : formatSeconds(image.deadline_at - now)) : "");
       if (element.deadline.dataset.deadline !== (state ?? "")) element.deadline.dataset.deadline = state ?? "";
