@@ -1,17 +1,14 @@
 """The playground of a real server with the bundled model."""
 
-import base64
-import io
 import os
 import re
-import subprocess
-import sys
 
 import httpx
 import numpy as np
 import pytest
 from expect_on_page import engine_of, expect, suspended
 from PIL import Image
+from playground_page import TIMEOUT_MS, card, copied, file_of, generate, pixels, run_snippet, transfer
 
 from noria.frontend.access.api_keys import generate_key
 from noria.testing.server import running_server
@@ -19,8 +16,6 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
-# For two cores that run other tests, too.
-TIMEOUT_MS = 240_000
 SPECIAL_CHARACTERS = 'it\'s a "red" \\ circle, $HOME `x` 星\nabove a blue square'
 # The longest request possible, so that it runs until the test cancels it.
 LONG = {"inference_steps": 200, "scheduler": "heun"}
@@ -54,41 +49,9 @@ def playground(open_page, server):
     return open_playground
 
 
-def generate(page, **settings):
-    """Fill `settings` into the form and press Generate."""
-    for name, value in settings.items():
-        field = page.locator(f"#{name}")
-        if field.evaluate("field => field.tagName") == "SELECT":
-            field.select_option(value)
-        else:
-            field.fill(str(value))
-    page.click("#generate")
-
-
-def card(page, state, number=0):
-    return page.locator(f'.generation[data-state="{state}"]').nth(number)
-
-
 def metric(client, name):
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
-
-
-def pixels(data):
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-
-
-def file_of(page, image="img.final"):
-    """The bytes of an image on the page."""
-    text = page.locator(image).first.evaluate(
-        """async (image) => {
-          const canvas = document.createElement("canvas");
-          [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
-          canvas.getContext("2d").drawImage(image, 0, 0);
-          return canvas.toDataURL("image/png");
-        }"""
-    )
-    return base64.b64decode(text.partition(",")[2])
 
 
 # ── Generating ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -321,23 +284,6 @@ def shown_bounds(page):
 # ── Copying and reusing settings ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_snippet(name, code, folder, environment):
-    folder.mkdir()
-    command = ["sh", "-c", code] if name == "curl" else [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=200
-    )
-    assert done.returncode == 0, done.stderr + code
-    (file,) = folder.iterdir()
-    return file
-
-
-def copied(page, name):
-    page.click(f"button:text-is('{name}')")
-    page.locator("#announcements", has_text=f"Copied as {name}.").wait_for()
-    return page.evaluate("navigator.clipboard.readText()")
-
-
 def test_copied_code_generates_the_same_image(playground, tmp_path):
     page = playground(permissions=["clipboard-read", "clipboard-write"])
     generate(
@@ -362,15 +308,7 @@ def test_dropped_file_gives_its_settings_and_the_same_image(playground, client):
     settings = {"prompt": SPECIAL_CHARACTERS, "negative_prompt": "grey", "seed": int(BIG_SEED), "width": 96, "height": 160, "inference_steps": 3,
              "guidance_scale": 2.5, "scheduler": "euler", "format": "webp"}  # fmt: skip
     file = client.post("/t2i", json=settings).content
-    dropped = page.evaluate_handle(
-        """(text) => {
-          const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-          const transfer = new DataTransfer();
-          transfer.items.add(new File([bytes], "mine.webp", {type: "image/webp"}));
-          return transfer;
-        }""",
-        base64.b64encode(file).decode(),
-    )
+    dropped = transfer(page, "mine.webp", file, "image/webp")
     page.dispatch_event("#drop", "dragover", {"dataTransfer": dropped})
     assert "drag-over" in page.locator("#drop").get_attribute("class")
     page.dispatch_event("#drop", "drop", {"dataTransfer": dropped})

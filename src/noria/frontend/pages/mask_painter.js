@@ -185,8 +185,10 @@ export class MaskPainter {
     for (let k = 3; k < data.length; k += 4) painted += data[k] >= 128;
     const share = painted / (data.length / 4);
     byId("painter-share").textContent = painted === 0 ? "Nothing is painted yet." : `${share < 0.005 ? "Under 1 %" : formatPercent(share)} is repainted.`;
+    const focused = document.activeElement;
     byId("painter-undo").disabled = this.#strokes.length === 0;
     byId("painter-clear").disabled = painted === 0;
+    if (focused?.disabled) this.#canvas.focus(); // a disabled button loses the keys
     return painted > 0;
   }
 
@@ -225,8 +227,10 @@ function drawStrokes(context, strokes, scale, colour) {
     context.globalCompositeOperation = stroke.erase ? "destination-out" : "source-over";
     Object.assign(context, { lineCap: "round", lineJoin: "round", lineWidth: 2 * stroke.radius, strokeStyle: colour });
     context.beginPath();
-    context.moveTo(...stroke.points[0]);
-    for (const point of stroke.points) context.lineTo(...point); // of one point this is a disc
+    const [x, y] = stroke.points[0];
+    context.moveTo(x, y);
+    context.lineTo(x + 1e-3, y); // a line without a length would leave no disc
+    for (const point of stroke.points) context.lineTo(...point);
     context.stroke();
     context.restore();
   }
