@@ -89,7 +89,7 @@ def paint(page, *points):
     page.mouse.up()
 
 
-def test_only_what_is_painted_is_repainted(page, client):
+def test_only_what_is_painted_is_repainted(page, client, screenshot):
     drop(page)
     assert page.locator("#width").input_value() == "" == page.locator("#height").input_value()
     page.get_by_role("button", name="Paint a mask").click()
@@ -107,6 +107,7 @@ def test_only_what_is_painted_is_repainted(page, client):
     assert share.inner_text() == painted
     page.get_by_role("button", name="Erase").click()
     paint(page, (0.75, 0.98))
+    screenshot(page, "mask.png")
     page.get_by_role("button", name="Use the mask").click()
     expect(page.get_by_role("button", name="Paint on")).to_be_focused()
 

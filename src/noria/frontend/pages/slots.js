@@ -56,7 +56,7 @@ function rowsLayout(numSlots, width) {
 
 export class Slots {
   #list;
-  #slots = []; // {button, label, step, deadline, labelledKey}
+  #slots = []; // {button, size, label, step, deadline, labelledKey}
   #onSelect;
   #engine;
   selected = null;
@@ -93,7 +93,8 @@ export class Slots {
       const image = imageBySlot.get(slot);
       const key = image ? imageKey(image) : "";
       setText(element.label, image ? (image.paused ? "paused" : describeStyle(image.settings)) : "");
-      setText(element.step, image ? `${image.call}/${image.num_calls}${haveSizes ? ` · ${sizeOf(image)}` : ""}` : "");
+      setText(element.step, image ? `${image.call}/${image.num_calls}` : "");
+      setText(element.size, image && haveSizes ? sizeOf(image) : "");
       const state = image ? deadlineState(image, now) : null;
       setText(element.deadline, state ? (image.deadline_at < now ? "late" : formatSeconds(image.deadline_at - now)) : "");
       if (element.deadline.dataset.deadline !== (state ?? "")) element.deadline.dataset.deadline = state ?? "";
@@ -105,15 +106,15 @@ export class Slots {
 
   #add() {
     const slot = this.#slots.length;
-    const [deadline, label, step] = ["deadline", "label", "step number"].map((name) => make("span", { class: name }));
+    const [size, deadline, label, step] = ["size", "deadline", "label", "step number"].map((name) => make("span", { class: name }));
     const on = { click: () => this.#select(slot) };
     const properties = { type: "button", class: "slot", tabIndex: slot === 0 ? 0 : -1, ariaPressed: "false", on };
-    const button = make("button", properties, deadline, label, step);
+    const button = make("button", properties, size, deadline, label, step);
     const describedBy = [step, label, deadline];
     describedBy.forEach((part, index) => (part.id = `${this.#engine}-${slot}-${index}`));
     button.setAttribute("aria-describedby", describedBy.map(({ id }) => id).join(" "));
     this.#list.append(make("li", {}, button));
-    this.#slots.push({ button, deadline, label, step, labelledKey: null });
+    this.#slots.push({ button, size, deadline, label, step, labelledKey: null });
   }
 
   #select(slot) {
