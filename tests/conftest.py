@@ -122,6 +122,12 @@ def tiny_z_image_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_qwen_image_folder(tmp_path_factory):
+    """A model folder like Qwen-Image with few random weights."""
+    return tiny_models.save_qwen_image(tmp_path_factory.mktemp("tiny-qwen-image"))
+
+
+@pytest.fixture(scope="session")
 def tiny_flux_folder(tmp_path_factory):
     """A model folder like FLUX.1 dev with few random weights."""
     return tiny_models.save_flux(tmp_path_factory.mktemp("tiny-flux"))

@@ -157,6 +157,73 @@ def save_z_image(
     return folder
 
 
+_QWEN_VAE: dict[str, Any] = {
+    "base_dim": 8,
+    "z_dim": 4,
+    "dim_mult": [1, 2, 2],
+    "num_res_blocks": 1,
+    "temperal_downsample": [False, True],
+    "latents_mean": [0.1, -0.2, 0.3, 0.0],
+    "latents_std": [0.8, 1.2, 1.0, 0.9],
+}
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 24,
+    "fullatt_block_indexes": [0],
+}
+_QWEN_TEXT: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 1100,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]},
+}
+
+
+def save_qwen_image(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    text_encoder: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+) -> pathlib.Path:
+    """Write a QwenImagePipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    torch.manual_seed(5)
+    sizes: dict[str, Any] = {
+        "in_channels": 16,
+        "out_channels": 4,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 24,
+        "axes_dims_rope": (4, 4, 8),
+    }
+    text = Qwen2_5_VLConfig(text_config=_QWEN_TEXT | (text_encoder or {}), vision_config=_QWEN_VISION)
+    parts = {
+        "text_encoder": Qwen2_5_VLForConditionalGeneration(text),
+        "transformer": QwenImageTransformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKLQwenImage(**_QWEN_VAE | (vae or {})),
+    }
+    for part in parts.values():
+        randomise(part)
+    shifted = _DYNAMIC_SHIFT | {"shift": 1.0, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
+    _save(folder, "QwenImagePipeline", parts, FLOW_SCHEDULER | shifted | (scheduler or {}))
+    return folder
+
+
 def randomise(part: Any) -> None:
     """Give every parameter random values, so that no block is the identity or zero, as some are at first."""
     import torch
@@ -175,6 +242,9 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+
+
+_OF_QWEN = ("ZImagePipeline", "QwenImagePipeline")  # their text encoders are Qwen's
 
 
 def _save_byte_tokenizer(folder: pathlib.Path) -> None:
@@ -277,7 +347,7 @@ def _save(
                 torch.nn.init.normal_(parameter, std=0.02)
         part.save_pretrained(folder / name)
         index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
-        if pipeline == "ZImagePipeline" and name == "text_encoder":
+        if pipeline in _OF_QWEN and name == "text_encoder":
             _save_byte_tokenizer(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
         elif name.startswith("text_encoder"):
@@ -292,7 +362,7 @@ def _save(
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
-    if pipeline != "ZImagePipeline":
+    if pipeline not in _OF_QWEN:
         unused = "safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))

@@ -31,7 +31,7 @@ def test_the_bundled_model_is_of_the_stable_diffusion_family() -> None:
     assert (spec.family, spec.kind, spec.pipeline) == (family.name, "diffusion", "StableDiffusionPipeline")
 
 
-@pytest.mark.parametrize("class_name", ['"QwenImagePipeline"', "null", '["StableDiffusionPipeline"]', '"__class__"'])
+@pytest.mark.parametrize("class_name", ['"WanPipeline"', "null", '["StableDiffusionPipeline"]', '"__class__"'])
 def test_an_unknown_class_is_rejected_with_the_known_ones(tmp_path: pathlib.Path, class_name: str) -> None:
     (tmp_path / "model_index.json").write_text(f'{{"_class_name": {class_name}}}')
     with pytest.raises(ModelError, match=r"_class_name .*StableDiffusionPipeline"):

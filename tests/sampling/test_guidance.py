@@ -7,7 +7,13 @@ from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import resca
 from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 
 SHAPE_CHW = (4, 8, 8)
-FORMS = [CLASSIFIER_FREE, Guidance("cond", 0.0), Guidance(rescale=0.7), Guidance("cond", 0.0, norm_limit=0.5)]
+FORMS = [
+    CLASSIFIER_FREE,
+    Guidance("cond", 0.0),
+    Guidance(rescale=0.7),
+    Guidance("cond", 0.0, norm_limit=0.5),
+    Guidance(norm_patch=2),
+]
 
 
 def outputs(dtype=torch.float32):
@@ -52,9 +58,25 @@ def test_the_norm_is_limited_where_it_is_larger():
 
 
 def test_an_image_is_guided_above_the_bound_of_its_family():
-    assert [CLASSIFIER_FREE.is_active(scale) for scale in (0.0, 1.0, 1.1)] == [False, False, True]
-    assert [Guidance("cond", 0.0).is_active(scale) for scale in (0.0, 0.5)] == [False, True]
-    assert not Guidance(embedded=True).is_active(8.0)
+    assert [CLASSIFIER_FREE.is_active(scale, None) for scale in (0.0, 1.0, 1.1)] == [False, False, True]
+    assert [Guidance("cond", 0.0).is_active(scale, None) for scale in (0.0, 0.5)] == [False, True]
+    assert not Guidance(embedded=True).is_active(8.0, "x")
+
+
+def test_without_a_negative_prompt_some_families_are_not_guided():
+    guidance = Guidance(negative_absent="unguided")
+    assert [guidance.is_active(4.0, text) for text in (None, "", "x")] == [False, True, True]
+    assert not guidance.is_active(1.0, "x")
+    assert [guidance.negative(text) for text in ("", "x")] == ["", "x"]
+
+
+def test_the_norm_of_each_patch_is_that_of_the_prompts_output():
+    cond, uncond = outputs()
+    guided = Guidance(norm_patch=2).combine(cond, uncond, torch.tensor([7.5, 2.0]))
+    plain = CLASSIFIER_FREE.combine(cond, uncond, torch.tensor([7.5, 2.0]))
+    for image, row, column in ((0, 0, 0), (1, 6, 2)):
+        at = image, slice(None), slice(row, row + 2), slice(column, column + 2)
+        torch.testing.assert_close(guided[at], plain[at] * cond[at].norm() / plain[at].norm())
 
 
 def test_an_absent_negative_prompt_is_not_an_empty_one():

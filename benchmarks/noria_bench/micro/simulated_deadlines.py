@@ -98,7 +98,8 @@ def open_loop(load: float, policy: str, num_requests: int = 1000) -> float:
     arrivals, now = [], 0.0
     for number in range(num_requests):
         request = make_request(number, rng, rng.choice(IMAGES))
-        rows = (2 if CLASSIFIER_FREE.is_active(request.payload.guidance_scale) else 1) * request.payload.n
+        payload = request.payload
+        rows = (2 if CLASSIFIER_FREE.is_active(payload.guidance_scale, payload.negative_prompt) else 1) * payload.n
         deadline_s = (
             rng.choice(DEADLINE_FACTORS) * request.payload.inference_steps * CostCurve(dict(STEP_S)).at(rows) + 0.1
         )

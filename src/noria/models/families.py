@@ -100,6 +100,7 @@ _STABLE_DIFFUSION_PARTS = {
     "scheduler": Part(),  # images/scheduler_names.py knows its classes
 }
 
+_QWEN_TOKENIZER = Part(("Qwen2Tokenizer", "Qwen2TokenizerFast"))
 _T5_TOKENIZER = Part(("T5Tokenizer", "T5TokenizerFast"))
 _T5 = Part(("T5EncoderModel",), "model")
 _CLIP_WITH_PROJECTION = Part(("CLIPTextModelWithProjection",), "model")
@@ -140,7 +141,7 @@ _ROWS = (
         class_names=("ZImagePipeline",),
         parts=MappingProxyType(
             {
-                "tokenizer": Part(("Qwen2Tokenizer", "Qwen2TokenizerFast")),
+                "tokenizer": _QWEN_TOKENIZER,
                 "text_encoder": Part(("Qwen3Model", "Qwen3ForCausalLM"), "model"),
                 "transformer": Part(("ZImageTransformer2DModel",), "diffusion_pytorch_model"),
                 "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
@@ -151,6 +152,26 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.z_image_folder:inspect",
         load_with="noria.models.diffusion.flow_models.z_image:ZImage.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="qwen-image",
+        description="Qwen-Image",
+        index_file="model_index.json",
+        class_names=("QwenImagePipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _QWEN_TOKENIZER,
+                "text_encoder": Part(("Qwen2_5_VLForConditionalGeneration",), "model"),
+                "transformer": Part(("QwenImageTransformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKLQwenImage",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.qwen_image_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.qwen_image:QwenImage.load",
         gpu_dtype="bfloat16",
     ),
     Family(

@@ -68,7 +68,8 @@ class FakeExecutor:
 
     def prepare(self, request: ImageRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
         """Wrap the request; there is nothing to prepare."""
-        return FakePreparedRequest(request, CLASSIFIER_FREE.is_active(request.payload.guidance_scale))
+        payload = request.payload
+        return FakePreparedRequest(request, CLASSIFIER_FREE.is_active(payload.guidance_scale, payload.negative_prompt))
 
     def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
         """True."""

@@ -4,7 +4,9 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLQwenImage,
     FluxTransformer2DModel,
+    QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     UNet2DConditionModel,
     ZImageTransformer2DModel,
@@ -13,13 +15,17 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
     Qwen3Model,
     T5Config,
     T5EncoderModel,
 )
 
-from noria.models.diffusion.conditioning import Conditioning
+from noria.config import EngineConfig
+from noria.models.diffusion.conditioning import Conditioning, collate
+from noria.models.diffusion.flow_models.qwen_image import QwenImage
 
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77}
 XL_UNET = {
@@ -144,6 +150,50 @@ def test_the_transformer_of_z_image_takes_rows_of_several_sizes(z_image):
             return_dict=False,
         )[0]
     assert [output.shape for output in outputs] == [(16, 1, *size) for size in sizes]
+
+
+@pytest.fixture(scope="module")
+def qwen_image():
+    """The parts of Qwen-Image, in bfloat16."""
+    text = {
+        "vocab_size": 152_064,
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    }
+    with torch.device("meta"):
+        whole = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text))
+        parts = {
+            "transformer": QwenImageTransformer2DModel(),
+            "text_encoder": whole.model.language_model,
+            "vae": AutoencoderKLQwenImage(),
+        }
+        return {name: part.bfloat16() for name, part in parts.items()}
+
+
+def test_parameters_and_memory_of_qwen_image(qwen_image):
+    """Those of docs/models.md."""
+    parameters = {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in qwen_image.items()}
+    assert parameters == {"transformer": 20_430_401_088, "text_encoder": 7_070_619_136, "vae": 126_892_531}
+    assert round(2 * sum(parameters.values()) / 1e9, 1) == 55.3
+    tokens = torch.empty(512, 3584, dtype=torch.bfloat16)
+    assert Conditioning({"encoder_hidden_states": tokens}).nbytes == 3_670_016
+
+
+def test_the_transformer_of_qwen_image_takes_rows_of_several_sizes(qwen_image):
+    config = EngineConfig(dtype="bfloat16", channels_last=False)
+    vae = AutoencoderKLQwenImage(base_dim=4, num_res_blocks=1)  # fits colours, for which it must have memory
+    model = QwenImage(None, None, qwen_image["transformer"], vae, {}, config)
+    sizes, lengths = [(116, 208), (208, 116), (128, 128)], [40, 512, 7]
+    texts = [
+        Conditioning({"encoder_hidden_states": torch.empty(n, 3584, dtype=torch.bfloat16, device="meta")})
+        for n in lengths
+    ]
+    latents = [torch.empty(16, *size, device="meta") for size in sizes]
+    outputs = model.predict(latents, torch.empty(3, device="meta"), collate(texts), None)
+    assert [output.shape for output in outputs] == [(16, *size) for size in sizes]
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
 
     """
     assert isinstance(config.slots, int)
-    rows = 2 if executor.model.guidance.is_active(2.0) else 1
+    rows = 2 if executor.model.guidance.is_active(2.0, "") else 1
     for bucket in config.buckets or (2,):
         guidance, num_images = 2.0 if bucket > 1 else 0.0, min(max(1, bucket // rows), config.slots)
         run_warmup_request(executor, spec, config, CostModel(), num_images, steps=2, guidance=guidance)

@@ -67,7 +67,7 @@ class RequestPreparer:
         guidance = self._model.guidance
         return PreparedImageRequest(
             request,
-            guided=guidance.is_active(payload.guidance_scale),
+            guided=guidance.is_active(payload.guidance_scale, payload.negative_prompt),
             table=table,
             latent_shape=shape,
             negative_prompt=guidance.negative(payload.negative_prompt),

@@ -18,7 +18,7 @@ EXAMPLE_FILE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9Q
 DESCRIPTIONS = {
     "prompt": "what the image shows",
     "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1 (Z-Image: above 0). "
-    "For SDXL, null is not an empty one",
+    "For SDXL, null is not an empty one; of Qwen-Image it means no guidance",
     "seed": "the same seed and settings give the same image; image k of n uses seed + k; default: random",
     "width": "in pixels",
     "height": "in pixels",

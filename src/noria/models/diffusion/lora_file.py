@@ -47,6 +47,7 @@ _OTHER_FORMATS: Mapping[str, str] = {
 }
 _TRANSFORMER_LOADERS: Mapping[str, str] = {
     "FluxTransformer2DModel": "FluxLoraLoaderMixin",
+    "QwenImageTransformer2DModel": "QwenImageLoraLoaderMixin",
     "SD3Transformer2DModel": "SD3LoraLoaderMixin",
 }
 """The classes of diffusers that convert the names of files, by the class of the denoiser."""

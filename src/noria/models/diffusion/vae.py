@@ -21,15 +21,22 @@ class LatentDistribution:
 
 
 class LatentVae:
-    """An AutoencoderKL or AutoencoderTiny; device and dtype are its own."""
+    """An AutoencoderKL, AutoencoderTiny, or AutoencoderKLQwenImage, to which an image is a video of one frame.
+
+    Device and dtype are its own.
+    """
 
     def __init__(self, vae: Any, config: EngineConfig) -> None:
-        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        self._has_frames = hasattr(vae.config, "temperal_downsample")
+        blocks = vae.config.dim_mult if self._has_frames else vae.config.block_out_channels
+        self._memory_format = torch.contiguous_format
+        if config.channels_last and not self._has_frames:
+            self._memory_format = torch.channels_last
         self._vae = vae.to(memory_format=self._memory_format)
         if config.vae_tiling:
             self._vae.enable_tiling()
-        self.scale: int = 2 ** (len(vae.config.block_out_channels) - 1)  # pixels of a side per latent
-        self._factor: float = vae.config.scaling_factor
+        self.scale: int = 2 ** (len(blocks) - 1)  # pixels of a side per latent
+        self._factor: float = getattr(vae.config, "scaling_factor", 1.0)
         self._shift: float = getattr(vae.config, "shift_factor", None) or 0.0
         mean, std = (getattr(vae.config, name, None) for name in ("latents_mean", "latents_std"))
         self._mean_std_2C: torch.Tensor | None = None
@@ -43,11 +50,14 @@ class LatentVae:
 
     def _encode(self, pixels_B3HW: torch.Tensor) -> LatentDistribution:
         """Return the latents of pixels in -1 to 1."""
-        encoded = self._vae.encode(pixels_B3HW.to(self._vae.device, self._vae.dtype))
+        pixels_B3HW = pixels_B3HW.to(self._vae.device, self._vae.dtype)
+        encoded = self._vae.encode(pixels_B3HW[:, :, None] if self._has_frames else pixels_B3HW)
         # AutoencoderTiny returns latents, AutoencoderKL a distribution.
-        distribution = getattr(encoded, "latent_dist", None)
+        distribution: Any = getattr(encoded, "latent_dist", None)
         mean_BCHW = encoded.latents if distribution is None else distribution.mean
         deviation_BCHW = None if distribution is None else distribution.std
+        if self._has_frames:
+            mean_BCHW, deviation_BCHW = distribution.mean.squeeze(2), distribution.std.squeeze(2)
         if self._mean_std_2C is None:
             factor: float | torch.Tensor = self._factor
             scaled = (mean_BCHW - self._shift) * factor
@@ -65,7 +75,10 @@ class LatentVae:
         else:
             mean, std = self._mean_std_2C[:, None, :, None, None]
             scaled = latents_BCHW * std / self._factor + mean
-        image = self._vae.decode(scaled.contiguous(memory_format=self._memory_format), return_dict=False)[0]
+        scaled = scaled.contiguous(memory_format=self._memory_format)
+        image = self._vae.decode(scaled[:, :, None] if self._has_frames else scaled, return_dict=False)[0]
+        if self._has_frames:
+            image = image.squeeze(2)
         image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
         return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
 

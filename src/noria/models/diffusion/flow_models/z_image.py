@@ -21,7 +21,8 @@ from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
-from noria.models.diffusion.folders.z_image_folder import MAX_PROMPT_TOKENS, PATCH
+from noria.models.diffusion.folders.flow_folder import PATCH
+from noria.models.diffusion.folders.z_image_folder import MAX_PROMPT_TOKENS
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance

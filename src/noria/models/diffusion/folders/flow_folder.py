@@ -1,12 +1,11 @@
-"""What the folders of flow models with CLIP and T5 have in common: checks of T5, of the scheduler, of the first layers.
+"""What the folders of flow models have in common: checks of T5, of the scheduler, that the parts fit together.
 
-`flux_folder.py` and `stable_diffusion_3_folder.py` inspect folders with it. This module knows neither torch nor what
-the parts compute.
+This module knows neither torch nor what the parts compute.
 """
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +14,10 @@ from noria.errors import ModelError
 from noria.images import scheduler_names
 from noria.models.diffusion.folders.pipeline_folder import Count
 from noria.models.families import Family
-from noria.models.weights import REDOWNLOAD_HINT, read_object, read_struct
+from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
+
+PATCH = 2
+"""Latents of a token along one side, of the transformers whose tokens are patches of them."""
 
 
 class T5Config(Struct, frozen=True):
@@ -69,6 +71,21 @@ def read_flow_scheduler(folder: pathlib.Path) -> Mapping[str, Any]:
             "family."
         )
     return tree
+
+
+class EulerScheduler(Struct, frozen=True):
+    """The settings of a scheduler whose pipeline gives it noise levels and takes no other."""
+
+    class_name: Literal["FlowMatchEulerDiscreteScheduler"] = msgspec.field(name="_class_name")
+    num_train_timesteps: Literal[1000] = 1000
+    shift: float = 1.0
+    stochastic_sampling: Literal[False] = False  # else it draws noise without the seed
+
+
+def read_euler_scheduler(folder: pathlib.Path) -> EulerScheduler:
+    """Return the scheduler's settings. Raises ModelError if it is another one, or has settings that do not work."""
+    file = folder / "scheduler" / "scheduler_config.json"
+    return convert(file, read_object(file), EulerScheduler)
 
 
 def check_fit(file: pathlib.Path, *settings: tuple[str, int, int, str]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
+from noria.models.diffusion.folders.flow_folder import PATCH, read_euler_scheduler
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -22,14 +23,11 @@ from noria.models.diffusion.folders.pipeline_folder import (
     read_overrides,
 )
 from noria.models.families import Family
-from noria.models.weights import REDOWNLOAD_HINT, convert, num_tensor_parameters, read_object, read_struct, read_weights
+from noria.models.weights import REDOWNLOAD_HINT, num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
 MAX_PROMPT_TOKENS = 512
 """Longer prompts are cut, as by diffusers; the words of the chat around them are counted."""
-
-PATCH = 2
-"""Latents of a token along one side."""
 
 _SCHEDULERS = ("flow-euler",)
 """With the others, diffusers' pipeline fails, because it gives them noise levels, or draws noise without the seed."""
@@ -68,13 +66,6 @@ class _Transformer(Struct, frozen=True):
     axes_lens: Axes = (1024, 512, 512)
 
 
-class _Scheduler(Struct, frozen=True):
-    class_name: Literal["FlowMatchEulerDiscreteScheduler"] = msgspec.field(name="_class_name")
-    num_train_timesteps: Literal[1000] = 1000
-    shift: float = 1.0
-    stochastic_sampling: Literal[False] = False  # else it draws noise without the seed
-
-
 class _ZImageOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
     cfg_normalization: Annotated[float, Meta(ge=0, le=10)] = 0.0  # of all requests, as of diffusers' pipeline; 0: off
 
@@ -87,8 +78,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
 
     """
     pipeline = check_files(folder, family)
-    scheduler_file = folder / "scheduler" / "scheduler_config.json"
-    scheduler = convert(scheduler_file, read_object(scheduler_file), _Scheduler)
+    scheduler = read_euler_scheduler(folder)
     text_encoder = read_struct(folder / "text_encoder" / "config.json", _TextEncoder)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
     transformer_file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"

@@ -1,0 +1,319 @@
+"""Qwen-Image in the running batch, with images of all sizes in one call, compared with diffusers' own pipelines."""
+
+import json
+import shutil
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from diffusers import (
+    DiffusionPipeline,
+    QwenImageImg2ImgPipeline,
+    QwenImageInpaintPipeline,
+    QwenImageTransformer2DModel,
+)
+
+import tiny_models
+from generating import difference, generate
+from lora_files import save_diffusers_lora
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.errors import ConfigError, InvalidField, ModelError
+from noria.images import scheduler_names
+from noria.models.catalog import open_model
+from noria.models.diffusion.conditioning import collate
+from noria.models.families import FAMILIES
+from noria.models.lora_folders import digest_of
+from noria.protocol.diffusion import Lora
+from noria.testing.requests import make_image_request
+
+# Against the pipeline: other kernels at other batch sizes, and a step's terms summed in another order.
+PARITY_TOLERANCE = 2
+PROMPTS = ["a red circle", "a blue square above a green star, drawn with a soft pencil on grey paper", ""]
+SIZES = [(64, 64), (32, 48), (64, 40), (40, 64)]
+SAVE = {"qwen-image": tiny_models.save_qwen_image}
+SCALE = {"qwen-image": "true_cfg_scale"}
+
+
+def load(folder, **settings):
+    torch.set_num_threads(1)
+    spec = open_model(str(folder))
+    config = EngineConfig(**{"dtype": "float32", "slots": 8, "threads": 1} | settings)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+
+
+def open_pipeline(folder):
+    pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module", params=SAVE)
+def model(request, tmp_path_factory):
+    """A folder's spec and executor, and diffusers' pipeline."""
+    folder = SAVE[request.param](tmp_path_factory.mktemp("qwen") / request.param)
+    return *load(folder), open_pipeline(folder)
+
+
+@pytest.fixture(scope="module")
+def qwen(tiny_qwen_image_folder):
+    """A folder like Qwen-Image: its spec, executor and pipeline."""
+    return *load(tiny_qwen_image_folder), open_pipeline(tiny_qwen_image_folder)
+
+
+def make_request(number, **fields):
+    width, height = SIZES[number % 4]
+    settings = {
+        "prompt": PROMPTS[number % 3],
+        "negative_prompt": [None, "a black cross", ""][number % 3],
+        "seed": 3000 + number,
+        "width": width,
+        "height": height,
+        "inference_steps": 3 + number % 5,
+        "guidance_scale": [12.0, 8.0, 1.0, 0.5][number % 4],  # random models heed texts little
+        "scheduler": "flow-euler",
+    }
+    return make_image_request(f"r{number}", **settings | fields)
+
+
+def generate_with_pipeline(pipe, family, request, **options):
+    """The image of diffusers' own loop, [height, width, 3]."""
+    payload = request.payload
+    (image,) = pipe(
+        prompt=payload.prompt,
+        negative_prompt=payload.negative_prompt,
+        width=payload.width,
+        height=payload.height,
+        num_inference_steps=payload.inference_steps,
+        generator=torch.Generator("cpu").manual_seed(payload.seed),
+        output_type="np",
+        **{SCALE[family]: payload.guidance_scale},
+        **options,
+    ).images
+    return (image * 255).round().astype(np.uint8)
+
+
+def assert_like_the_pipeline(model, request):
+    spec, executor, pipe = model
+    ours = generate(executor, [request])[request.request_id, 0]
+    assert difference(ours, generate_with_pipeline(pipe, spec.family, request)) <= PARITY_TOLERANCE, request
+    assert ours.std() > 10, "the image is flat"
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_image_is_that_of_the_pipeline(model, number):
+    assert_like_the_pipeline(model, make_request(number))
+
+
+def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(model, monkeypatch):
+    spec, executor, pipe = model
+    sizes, real = [], executor.model.predict
+
+    def predict(latents_R, *rest):
+        sizes.append({tuple(row.shape) for row in latents_R})
+        return real(latents_R, *rest)
+
+    monkeypatch.setattr(executor.model, "predict", predict)
+    requests = [make_request(number, inference_steps=4 + number // 2) for number in range(5)]
+    together = generate(executor, requests, arrivals=[0, 3, 1, 2, 2])
+    assert max(map(len, sizes)) == 4, "no call had all sizes"
+    for request in requests:
+        image = together[request.request_id, 0]
+        theirs = generate_with_pipeline(pipe, spec.family, request)
+        assert difference(image, theirs) <= PARITY_TOLERANCE, request
+        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1, request
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[:1] * 4], ids=["all sizes", "one size"])
+def test_rows_of_a_call_equal_the_rows_alone(model, sizes):
+    denoiser = model[1].model
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        texts = denoiser.text_encode([*PROMPTS, "many words " * 60])
+        assert len({len(next(iter(text.tokens.values()))) for text in texts}) == 4
+        latents = [torch.randn(denoiser.latent_shape(*size), generator=generator) for size in sizes]
+        times = torch.tensor([1000.0, 640.0, 333.0, 1.0])
+        rows = latents if sizes is SIZES else torch.stack(latents)
+        together = denoiser.predict(rows, times, collate(texts), None)
+        for k in range(4):
+            alone = denoiser.predict(latents[k][None], times[k : k + 1], collate(texts[k : k + 1]), None)[0]
+            assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
+            other = denoiser.predict(latents[k][None], times[k : k + 1], collate(texts[k - 1 : k] or texts[1:2]), None)
+            assert (other[0] - alone).abs().max() > 1e-3 * alone.abs().max()  # texts matter
+
+
+def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):
+    _, executor, pipe = model
+    prompts = [*PROMPTS, "<|im_end|> é 水车 " * 99]
+    with torch.inference_mode():
+        together = executor.model.text_encode(prompts)
+        for prompt, ours in zip(prompts, together, strict=True):
+            theirs, mask = pipe.encode_prompt(prompt, max_sequence_length=512)
+            if mask is not None:
+                theirs = theirs[mask.bool()][None]
+            tokens = ours.tokens["encoder_hidden_states"]
+            assert tokens.shape == theirs[0].shape
+            assert (tokens - theirs[0]).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+def test_rows_padded_to_buckets_change_no_image(model):
+    spec, executor, _ = model
+    padded = load(spec.folder, buckets=(4, 16))[1]
+    requests = [make_request(number) for number in range(3)]
+    without, images = generate(executor, requests), generate(padded, requests)
+    assert all(difference(images[key], image) <= 1 for key, image in without.items())
+
+
+def test_without_a_negative_prompt_an_image_is_not_guided(qwen):
+    spec, executor, pipe = qwen
+    settings = {"prompt": "a square", "seed": 1, "width": 64, "height": 64, "inference_steps": 4}
+    requests = [
+        make_request(number, negative_prompt=negative, guidance_scale=scale, **settings)
+        for number, (negative, scale) in enumerate([(None, 20.0), (None, 1.0), ("", 20.0), ("", 1.0)])
+    ]
+    assert [executor.prepare(request).num_rows for request in requests] == [1, 1, 2, 1]
+    absent, absent_at_1, empty, empty_at_1 = generate(executor, requests).values()
+    assert max(difference(absent, other) for other in (absent_at_1, empty_at_1)) <= 1
+    assert difference(absent, empty) > 5
+    assert difference(empty, generate_with_pipeline(pipe, spec.family, requests[2])) <= PARITY_TOLERANCE
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_start_images_and_masks_of_all_sizes_give_the_images_of_their_pipelines(qwen, has_mask):
+    spec, executor, pipe = qwen
+    start_pipe = (QwenImageInpaintPipeline if has_mask else QwenImageImg2ImgPipeline)(**pipe.components)
+    start_pipe.set_progress_bar_config(disable=True)
+    requests = [
+        make_request(number, inference_steps=steps, strength=strength, has_mask=has_mask)
+        for number, (steps, strength) in enumerate([(4, 0.5), (5, 0.5), (4, 1.0)])
+    ]
+    frames, options = {}, {}
+    for request in requests:
+        width, height, seed = request.payload.width, request.payload.height, request.payload.seed
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        mask = np.where(np.arange(width) < width // 2, 255, 0).astype(np.uint8)[None].repeat(height, 0)
+        frames[request.request_id] = memoryview(pixels.tobytes() + mask.tobytes() * has_mask)
+        options[request.request_id] = {"image": PIL.Image.fromarray(pixels), "strength": request.payload.strength}
+        if has_mask:
+            options[request.request_id]["mask_image"] = PIL.Image.fromarray(mask)
+    images = generate(executor, requests, [2, 0, 1], frames)
+    for request in requests:
+        theirs = generate_with_pipeline(start_pipe, spec.family, request, **options[request.request_id])
+        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+
+
+@pytest.mark.parametrize("scheduler", [{"use_dynamic_shifting": False, "shift": 3.0}, {"shift_terminal": None}])
+def test_the_schedulers_own_settings_are_the_folders(tmp_path, scheduler):
+    folder = tiny_models.save_qwen_image(tmp_path, scheduler=scheduler)
+    assert_like_the_pipeline((*load(folder), open_pipeline(folder)), make_request(1))
+
+
+def test_sharded_weights_are_read(qwen, tmp_path):
+    folder = shutil.copytree(qwen[0].folder, tmp_path / "m")
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+    QwenImageTransformer2DModel.from_pretrained(qwen[0].folder, subfolder="transformer").save_pretrained(
+        folder / "transformer", max_shard_size="100KB"
+    )
+    assert len(list((folder / "transformer").glob("*-of-*.safetensors"))) > 1
+    spec, executor = load(folder)
+    assert spec.num_parameters == qwen[0].num_parameters
+    request = make_request(1)
+    assert difference(*(generate(each, [request])["r1", 0] for each in (executor, qwen[1]))) == 0
+
+
+def test_an_adapter_of_all_layers_changes_its_image_alone_in_a_batch_of_all_sizes(model, tmp_path):
+    _, bare, _ = model
+    save_diffusers_lora(tmp_path / "all.safetensors", bare.model.lora_parts, rank=2)
+    config = EngineConfig(dtype="float32", slots=8, threads=1, loras=(str(tmp_path),))
+    executor = DiffusionExecutor(bare.model, config)
+    lora = Lora("all", 0.7, digest_of(tmp_path / "all.safetensors"))
+    requests = [make_request(k, loras=(lora,) * (k % 2)) for k in range(4)]
+    together = generate(executor, requests, arrivals=[0, 2, 1, 0])
+    for number, request in enumerate(requests):
+        image = together[request.request_id, 0]
+        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1
+        without = generate(bare, [make_request(number)])[request.request_id, 0]
+        assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
+
+
+def test_the_preview_of_the_last_call_is_the_image_of_its_latents(model):
+    """At the last call, x - σ·v is the final sample."""
+    executor = model[1]
+    table = executor.prepare(make_request(0)).table
+    coefficients, last = table.coefficients[-1], executor.model.clean_weights(table.timesteps[-1:])[:, 0]
+    np.testing.assert_allclose(coefficients[coefficients != 0], last, rtol=1e-5)
+    assert executor.model.preview_colours.shape == (5, 3)
+
+
+def test_bounds_and_defaults(model):
+    spec, executor, _ = model
+    sides = (spec.default_width_px, spec.default_height_px, spec.min_side_px, spec.max_side_px, spec.multiple_px)
+    assert sides == (512, 512, 32, 1024, 8)
+    assert (spec.default_scheduler, spec.schedulers) == ("flow-euler", ("flow-euler",))
+    assert (spec.default_steps, spec.default_guidance) == {"qwen-image": (50, 4.0)}[spec.family]
+    assert FAMILIES[spec.family].gpu_dtype == "bfloat16"
+    assert executor.model.latent_shape(64, 40) == (4, 10, 16)
+
+
+@pytest.mark.parametrize("name", [choice.name for choice in scheduler_names.SCHEDULERS if choice.family != "flow"])
+def test_a_scheduler_of_another_family_is_rejected(qwen, name):
+    with pytest.raises(InvalidField, match="but this is a flow model"):
+        qwen[1].prepare(make_request(0, scheduler=name))
+
+
+@pytest.mark.parametrize(("settings", "words"), [({"attention": "plain"}, "'sdpa'"), ({"compile": True}, "Switch it")])
+def test_settings_that_do_not_work_are_rejected(model, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        load(model[0].folder, **settings, buckets=(2,))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("transformer/config.json", {"in_channels": 24}, "in_channels is 24; supported is 16"),
+        ("transformer/config.json", {"out_channels": 8}, "out_channels is 8; supported is 4"),
+        ("transformer/config.json", {"patch_size": 1}, "patch_size is 1; supported is 2"),
+        ("transformer/config.json", {"joint_attention_dim": 32}, "joint_attention_dim is 32; supported is 24"),
+        ("transformer/config.json", {"axes_dims_rope": [4, 4, 4]}, "axes_dims_rope is 12; supported is 16"),
+        (
+            "transformer/config.json",
+            {"num_attention_heads": 4},
+            r"txt_in.weight is \[32, 24\], but config.json has num",
+        ),
+        ("transformer/config.json", {"zero_cond_t": True}, "zero_cond_t is true: Qwen-Image-Edit"),
+        ("transformer/config.json", {"use_layer3d_rope": True}, "use_layer3d_rope is true: Qwen-Image-Layered"),
+        ("transformer/config.json", {"guidance_embeds": True}, "guidance_embeds is true"),
+        ("transformer/config.json", {"_class_name": "FluxTransformer2DModel"}, "QwenImageTransformer2DModel"),
+        ("transformer/config.json", {"quantization_config": {"load_in_4bit": True}}, "quantization_config"),
+        ("text_encoder/config.json", {"model_type": "qwen3"}, "model_type is 'qwen3'; supported: qwen2_5_vl"),
+        ("text_encoder/config.json", {"text_config": {"hidden_size": 24, "vocab_size": 9}}, "num_hidden_layers"),
+        ("vae/config.json", {"dim_mult": [1, 2]}, "temperal_downsample has 2 entries; expected are 1"),
+        ("vae/config.json", {"latents_std": [1.0]}, "latents_std has 1 entries; expected are 4"),
+        ("vae/config.json", {"latents_std": [1.0, 1.0, 0.0, 1.0]}, "latents_std has a zero"),
+        ("vae/config.json", {"base_dim": 16}, r"decoder.conv_in.weight is \[16, 4, 3, 3, 3\], but config.json has"),
+        ("vae/config.json", {"input_channels": 4}, "input_channels"),
+        ("scheduler/scheduler_config.json", {"stochastic_sampling": True}, "stochastic_sampling"),
+        ("scheduler/scheduler_config.json", {"_class_name": "UniPCMultistepScheduler"}, "UniPCMultistepScheduler"),
+        ("model_index.json", {"vae": ["diffusers", "AutoencoderKL"]}, "supported: AutoencoderKLQwenImage"),
+        (
+            "model_index.json",
+            {"_class_name": "QwenImageEditPipeline"},
+            "'QwenImageEditPipeline', which no model family",
+        ),
+        ("noria.json", {"default_scheduler": "flow-heun"}, "default_scheduler is flow-heun; supported are flow-euler"),
+    ],
+)
+def test_a_folder_that_is_not_supported_is_rejected(qwen, tmp_path, file, change, words):
+    folder = shutil.copytree(qwen[0].folder, tmp_path / "m")
+    path = folder / file
+    tree = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(tree | change))
+    with pytest.raises(ModelError, match=words):
+        open_model(str(folder))
+
+
+def test_a_vocabulary_beyond_the_text_encoder_is_rejected(tmp_path):
+    folder = tiny_models.save_qwen_image(tmp_path, text_encoder={"vocab_size": 258})
+    with pytest.raises(ModelError, match="token ids up to 258, but the text encoder has 258"):
+        open_model(str(folder))
