@@ -224,6 +224,55 @@ def save_qwen_image(
     return folder
 
 
+def save_krea2(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    text_encoder: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    **index: object,
+) -> pathlib.Path:
+    """Write a Krea2Pipeline with changed settings of parts and of model_index.json. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKLQwenImage, Krea2Transformer2DModel
+    from transformers import Qwen3VLConfig, Qwen3VLModel
+
+    torch.manual_seed(6)
+    sizes: dict[str, Any] = {
+        "in_channels": 16,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "timestep_embed_dim": 16,
+        "text_hidden_dim": 24,
+        "num_text_layers": 2,
+        "text_num_attention_heads": 2,
+        "text_num_key_value_heads": 2,
+        "text_intermediate_size": 32,
+        "num_layerwise_text_blocks": 1,
+        "num_refiner_text_blocks": 1,
+        "axes_dims_rope": (4, 4, 8),
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24}
+    text = Qwen3VLConfig(
+        text_config=_QWEN_TEXT | {"head_dim": 12} | (text_encoder or {}),
+        vision_config=vision | {"deepstack_visual_indexes": [0]},
+    )
+    parts = {
+        "text_encoder": Qwen3VLModel(text),
+        "transformer": Krea2Transformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKLQwenImage(**_QWEN_VAE),
+    }
+    for part in parts.values():
+        randomise(part)
+    index = {"text_encoder_select_layers": [1, 2], "is_distilled": False, "patch_size": 2} | index
+    shifted = _DYNAMIC_SHIFT | {"shift": 1.0, "max_image_seq_len": 6400}
+    _save(folder, "Krea2Pipeline", parts, FLOW_SCHEDULER | shifted | (scheduler or {}), **index)
+    return folder
+
+
 def randomise(part: Any) -> None:
     """Give every parameter random values, so that no block is the identity or zero, as some are at first."""
     import torch
@@ -244,7 +293,7 @@ _CHAT_TEMPLATE = (
 )
 
 
-_OF_QWEN = ("ZImagePipeline", "QwenImagePipeline")  # their text encoders are Qwen's
+_OF_QWEN = ("ZImagePipeline", "QwenImagePipeline", "Krea2Pipeline")  # their text encoders are Qwen's
 
 
 def _save_byte_tokenizer(folder: pathlib.Path) -> None:

@@ -101,6 +101,7 @@ _STABLE_DIFFUSION_PARTS = {
 }
 
 _QWEN_TOKENIZER = Part(("Qwen2Tokenizer", "Qwen2TokenizerFast"))
+_QWEN_VAE = Part(("AutoencoderKLQwenImage",), "diffusion_pytorch_model")
 _T5_TOKENIZER = Part(("T5Tokenizer", "T5TokenizerFast"))
 _T5 = Part(("T5EncoderModel",), "model")
 _CLIP_WITH_PROJECTION = Part(("CLIPTextModelWithProjection",), "model")
@@ -164,7 +165,7 @@ _ROWS = (
                 "tokenizer": _QWEN_TOKENIZER,
                 "text_encoder": Part(("Qwen2_5_VLForConditionalGeneration",), "model"),
                 "transformer": Part(("QwenImageTransformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKLQwenImage",), "diffusion_pytorch_model"),
+                "vae": _QWEN_VAE,
                 "scheduler": Part(),
             }
         ),
@@ -172,6 +173,26 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.qwen_image_folder:inspect",
         load_with="noria.models.diffusion.flow_models.qwen_image:QwenImage.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="krea-2",
+        description="Krea 2",
+        index_file="model_index.json",
+        class_names=("Krea2Pipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _QWEN_TOKENIZER,
+                "text_encoder": Part(("Qwen3VLModel", "Qwen3VLForConditionalGeneration"), "model"),
+                "transformer": Part(("Krea2Transformer2DModel",), "diffusion_pytorch_model"),
+                "vae": _QWEN_VAE,
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.krea2_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.krea2:Krea2.load",
         gpu_dtype="bfloat16",
     ),
     Family(

@@ -6,6 +6,7 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
     FluxTransformer2DModel,
+    Krea2Transformer2DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     UNet2DConditionModel,
@@ -194,6 +195,17 @@ def test_the_transformer_of_qwen_image_takes_rows_of_several_sizes(qwen_image):
     latents = [torch.empty(16, *size, device="meta") for size in sizes]
     outputs = model.predict(latents, torch.empty(3, device="meta"), collate(texts), None)
     assert [output.shape for output in outputs] == [(16, *size) for size in sizes]
+
+
+def test_parameters_and_memory_of_krea_2(z_image):
+    """Those of docs/models.md; its text encoder has the sizes of that of Z-Image, its VAE is that of Qwen-Image."""
+    with torch.device("meta"):
+        parts = Krea2Transformer2DModel(), z_image["text_encoder"], AutoencoderKLQwenImage()
+    parameters = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert parameters == [12_820_073_036, 4_022_468_096, 126_892_531]
+    assert round(2 * sum(parameters) / 1e9, 1) == 33.9
+    tokens = torch.empty(512, 12, 2560, dtype=torch.bfloat16)
+    assert Conditioning({"encoder_hidden_states": tokens}).nbytes == 31_457_280
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Qwen-Image in the running batch, with images of all sizes in one call, compared with diffusers' own pipelines."""
+"""Qwen-Image and Krea 2 in the running batch, images of all sizes in one call, compared with diffusers' pipelines."""
 
 import json
 import shutil
@@ -32,8 +32,8 @@ from noria.testing.requests import make_image_request
 PARITY_TOLERANCE = 2
 PROMPTS = ["a red circle", "a blue square above a green star, drawn with a soft pencil on grey paper", ""]
 SIZES = [(64, 64), (32, 48), (64, 40), (40, 64)]
-SAVE = {"qwen-image": tiny_models.save_qwen_image}
-SCALE = {"qwen-image": "true_cfg_scale"}
+SAVE = {"qwen-image": tiny_models.save_qwen_image, "krea-2": tiny_models.save_krea2}
+SCALE = {"qwen-image": "true_cfg_scale", "krea-2": "guidance_scale"}
 
 
 def load(folder, **settings):
@@ -60,6 +60,13 @@ def model(request, tmp_path_factory):
 def qwen(tiny_qwen_image_folder):
     """A folder like Qwen-Image: its spec, executor and pipeline."""
     return *load(tiny_qwen_image_folder), open_pipeline(tiny_qwen_image_folder)
+
+
+@pytest.fixture(scope="module")
+def krea(tmp_path_factory):
+    """A folder like Krea 2: its spec, executor and pipeline."""
+    folder = tiny_models.save_krea2(tmp_path_factory.mktemp("qwen") / "krea")
+    return *load(folder), open_pipeline(folder)
 
 
 def make_request(number, **fields):
@@ -117,7 +124,7 @@ def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(mo
     monkeypatch.setattr(executor.model, "predict", predict)
     requests = [make_request(number, inference_steps=4 + number // 2) for number in range(5)]
     together = generate(executor, requests, arrivals=[0, 3, 1, 2, 2])
-    assert max(map(len, sizes)) == 4, "no call had all sizes"
+    assert max(map(len, sizes)) == (4 if spec.family == "qwen-image" else 1)
     for request in requests:
         image = together[request.request_id, 0]
         theirs = generate_with_pipeline(pipe, spec.family, request)
@@ -125,22 +132,22 @@ def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(mo
         assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1, request
 
 
-@pytest.mark.parametrize("sizes", [SIZES, SIZES[:1] * 4], ids=["all sizes", "one size"])
-def test_rows_of_a_call_equal_the_rows_alone(model, sizes):
+def test_rows_of_a_call_equal_the_rows_alone(model):
     denoiser = model[1].model
-    generator = torch.Generator().manual_seed(0)
+    generator, times = torch.Generator().manual_seed(0), torch.tensor([1000.0, 640.0, 333.0, 1.0])
     with torch.inference_mode():
         texts = denoiser.text_encode([*PROMPTS, "many words " * 60])
-        assert len({len(next(iter(text.tokens.values()))) for text in texts}) == 4
-        latents = [torch.randn(denoiser.latent_shape(*size), generator=generator) for size in sizes]
-        times = torch.tensor([1000.0, 640.0, 333.0, 1.0])
-        rows = latents if sizes is SIZES else torch.stack(latents)
-        together = denoiser.predict(rows, times, collate(texts), None)
-        for k in range(4):
-            alone = denoiser.predict(latents[k][None], times[k : k + 1], collate(texts[k : k + 1]), None)[0]
-            assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
-            other = denoiser.predict(latents[k][None], times[k : k + 1], collate(texts[k - 1 : k] or texts[1:2]), None)
-            assert (other[0] - alone).abs().max() > 1e-3 * alone.abs().max()  # texts matter
+        assert len({len(text.tokens["encoder_hidden_states"]) for text in texts}) == 4
+        for sizes in [SIZES[:1] * 4] + [SIZES] * (denoiser.call_size(64, 64) is not None):
+            latents = [torch.randn(denoiser.latent_shape(*size), generator=generator) for size in sizes]
+            rows = latents if sizes is SIZES else torch.stack(latents)
+            together = denoiser.predict(rows, times, collate(texts), None)
+            for k in range(4):
+                row, time = latents[k][None], times[k : k + 1]
+                alone = denoiser.predict(row, time, collate(texts[k : k + 1]), None)[0]
+                assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
+                other = denoiser.predict(row, time, collate([texts[k - 1]]), None)[0]
+                assert (other - alone).abs().max() > 1e-3 * alone.abs().max()  # texts matter
 
 
 def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):
@@ -149,12 +156,11 @@ def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):
     with torch.inference_mode():
         together = executor.model.text_encode(prompts)
         for prompt, ours in zip(prompts, together, strict=True):
-            theirs, mask = pipe.encode_prompt(prompt, max_sequence_length=512)
-            if mask is not None:
-                theirs = theirs[mask.bool()][None]
+            padded, mask = pipe.encode_prompt(prompt, max_sequence_length=512)
+            theirs = padded[0] if mask is None else padded[mask.bool()]
             tokens = ours.tokens["encoder_hidden_states"]
-            assert tokens.shape == theirs[0].shape
-            assert (tokens - theirs[0]).abs().max() <= 1e-5 * theirs.abs().max()
+            assert tokens.shape == theirs.shape
+            assert (tokens - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
 def test_rows_padded_to_buckets_change_no_image(model):
@@ -201,6 +207,34 @@ def test_start_images_and_masks_of_all_sizes_give_the_images_of_their_pipelines(
     for request in requests:
         theirs = generate_with_pipeline(start_pipe, spec.family, request, **options[request.request_id])
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+
+
+def test_krea_2_begins_with_the_latents_of_a_start_image_as_the_others_do(krea):
+    """Its pipeline takes latents and the last noise levels, but no image."""
+    spec, executor, pipe = krea
+    request = make_request(1, inference_steps=5, strength=0.6, width=64, height=64)
+    pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    ours = generate(executor, [request], frames={"r1": memoryview(pixels.tobytes())})["r1", 0]
+    generator = torch.Generator().manual_seed(request.payload.seed)
+    with torch.inference_mode():
+        image = torch.from_numpy(pixels).movedim(-1, 0)[None, :, None] / 127.5 - 1
+        latents = pipe.vae.encode(image).latent_dist.sample(generator)[:, :, 0]
+    mean, std = (torch.tensor(pipe.vae.config[name])[:, None, None] for name in ("latents_mean", "latents_std"))
+    levels = np.linspace(1, 1 / 5, 5)[2:]
+    pipe.scheduler.set_timesteps(sigmas=levels, mu=executor.model.schedule(64, 64, 5).mu)
+    sigma = pipe.scheduler.sigmas[0]
+    noise = torch.randn(1, 4, 16, 16, generator=generator)
+    packed = pipe._pack_latents(sigma * noise + (1 - sigma) * (latents - mean) / std, 1, 4, 16, 16)
+    theirs = generate_with_pipeline(pipe, spec.family, request, sigmas=levels, latents=packed)
+    assert difference(ours, theirs) <= PARITY_TOLERANCE
+
+
+def test_distilled_krea_2_has_a_constant_shift(tmp_path):
+    folder = tiny_models.save_krea2(tmp_path, is_distilled=True)
+    spec, executor = load(folder)
+    assert (spec.default_steps, spec.default_guidance) == (8, 0.0)
+    assert {executor.model.schedule(*size, 4).mu for size in SIZES} == {1.15}
+    assert_like_the_pipeline((spec, executor, open_pipeline(folder)), make_request(3))
 
 
 @pytest.mark.parametrize("scheduler", [{"use_dynamic_shifting": False, "shift": 3.0}, {"shift_terminal": None}])
@@ -251,7 +285,7 @@ def test_bounds_and_defaults(model):
     sides = (spec.default_width_px, spec.default_height_px, spec.min_side_px, spec.max_side_px, spec.multiple_px)
     assert sides == (512, 512, 32, 1024, 8)
     assert (spec.default_scheduler, spec.schedulers) == ("flow-euler", ("flow-euler",))
-    assert (spec.default_steps, spec.default_guidance) == {"qwen-image": (50, 4.0)}[spec.family]
+    assert (spec.default_steps, spec.default_guidance) == {"qwen-image": (50, 4.0), "krea-2": (28, 4.5)}[spec.family]
     assert FAMILIES[spec.family].gpu_dtype == "bfloat16"
     assert executor.model.latent_shape(64, 40) == (4, 10, 16)
 
@@ -309,6 +343,28 @@ def test_a_folder_that_is_not_supported_is_rejected(qwen, tmp_path, file, change
     path = folder / file
     tree = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(tree | change))
+    with pytest.raises(ModelError, match=words):
+        open_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("transformer/config.json", {"in_channels": 24}, "in_channels is 24; supported is 16"),
+        ("transformer/config.json", {"text_hidden_dim": 32}, "text_hidden_dim is 32; supported is 24"),
+        ("transformer/config.json", {"num_text_layers": 3}, "num_text_layers is 3; supported is 2"),
+        ("transformer/config.json", {"axes_dims_rope": [4, 4, 4]}, "axes_dims_rope is 12; supported is 16"),
+        ("transformer/config.json", {"num_attention_heads": 4}, r"txt_in.linear_1.weight is \[32, 24\], but config"),
+        ("text_encoder/config.json", {"model_type": "qwen3"}, "model_type is 'qwen3'; supported: qwen3_vl"),
+        ("model_index.json", {"text_encoder_select_layers": [1, 3]}, "has 3; allowed are 0 to 2"),
+        ("model_index.json", {"text_encoder_select_layers": [-1, 2]}, "text_encoder_select_layers"),
+        ("model_index.json", {"patch_size": 1}, "patch_size"),
+    ],
+)
+def test_a_folder_of_krea_2_that_is_not_supported_is_rejected(krea, tmp_path, file, change, words):
+    folder = shutil.copytree(krea[0].folder, tmp_path / "m")
+    tree = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(tree | change))
     with pytest.raises(ModelError, match=words):
         open_model(str(folder))
 

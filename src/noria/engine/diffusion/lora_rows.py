@@ -136,11 +136,14 @@ class _LayerHook:
     def __call__(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         if not self._owner.is_active:
             return
-        assert len(args[0]) == self._owner.num_rows, "a layer that merges or splits rows cannot have adapters by row"
+        inputs, num_rows = args[0], self._owner.num_rows
+        if len(inputs) != num_rows:  # each row is several here, in order
+            assert len(inputs) % num_rows == 0, "a layer that merges rows cannot have adapters by row"
+            inputs, output = (each.view(num_rows, -1, each.shape[-1]) for each in (inputs, output))
         for stack in self._stacks:
             if (found := self._owner.rows_of(stack.keys)) is not None:
                 rows_A, positions_A = found
-                change = _change(module, args[0][rows_A], stack.down[positions_A], stack.up[positions_A])
+                change = _change(module, inputs[rows_A], stack.down[positions_A], stack.up[positions_A])
                 output.index_add_(0, rows_A, change.view(len(rows_A), *output.shape[1:]))
 
 

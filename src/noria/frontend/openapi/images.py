@@ -17,7 +17,8 @@ EXAMPLE_FILE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9Q
 
 DESCRIPTIONS = {
     "prompt": "what the image shows",
-    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1 (Z-Image: above 0). "
+    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1 (Z-Image and "
+    "Krea 2: above 0). "
     "For SDXL, null is not an empty one; of Qwen-Image it means no guidance",
     "seed": "the same seed and settings give the same image; image k of n uses seed + k; default: random",
     "width": "in pixels",

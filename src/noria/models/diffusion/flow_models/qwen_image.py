@@ -27,13 +27,16 @@ from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
 from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
 from noria.models.diffusion.folders.flow_folder import PATCH
-from noria.models.diffusion.folders.qwen_folder import MAX_PROMPT_TOKENS, NUM_SYSTEM_TOKENS, SYSTEM_PROMPT
+from noria.models.diffusion.folders.qwen_folder import (
+    END_OF_CHAT,
+    MAX_PROMPT_TOKENS,
+    NUM_SYSTEM_TOKENS,
+    SYSTEM_PROMPT,
+)
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
-
-_END_OF_CHAT = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 class QwenImage(LatentFlow):
@@ -97,7 +100,7 @@ class QwenImage(LatentFlow):
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' pipeline, without padding."""
-        chats = [SYSTEM_PROMPT + ("" if prompt is None else prompt) + _END_OF_CHAT for prompt in prompts]
+        chats = [SYSTEM_PROMPT + ("" if prompt is None else prompt) + END_OF_CHAT for prompt in prompts]
         max_length = NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS
         tokens = self._tokenizer(chats, padding=True, max_length=max_length, truncation=True, return_tensors="pt")
         outputs = self._text_encoder(

@@ -20,6 +20,9 @@ SYSTEM_PROMPT = (
 )
 """What precedes a prompt, by the pipelines themselves. A folder's own template is a program, and is not run."""
 
+END_OF_CHAT = "<|im_end|>\n<|im_start|>assistant\n"
+"""What follows a prompt."""
+
 NUM_SYSTEM_TOKENS = 34
 """Of `SYSTEM_PROMPT`: their outputs are dropped, whatever the tokenizer."""
 
