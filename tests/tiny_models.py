@@ -273,6 +273,69 @@ def save_krea2(
     return folder
 
 
+def save_lumina2(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    text_encoder: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+) -> pathlib.Path:
+    """Write a Lumina2Pipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, Lumina2Transformer2DModel
+    from transformers import Gemma2Config, Gemma2Model
+
+    torch.manual_seed(7)
+    sizes: dict[str, Any] = {
+        "sample_size": 8,
+        "in_channels": 4,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_refiner_layers": 1,
+        "num_attention_heads": 2,
+        "num_kv_heads": 1,
+        "multiple_of": 16,
+        "axes_dim_rope": (4, 4, 8),
+        "axes_lens": (300, 4, 4),  # images of up to 64 px
+        "cap_feat_dim": 24,
+    }
+    text: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "query_pre_attn_scalar": 12,
+    }
+    levels = {
+        "block_out_channels": (8, 8, 8, 16),
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "scaling_factor": 0.5,
+        "shift_factor": 0.1,
+    }
+    parts = {
+        "text_encoder": Gemma2Model(Gemma2Config(**text | (text_encoder or {}))),
+        "transformer": Lumina2Transformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKL(**_VAE | levels | (vae or {})),
+    }
+    for part in parts.values():
+        randomise(part)
+    _save(folder, "Lumina2Pipeline", parts, FLOW_SCHEDULER | {"shift": 6.0} | (scheduler or {}))
+    return folder
+
+
+def _save_gemma_tokenizer(folder: pathlib.Path) -> None:
+    from transformers import GemmaTokenizer
+
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *string.ascii_lowercase, ".", "-", "<", ">"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    GemmaTokenizer(vocab=vocabulary, merges=[], add_bos_token=True).save_pretrained(folder)
+
+
 def randomise(part: Any) -> None:
     """Give every parameter random values, so that no block is the identity or zero, as some are at first."""
     import torch
@@ -399,6 +462,9 @@ def _save(
         if pipeline in _OF_QWEN and name == "text_encoder":
             _save_byte_tokenizer(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
+        elif pipeline == "Lumina2Pipeline" and name == "text_encoder":
+            _save_gemma_tokenizer(folder / "tokenizer")
+            index["tokenizer"] = ["transformers", "GemmaTokenizer"]
         elif name.startswith("text_encoder"):
             tokenizer = name.replace("text_encoder", "tokenizer")
             is_t5 = type(part).__name__ == "T5EncoderModel"
@@ -411,7 +477,7 @@ def _save(
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
-    if pipeline not in _OF_QWEN:
+    if pipeline not in (*_OF_QWEN, "Lumina2Pipeline"):
         unused = "safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))

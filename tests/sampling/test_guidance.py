@@ -12,7 +12,8 @@ FORMS = [
     Guidance("cond", 0.0),
     Guidance(rescale=0.7),
     Guidance("cond", 0.0, norm_limit=0.5),
-    Guidance(norm_patch=2),
+    Guidance(equal_norms="patches"),
+    Guidance(equal_norms="lines"),
 ]
 
 
@@ -70,13 +71,19 @@ def test_without_a_negative_prompt_some_families_are_not_guided():
     assert [guidance.negative(text) for text in ("", "x")] == ["", "x"]
 
 
-def test_the_norm_of_each_patch_is_that_of_the_prompts_output():
+@pytest.mark.parametrize(
+    ("parts", "at"),
+    [
+        ("patches", (0, slice(None), slice(0, 2), slice(0, 2))),
+        ("patches", (1, slice(None), slice(6, 8), slice(2, 4))),
+        ("lines", (1, 3, 5)),
+    ],
+)
+def test_the_norm_of_each_part_is_that_of_the_prompts_output(parts, at):
     cond, uncond = outputs()
-    guided = Guidance(norm_patch=2).combine(cond, uncond, torch.tensor([7.5, 2.0]))
+    guided = Guidance(equal_norms=parts).combine(cond, uncond, torch.tensor([7.5, 2.0]))
     plain = CLASSIFIER_FREE.combine(cond, uncond, torch.tensor([7.5, 2.0]))
-    for image, row, column in ((0, 0, 0), (1, 6, 2)):
-        at = image, slice(None), slice(row, row + 2), slice(column, column + 2)
-        torch.testing.assert_close(guided[at], plain[at] * cond[at].norm() / plain[at].norm())
+    torch.testing.assert_close(guided[at], plain[at] * cond[at].norm() / plain[at].norm())
 
 
 def test_an_absent_negative_prompt_is_not_an_empty_one():

@@ -196,6 +196,26 @@ _ROWS = (
         gpu_dtype="bfloat16",
     ),
     Family(
+        name="lumina-2",
+        description="Lumina Image 2",
+        index_file="model_index.json",
+        class_names=("Lumina2Pipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": Part(("GemmaTokenizer", "GemmaTokenizerFast")),
+                "text_encoder": Part(("Gemma2Model",), "model"),
+                "transformer": Part(("Lumina2Transformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.lumina2_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.lumina2:Lumina2.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
         name="stable-diffusion-3",
         description="Stable Diffusion 3 and 3.5",
         index_file="model_index.json",

@@ -19,10 +19,12 @@ class Guidance:
     active_above: float = 1.0  # a request with this scale or less has no row for its negative prompt
     rescale: float = 0.0  # φ of Lin et al. (2024), eq. 16: how much of the output's deviation becomes that of c
     norm_limit: float = 0.0  # the output's norm is at most this times that of c (`cfg_normalization`); 0: no limit
-    norm_patch: int = 0  # the norms of the output's patches of so many latents a side become those of c; 0: they stay
+    # The norms of these parts of the output become those of c: patches of 2 × 2 latents, or lines of each channel.
+    equal_norms: Literal["", "patches", "lines"] = ""
     embedded: bool = False  # the model takes the scale itself, in one row, and no negative prompt
     # What a request without a negative prompt has instead; "unguided": no second row, whatever its scale.
     negative_absent: Literal["empty", "zeros", "unguided"] = "empty"
+    prompt_prefix: str = ""  # precedes prompts, but not negative ones
 
     def is_active(self, scale: float, negative_prompt: str | None) -> bool:
         """Whether an image with this scale and this negative prompt needs a second row in each model call."""
@@ -44,13 +46,14 @@ class Guidance:
         scale_B111 = scale_B[:, None, None, None]
         origin_BCHW = uncond_BCHW if self.form == "uncond" else cond_BCHW
         guided_BCHW = origin_BCHW + scale_B111 * (cond_BCHW - uncond_BCHW)
-        if not self.rescale and not self.norm_limit and not self.norm_patch:
+        if not self.rescale and not self.norm_limit and not self.equal_norms:
             return guided_BCHW
         axes = tuple(range(1, guided_BCHW.ndim))
-        if self.norm_patch:
-            patches = [_patches(each, self.norm_patch) for each in (cond_BCHW, guided_BCHW)]
-            cond_norm, guided_norm = (_norm(each, (1, 3, 5)) for each in patches)
-            rescaled_BCHW = (patches[1] * (cond_norm / guided_norm)).reshape_as(guided_BCHW)
+        if self.equal_norms == "patches":
+            cond, guided = _patches(cond_BCHW), _patches(guided_BCHW)
+            rescaled_BCHW = (guided * (_norm(cond, (1, 3, 5)) / _norm(guided, (1, 3, 5)))).reshape_as(guided_BCHW)
+        elif self.equal_norms:
+            rescaled_BCHW = guided_BCHW * (_norm(cond_BCHW, (3,)) / _norm(guided_BCHW, (3,)))
         elif self.norm_limit:
             ratio_B111 = self.norm_limit * _norm(cond_BCHW, axes) / _norm(guided_BCHW, axes)
             rescaled_BCHW = guided_BCHW * ratio_B111.clamp(max=1.0)
@@ -64,10 +67,10 @@ def _norm(outputs: "torch.Tensor", axes: tuple[int, ...]) -> "torch.Tensor":
     return outputs.square().sum(axes, keepdim=True).sqrt()
 
 
-def _patches(outputs_BCHW: "torch.Tensor", side: int) -> "torch.Tensor":
-    """Return [B, C, H / side, side, W / side, side]."""
+def _patches(outputs_BCHW: "torch.Tensor") -> "torch.Tensor":
+    """Return [B, C, H / 2, 2, W / 2, 2]."""
     height, width = outputs_BCHW.shape[2:]
-    return outputs_BCHW.reshape(*outputs_BCHW.shape[:2], height // side, side, width // side, side)
+    return outputs_BCHW.reshape(*outputs_BCHW.shape[:2], height // 2, 2, width // 2, 2)
 
 
 CLASSIFIER_FREE = Guidance()

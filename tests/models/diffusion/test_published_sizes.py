@@ -7,6 +7,7 @@ from diffusers import (
     AutoencoderKLQwenImage,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
+    Lumina2Transformer2DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     UNet2DConditionModel,
@@ -16,6 +17,8 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    Gemma2Config,
+    Gemma2Model,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
@@ -206,6 +209,17 @@ def test_parameters_and_memory_of_krea_2(z_image):
     assert round(2 * sum(parameters) / 1e9, 1) == 33.9
     tokens = torch.empty(512, 12, 2560, dtype=torch.bfloat16)
     assert Conditioning({"encoder_hidden_states": tokens}).nbytes == 31_457_280
+
+
+def test_parameters_and_memory_of_lumina_2(z_image):
+    """Those of docs/models.md; its VAE has the sizes of that of Z-Image."""
+    with torch.device("meta"):
+        parts = Lumina2Transformer2DModel(cap_feat_dim=2304), Gemma2Model(Gemma2Config()), z_image["vae"]
+    parameters = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert parameters == [2_609_769_152, 2_614_341_888, 83_819_683]
+    assert round(2 * sum(parameters) / 1e9, 1) == 10.6
+    tokens = torch.empty(256, 2304, dtype=torch.bfloat16)
+    assert Conditioning({"encoder_hidden_states": tokens}).nbytes == 1_179_648
 
 
 @pytest.fixture(scope="module")

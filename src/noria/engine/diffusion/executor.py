@@ -201,12 +201,12 @@ class DiffusionExecutor:
         embeddings = self._embeddings.get(
             self._loras.prompt_key(text, p.adapters)
             for p in requests
-            for text in ([p.negative_prompt] if p.guided else []) + [p.request.payload.prompt]
+            for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]
         )
         for assignment, prepared in zip(assignments, requests, strict=True):
             payload = prepared.request.payload
             key = self._loras.prompt_key
-            prompt = embeddings[key(payload.prompt, prepared.adapters)]
+            prompt = embeddings[key(prepared.prompt, prepared.adapters)]
             negative = embeddings[key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
             self._guided[assignment.image] = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters)
             shape = prepared.latent_shape

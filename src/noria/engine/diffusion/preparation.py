@@ -22,7 +22,8 @@ class PreparedImageRequest(BaseImageRequest):
 
     table: SamplerTable
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image
-    negative_prompt: str | None  # as the model encodes it; None: zeros
+    prompt: str  # as the model encodes it, as the next
+    negative_prompt: str | None  # None: zeros, or not guided
     preview_calls: frozenset[int]  # calls after which its images get a preview
     call_size: tuple[int, int] | None  # see `DiffusionModel`
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
@@ -70,6 +71,7 @@ class RequestPreparer:
             guided=guidance.is_active(payload.guidance_scale, payload.negative_prompt),
             table=table,
             latent_shape=shape,
+            prompt=guidance.prompt_prefix + payload.prompt,
             negative_prompt=guidance.negative(payload.negative_prompt),
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
             call_size=self._model.call_size(payload.width, payload.height),

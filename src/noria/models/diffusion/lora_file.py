@@ -48,6 +48,7 @@ _OTHER_FORMATS: Mapping[str, str] = {
 _TRANSFORMER_LOADERS: Mapping[str, str] = {
     "FluxTransformer2DModel": "FluxLoraLoaderMixin",
     "Krea2Transformer2DModel": "Krea2LoraLoaderMixin",
+    "Lumina2Transformer2DModel": "Lumina2LoraLoaderMixin",
     "QwenImageTransformer2DModel": "QwenImageLoraLoaderMixin",
     "SD3Transformer2DModel": "SD3LoraLoaderMixin",
 }

@@ -57,7 +57,7 @@ class QwenImage(LatentFlow):
                 "engine.compile does not work with Qwen-Image: each mixture of sizes and prompt lengths would be "
                 "compiled. Switch it off."
             )
-        guidance = Guidance(norm_patch=PATCH, negative_absent="unguided")
+        guidance = Guidance(equal_norms="patches", negative_absent="unguided")
         channels = transformer.config.in_channels // PATCH**2
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
         transformer.set_attn_processor(_RowAttention())

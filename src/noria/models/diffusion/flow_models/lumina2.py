@@ -1,0 +1,125 @@
+"""Lumina 2 on one device: a language model's tokens and latents in one sequence of a transformer.
+
+Without diffusers' pipeline, and with its numbers. What differs from Stable Diffusion:
+
+- Conditioned on the hidden states before Gemma 2's last layer. A system prompt precedes prompts, not negative ones.
+- Rows of a call have different lengths of prompts, which the transformer masks.
+- It predicts the velocity from the image to the noise, with its sign turned, at a time that runs from 0 to 1.
+- Guided outputs get the norms of the prompt's, of each line of latents in a channel: the pipeline's axis.
+- The steps' noise levels fall evenly from 1. A scheduler that shifts them by the image's size gets the number of
+  channels instead, from the pipeline.
+
+Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
+from noria.models.diffusion.folders.lumina2_folder import MAX_PROMPT_TOKENS
+from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import Guidance
+from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
+
+_SYSTEM_PROMPT = (
+    "You are an assistant designed to generate superior images with the superior degree of image-text alignment based "
+    "on textual prompts or user prompts. <Prompt Start> "
+)
+
+
+class Lumina2(LatentFlow):
+    """The parts of one Lumina2Pipeline folder, ready on a device."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        text_encoder: Any,
+        transformer: Any,
+        vae: Any,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+    ) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
+        if config.compile:
+            raise ConfigError(
+                "engine.compile does not work with Lumina 2: each length of prompts would be compiled. Switch it off."
+            )
+        guidance, channels = Guidance(equal_norms="lines", prompt_prefix=_SYSTEM_PROMPT), transformer.config.in_channels
+        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
+        self._tokenizer, self._text_encoder = tokenizer, text_encoder
+
+    @classmethod
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Lumina2":
+        """Read the parts of `spec.folder` onto `device`.
+
+        Raises:
+            ConfigError: a setting does not work with this family.
+            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
+
+        """
+        dtype = DTYPES[config.dtype]
+        with loading(spec):
+            from diffusers import Lumina2Transformer2DModel
+            from transformers import Gemma2Model, GemmaTokenizer
+
+            return cls(
+                GemmaTokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
+                load_part(Gemma2Model, spec, "text_encoder", dtype, device),
+                load_part(Lumina2Transformer2DModel, spec, "transformer", dtype, device),
+                load_vae(spec, dtype, device),
+                load_scheduler_config(spec),
+                config,
+            )
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
+        """Return evenly falling sigmas, and a shift that is the same for all sizes."""
+        mu = shift_of_length(self._latent_channels, self.scheduler_config)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=mu)
+
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, cut as by diffusers' `encode_prompt`, without padding."""
+        texts = ["" if prompt is None else prompt for prompt in prompts]
+        tokens = self._tokenizer(
+            texts, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt"
+        )
+        outputs = self._text_encoder(
+            input_ids=tokens.input_ids.to(self.device),
+            attention_mask=tokens.attention_mask.to(self.device),
+            output_hidden_states=True,
+            use_cache=False,
+        )
+        lengths = tokens.attention_mask.sum(1).tolist()
+        hidden_BTD = outputs.hidden_states[-2].to(self.dtype)
+        return [
+            Conditioning({"encoder_hidden_states": hidden_TD[:length]})
+            for hidden_TD, length in zip(hidden_BTD, lengths, strict=True)
+        ]
+
+    def predict(
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,  # noqa: ARG002 - its guidance is not embedded
+    ) -> torch.Tensor:
+        """Return the velocity [R, C, H, W]."""
+        mask_RT = conditioning.mask_RT
+        if mask_RT is None:
+            num_tokens = conditioning.lengths[0]
+            mask_RT = torch.ones(len(latents_RCHW), num_tokens, dtype=torch.bool, device=self.device)
+        outputs = self._transformer(
+            hidden_states=latents_RCHW.to(self.dtype),
+            timestep=1 - timesteps_R / TRAIN_STEPS,
+            encoder_attention_mask=mask_RT,
+            **conditioning.tokens,
+            return_dict=False,
+        )
+        velocity_RCHW: torch.Tensor = -outputs[0]
+        return velocity_RCHW
