@@ -42,11 +42,11 @@ SAVE = {
 }
 
 
-def load(folder, **settings):
+def load(folder, device="cpu", **settings):
     torch.set_num_threads(1)
     spec = open_model(str(folder))
     config = EngineConfig(**{"dtype": "float32", "slots": 8, "threads": 1} | settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
 
 
 def open_pipeline(folder):
@@ -55,11 +55,15 @@ def open_pipeline(folder):
     return pipe
 
 
-@pytest.fixture(scope="module", params=SAVE)
+ON_GPU = [pytest.param((family, "cuda:0"), id=f"{family} on a GPU", marks=pytest.mark.gpu) for family in SAVE]
+
+
+@pytest.fixture(scope="module", params=[*(pytest.param((family, "cpu"), id=family) for family in SAVE), *ON_GPU])
 def model(request, tmp_path_factory):
     """A folder's spec and executor, and diffusers' pipeline."""
-    folder = SAVE[request.param](tmp_path_factory.mktemp("qwen") / request.param)
-    return *load(folder), open_pipeline(folder)
+    family, device = request.param
+    folder = SAVE[family](tmp_path_factory.mktemp("ragged") / family)
+    return *load(folder, device), open_pipeline(folder).to(device)
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +144,14 @@ def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(mo
 
 def test_rows_of_a_call_equal_the_rows_alone(model):
     denoiser = model[1].model
-    generator, times = torch.Generator().manual_seed(0), torch.tensor([1000.0, 640.0, 333.0, 1.0])
+    generator = torch.Generator().manual_seed(0)
+    times = torch.tensor([1000.0, 640.0, 333.0, 1.0], device=denoiser.device)
     with torch.inference_mode():
         texts = denoiser.text_encode([*PROMPTS, "many words " * 60])
         assert len({len(text.tokens["encoder_hidden_states"]) for text in texts}) == 4
         for sizes in [SIZES[:1] * 4] + [SIZES] * (denoiser.call_size(64, 64) is not None):
-            latents = [torch.randn(denoiser.latent_shape(*size), generator=generator) for size in sizes]
+            shapes = [denoiser.latent_shape(*size) for size in sizes]
+            latents = [torch.randn(shape, generator=generator).to(denoiser.device) for shape in shapes]
             rows = latents if sizes is SIZES else torch.stack(latents)
             together = denoiser.predict(rows, times, collate(texts), None)
             for k in range(4):
@@ -172,7 +178,7 @@ def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):
 
 def test_rows_padded_to_buckets_change_no_image(model):
     spec, executor, _ = model
-    padded = load(spec.folder, buckets=(4, 16))[1]
+    padded = load(spec.folder, executor.model.device, buckets=(4, 16))[1]
     requests = [make_request(number) for number in range(3)]
     without, images = generate(executor, requests), generate(padded, requests)
     assert all(difference(images[key], image) <= 1 for key, image in without.items())
@@ -189,6 +195,15 @@ def test_prompts_guidance_and_the_words_before_a_prompt_change_the_image(model, 
         monkeypatch.setattr(executor.model, "guidance", replace(executor.model.guidance, prompt_prefix=""))
         images.append(generate(executor, [request])["r1", 0])
     assert min(difference(image, other) for other in images) > PARITY_TOLERANCE
+
+
+def test_images_in_bfloat16_are_near(model):
+    """Their rounding errors grow in random models: by as much in diffusers' pipelines."""
+    spec, executor, _ = model
+    rounded = load(spec.folder, executor.model.device, dtype="bfloat16")[1]
+    requests = [make_request(number) for number in range(4)]
+    images, of_rounded = generate(executor, requests), generate(rounded, requests)
+    assert all(np.abs(image - of_rounded[key].astype(float)).mean() < 20 for key, image in images.items())
 
 
 def test_without_a_negative_prompt_an_image_is_not_guided(qwen):
