@@ -16,16 +16,18 @@ from diffusers import (
     QwenImageInpaintPipeline,
     QwenImageTransformer2DModel,
 )
+from safetensors.torch import save_file
 
 import tiny_models
 from generating import difference, generate
-from lora_files import save_diffusers_lora
+from lora_files import random_matrices, save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.errors import ConfigError, InvalidField
+from noria.errors import ConfigError, InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
+from noria.models.diffusion.lora_file import read_lora
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
@@ -311,6 +313,41 @@ def test_an_adapter_of_all_layers_changes_its_image_alone_in_a_batch_of_all_size
         assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1
         without = generate(bare, [make_request(number)])[request.request_id, 0]
         assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
+
+
+def test_loras_of_qwen_image_are_read_with_the_names_of_other_programs(qwen, tmp_path):
+    parts, generator = qwen[1].model.lora_parts, torch.Generator().manual_seed(0)
+    modules = (
+        "transformer_blocks.0.attn.to_q",
+        "transformer_blocks.1.img_mlp.net.0.proj",
+        "transformer_blocks.1.txt_mod.1",
+    )
+    matrices = {
+        name: random_matrices(parts["transformer"].get_submodule(name), 4, generator, strength=1.0) for name in modules
+    }
+
+    def read(name_of, first="lora_down", second="lora_up", alpha=None):
+        tensors = {}
+        for module, (down, up) in matrices.items():
+            tensors |= {f"{name_of(module)}.{first}.weight": down, f"{name_of(module)}.{second}.weight": up}
+            if alpha is not None:
+                tensors[f"{name_of(module)}.alpha"] = torch.tensor(alpha)
+        save_file(tensors, tmp_path / "a.safetensors")
+        return read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20).layers["transformer"]
+
+    for scale, layers in [
+        (1.0, read("transformer.{}".format, "lora_A", "lora_B")),
+        (1.0, read("diffusion_model.{}".format, "lora_A", "lora_B")),
+        (0.5, read(str, alpha=2.0)),
+        (0.5, read(lambda module: "lora_unet_" + module.replace(".", "_"), alpha=2.0)),
+    ]:
+        assert set(layers) == set(modules)
+        for name, (down, up) in matrices.items():
+            torch.testing.assert_close(layers[name].up @ layers[name].down, scale * up @ down)
+    twice = {f"{prefix}{modules[0]}.lora_A.weight": torch.zeros(1, 32) for prefix in ("", "diffusion_model.")}
+    save_file(twice, tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match="under two names"):
+        read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20)
 
 
 def test_the_preview_of_the_last_call_is_the_image_of_its_latents(model):

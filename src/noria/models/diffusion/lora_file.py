@@ -34,6 +34,10 @@ _DIFFUSERS_NAME = re.compile(
     r"(unet|transformer|text_encoder|text_encoder_2)\.[\w.]+[._](lora_[AB]|lora\.(down|up)|lora_linear_layer\.(down|up))\.weight",
     re.ASCII,
 )
+_BARE_PREFIXES = ("transformer_blocks.", "diffusion_model.transformer_blocks.")
+_BARE_NAME = re.compile(
+    r"(diffusion_model\.)?transformer_blocks\.[\w.]+\.(lora_(down|up|A|B)\.weight|alpha)", re.ASCII
+)  # of other programs for Qwen-Image: diffusers' modules without the part's name
 _OTHER_FORMATS: Mapping[str, str] = {
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
@@ -116,8 +120,11 @@ def read_lora(
             )
         if not tensor.isfinite().all():
             raise ModelError(f"{file.name}: {short_repr(name)} has numbers that are not finite.")
-    if next(iter(tensors)).startswith("lora_"):
+    first_name = next(iter(tensors))
+    if first_name.startswith("lora_"):
         tensors = _fold_alphas(file, tensors)
+    elif first_name.startswith(_BARE_PREFIXES):
+        tensors = _add_part(file, tensors)
     pairs = _pairs(file, _convert_names(file, tensors, parts))
     layers: dict[str, dict[str, LoraLayer]] = {}
     for (part, name), (down, up) in pairs.items():
@@ -167,7 +174,9 @@ def _check_names(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> Non
         for marker, kind in _OTHER_FORMATS.items():
             if marker in name:
                 raise ModelError(f"{file.name}: {short_repr(name)} is of {kind}, which is not supported; LoRA is.")
-    pattern = _KOHYA_NAME if next(iter(tensors)).startswith("lora_") else _DIFFUSERS_NAME
+    first_name = next(iter(tensors))
+    pattern = _BARE_NAME if first_name.startswith(_BARE_PREFIXES) else _DIFFUSERS_NAME
+    pattern = _KOHYA_NAME if first_name.startswith("lora_") else pattern
     unknown = next((name for name in tensors if not pattern.fullmatch(name)), None)
     if unknown is not None:
         raise ModelError(
@@ -177,7 +186,7 @@ def _check_names(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> Non
 
 
 def _fold_alphas(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return kohya's tensors with alpha / rank in the second matrix, and without the alphas."""
+    """Return tensors named as kohya names matrices with alpha / rank in the second matrix, and without the alphas."""
     folded = {name: tensor for name, tensor in tensors.items() if not name.endswith(".alpha")}
     for name, alpha in tensors.items():
         if not name.endswith(".alpha"):
@@ -188,6 +197,20 @@ def _fold_alphas(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> dic
             raise ModelError(f"{file.name}: {short_repr(name)} is not one number that belongs to two matrices.")
         folded[f"{layer}.lora_up.weight"] = up.float() * (float(alpha) / len(down))
     return folded
+
+
+def _add_part(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors whose names have no part as those of the transformer, in diffusers' format."""
+    named = {
+        name.removeprefix("diffusion_model.").replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up."): each
+        for name, each in tensors.items()
+    }
+    if len(named) < len(tensors):
+        raise ModelError(f"{file.name}: has matrices of one layer under two names.")
+    return {
+        f"transformer.{name}".replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B."): tensor
+        for name, tensor in _fold_alphas(file, named).items()
+    }
 
 
 def _convert_names(
