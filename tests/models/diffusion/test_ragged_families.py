@@ -287,6 +287,17 @@ def test_the_schedulers_own_settings_are_the_folders(tmp_path, family, scheduler
     assert_like_the_pipeline((*load(folder), open_pipeline(folder)), make_request(1))
 
 
+def test_large_images_are_decoded_in_tiles_as_by_the_pipeline(qwen):
+    tiled, pipe, request = (
+        load(qwen[0].folder, vae_tiling=True),
+        open_pipeline(qwen[0].folder),
+        make_request(1, width=264),
+    )
+    pipe.vae.enable_tiling()
+    assert_like_the_pipeline((*tiled, pipe), request)
+    assert not np.array_equal(*(generate(each, [request])["r1", 0] for each in (tiled[1], qwen[1])))
+
+
 def test_sharded_weights_are_read(qwen, tmp_path):
     folder = shutil.copytree(qwen[0].folder, tmp_path / "m")
     (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()

@@ -3,24 +3,29 @@
 Without diffusers' pipeline, and with its numbers. What differs from Stable Diffusion:
 
 - Conditioned on the hidden states before Gemma 2's last layer. A system prompt precedes prompts, not negative ones.
-- Rows of a call have different lengths of prompts, which the transformer masks.
+- Rows of a call have different lengths of prompts, which the transformer masks. `_Positions` knows them from the host,
+  where diffusers waits for the device to count them.
 - It predicts the velocity from the image to the noise, with its sign turned, at a time that runs from 0 to 1.
 - Guided outputs get the norms of the prompt's, of each line of latents in a channel: the pipeline's axis.
 - The steps' noise levels fall evenly from 1. A scheduler that shifts them by the image's size gets the number of
   channels instead, from the pipeline.
 
-Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size.
+Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N tokens of an image, S = T + N of
+the longest row, D numbers of a token.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
+from noria.models.diffusion.folders.flow_folder import PATCH
 from noria.models.diffusion.folders.lumina2_folder import MAX_PROMPT_TOKENS
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -52,6 +57,7 @@ class Lumina2(LatentFlow):
             )
         guidance, channels = Guidance(equal_norms="lines", prompt_prefix=_SYSTEM_PROMPT), transformer.config.in_channels
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
+        self._positions = transformer.rope_embedder = _Positions(transformer.rope_embedder, transformer.device)
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
         self._tokenizer, self._text_encoder = tokenizer, text_encoder
 
@@ -114,6 +120,7 @@ class Lumina2(LatentFlow):
         if mask_RT is None:
             num_tokens = conditioning.lengths[0]
             mask_RT = torch.ones(len(latents_RCHW), num_tokens, dtype=torch.bool, device=self.device)
+        self._positions.lengths = conditioning.lengths
         outputs = self._transformer(
             hidden_states=latents_RCHW.to(self.dtype),
             timestep=1 - timesteps_R / TRAIN_STEPS,
@@ -123,3 +130,42 @@ class Lumina2(LatentFlow):
         )
         velocity_RCHW: torch.Tensor = -outputs[0]
         return velocity_RCHW
+
+
+class _Positions(torch.nn.Module):
+    """Gives the transformer tokens of latents and rotary positions, as diffusers' Lumina2RotaryPosEmbed.
+
+    A prompt's tokens are at (t, 0, 0), its image's at (length of the prompt, row, column).
+    """
+
+    def __init__(self, replaced: Any, device: torch.device) -> None:
+        super().__init__()
+        self._angles = [each.to(device) for each in replaced.freqs_cis]
+        self.lengths: tuple[int, ...] = ()  # of the prompts of the next call
+
+    def forward(
+        self, latents_RCHW: torch.Tensor, mask_RT: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[int], list[int]]:
+        """Return tokens [R, N, D], positions of prompts [R, T, …], images [R, N, …] and both, and lengths of rows."""
+        num_rows, channels, height, width = latents_RCHW.shape
+        rows, columns = height // PATCH, width // PATCH
+        patches = latents_RCHW.reshape(num_rows, channels, rows, PATCH, columns, PATCH)
+        tokens_RND = patches.permute(0, 2, 4, 3, 5, 1).reshape(num_rows, rows * columns, -1)
+        ids_RS3 = _position_ids(self.lengths, rows, columns, latents_RCHW.device)
+        joint = torch.cat([angles[ids_RS3[..., axis]] for axis, angles in enumerate(self._angles)], dim=-1)
+        images = torch.stack([joint[row, length : length + rows * columns] for row, length in enumerate(self.lengths)])
+        prompts = joint[:, : mask_RT.shape[1]]  # of the padding, which is masked, any
+        lengths = list(self.lengths)
+        return tokens_RND, prompts, images, joint, lengths, [length + rows * columns for length in lengths]
+
+
+@functools.lru_cache(maxsize=64)
+def _position_ids(lengths: tuple[int, ...], rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    """Return [R, S, 3] for prompts of these lengths, each followed by its image; zeros behind."""
+    image_N3 = torch.cartesian_prod(torch.zeros(1, dtype=torch.int64), torch.arange(rows), torch.arange(columns))
+    of_rows = []
+    for length in lengths:
+        prompt_T3 = torch.zeros(length, 3, dtype=torch.int64)
+        prompt_T3[:, 0] = torch.arange(length)
+        of_rows.append(torch.cat([prompt_T3, image_N3 + torch.tensor([length, 0, 0])]))
+    return pad_sequence(of_rows, batch_first=True).to(device)
