@@ -182,7 +182,7 @@ def _make_scheduler(setup: SchedulerSetup) -> Any:
 
 
 def _set_timesteps(name: str, scheduler: Any, num_steps: int, schedule: Schedule) -> None:
-    if scheduler.config.get("use_flow_sigmas"):  # derived by itself: the pipelines of flow models give it none
+    if scheduler.config.get("use_flow_sigmas") and not schedule.gives_flow_sigmas:
         schedule = replace(schedule, sigmas=None)
     arguments, accepted = schedule.arguments(num_steps), inspect.signature(scheduler.set_timesteps).parameters
     for argument in arguments:

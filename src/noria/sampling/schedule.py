@@ -21,14 +21,15 @@ class Schedule:
     sigmas: tuple[float, ...] | None = None  # noise levels before the scheduler's own shift, falling
     timesteps: tuple[float, ...] | None = None
     mu: float | None = None  # the shift of a schedule that depends on the image's size (`use_dynamic_shifting`)
+    gives_flow_sigmas: bool = False  # `sigmas` also to schedulers that derive those of flow models by themselves
 
     def arguments(self, num_steps: int) -> dict[str, object]:
         """Return the arguments of `set_timesteps`: the number of steps only if neither sigmas nor timesteps say it."""
-        given: dict[str, object] = {
-            name: list(times)
-            for name, times in (("sigmas", self.sigmas), ("timesteps", self.timesteps))
-            if times is not None
-        }
+        given: dict[str, object] = {}
+        if self.sigmas is not None:
+            given["sigmas"] = np.array(self.sigmas) if self.gives_flow_sigmas else list(self.sigmas)
+        if self.timesteps is not None:
+            given["timesteps"] = list(self.timesteps)
         if not given:
             given["num_inference_steps"] = num_steps
         return given if self.mu is None else given | {"mu": self.mu}

@@ -4,6 +4,7 @@ Of Qwen-Image a call has images of all sizes.
 """
 
 import shutil
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,19 +16,18 @@ from diffusers import (
     QwenImageImg2ImgPipeline,
     QwenImageInpaintPipeline,
     QwenImageTransformer2DModel,
+    UniPCMultistepScheduler,
 )
-from safetensors.torch import save_file
 
 import tiny_models
 from generating import difference, generate
-from lora_files import random_matrices, save_diffusers_lora
+from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.errors import ConfigError, InvalidField, ModelError
+from noria.errors import ConfigError, InvalidField
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.lora_file import read_lora
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
@@ -98,7 +98,12 @@ def make_request(number, **fields):
 
 def generate_with_pipeline(pipe, family, request, **options):
     """The image of diffusers' own loop, [height, width, 3]."""
-    payload = request.payload
+    payload, own = request.payload, pipe.scheduler
+    if payload.scheduler == "flow-unipc":
+        overrides = scheduler_names.find("flow-unipc").overrides | {"flow_shift": own.config["shift"]}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+            pipe.scheduler = UniPCMultistepScheduler.from_config(own.config, **overrides)
     (image,) = pipe(
         prompt=payload.prompt,
         negative_prompt=payload.negative_prompt,
@@ -110,6 +115,7 @@ def generate_with_pipeline(pipe, family, request, **options):
         **{"true_cfg_scale" if family == "qwen-image" else "guidance_scale": payload.guidance_scale},
         **options,
     ).images
+    pipe.scheduler = own
     return (image * 255).round().astype(np.uint8)
 
 
@@ -125,6 +131,11 @@ def test_an_image_is_that_of_the_pipeline(model, number):
     assert_like_the_pipeline(model, make_request(number))
 
 
+@pytest.mark.parametrize("steps", [2, 3, 6])
+def test_unipc_gives_the_image_of_the_pipeline(model, steps):
+    assert_like_the_pipeline(model, make_request(1, scheduler="flow-unipc", inference_steps=steps))
+
+
 def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(model, monkeypatch):
     spec, executor, pipe = model
     sizes, real = [], executor.model.predict
@@ -134,7 +145,10 @@ def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(mo
         return real(latents_R, *rest)
 
     monkeypatch.setattr(executor.model, "predict", predict)
-    requests = [make_request(number, inference_steps=4 + number // 2) for number in range(5)]
+    names = "flow-euler", "flow-unipc"
+    requests = [
+        make_request(number, inference_steps=4 + number // 2, scheduler=names[number % 2]) for number in range(5)
+    ]
     together = generate(executor, requests, arrivals=[0, 3, 1, 2, 2])
     assert max(map(len, sizes)) == (4 if spec.family == "qwen-image" else 1)
     for request in requests:
@@ -326,41 +340,6 @@ def test_an_adapter_of_all_layers_changes_its_image_alone_in_a_batch_of_all_size
         assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
 
 
-def test_loras_of_qwen_image_are_read_with_the_names_of_other_programs(qwen, tmp_path):
-    parts, generator = qwen[1].model.lora_parts, torch.Generator().manual_seed(0)
-    modules = (
-        "transformer_blocks.0.attn.to_q",
-        "transformer_blocks.1.img_mlp.net.0.proj",
-        "transformer_blocks.1.txt_mod.1",
-    )
-    matrices = {
-        name: random_matrices(parts["transformer"].get_submodule(name), 4, generator, strength=1.0) for name in modules
-    }
-
-    def read(name_of, first="lora_down", second="lora_up", alpha=None):
-        tensors = {}
-        for module, (down, up) in matrices.items():
-            tensors |= {f"{name_of(module)}.{first}.weight": down, f"{name_of(module)}.{second}.weight": up}
-            if alpha is not None:
-                tensors[f"{name_of(module)}.alpha"] = torch.tensor(alpha)
-        save_file(tensors, tmp_path / "a.safetensors")
-        return read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20).layers["transformer"]
-
-    for scale, layers in [
-        (1.0, read("transformer.{}".format, "lora_A", "lora_B")),
-        (1.0, read("diffusion_model.{}".format, "lora_A", "lora_B")),
-        (0.5, read(str, alpha=2.0)),
-        (0.5, read(lambda module: "lora_unet_" + module.replace(".", "_"), alpha=2.0)),
-    ]:
-        assert set(layers) == set(modules)
-        for name, (down, up) in matrices.items():
-            torch.testing.assert_close(layers[name].up @ layers[name].down, scale * up @ down)
-    twice = {f"{prefix}{modules[0]}.lora_A.weight": torch.zeros(1, 32) for prefix in ("", "diffusion_model.")}
-    save_file(twice, tmp_path / "a.safetensors")
-    with pytest.raises(ModelError, match="under two names"):
-        read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20)
-
-
 def test_the_preview_of_the_last_call_is_the_image_of_its_latents(model):
     """At the last call, x - σ·v is the final sample."""
     executor = model[1]
@@ -379,7 +358,7 @@ def test_bounds_and_defaults(model):
         "krea-2": (512, 512, 32, 1024, 8, 28, 4.5),
         "lumina-2": (64, 64, 64, 64, 16, 30, 4.0),
     }[spec.family]
-    assert (spec.default_scheduler, spec.schedulers) == ("flow-euler", ("flow-euler",))
+    assert (spec.default_scheduler, spec.schedulers) == ("flow-euler", ("flow-euler", "flow-unipc"))
     assert FAMILIES[spec.family].gpu_dtype == "bfloat16"
     scale = spec.multiple_px // 2
     assert executor.model.latent_shape(64, 48) == (4, 48 // scale, 64 // scale)

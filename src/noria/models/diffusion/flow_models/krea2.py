@@ -95,8 +95,9 @@ class Krea2(LatentFlow):
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens, or a constant."""
         _, height, width = self.latent_shape(width_px, height_px)
-        shift = shift_of_length(height // PATCH * (width // PATCH), self.scheduler_config)
-        return Schedule(evenly_falling_sigmas(num_steps), mu=_DISTILLED_SHIFT if self._index.is_distilled else shift)
+        mu = shift_of_length(height // PATCH * (width // PATCH), self.scheduler_config)
+        mu = _DISTILLED_SHIFT if self._index.is_distilled else mu
+        return Schedule(evenly_falling_sigmas(num_steps), mu=mu, gives_flow_sigmas=True)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' `encode_prompt`, without padding."""

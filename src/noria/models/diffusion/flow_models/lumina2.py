@@ -87,7 +87,7 @@ class Lumina2(LatentFlow):
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
         """Return evenly falling sigmas, and a shift that is the same for all sizes."""
         mu = shift_of_length(self._latent_channels, self.scheduler_config)
-        return Schedule(evenly_falling_sigmas(num_steps), mu=mu)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=mu, gives_flow_sigmas=True)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' `encode_prompt`, without padding."""

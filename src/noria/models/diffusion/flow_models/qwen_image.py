@@ -96,7 +96,8 @@ class QwenImage(LatentFlow):
         """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
         _, height, width = self.latent_shape(width_px, height_px)
         num_tokens = height // PATCH * (width // PATCH)
-        return Schedule(evenly_falling_sigmas(num_steps), mu=shift_of_length(num_tokens, self.scheduler_config))
+        mu = shift_of_length(num_tokens, self.scheduler_config)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=mu, gives_flow_sigmas=True)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' pipeline, without padding."""

@@ -73,6 +73,10 @@ def read_flow_scheduler(folder: pathlib.Path) -> Mapping[str, Any]:
     return tree
 
 
+SCHEDULERS_WITH_SIGMAS = ("flow-euler", "flow-unipc")
+"""Of pipelines that give noise levels to all schedulers: others fail then, or draw noise without the seed."""
+
+
 class EulerScheduler(Struct, frozen=True):
     """The settings of a scheduler whose pipeline gives it noise levels and takes no other."""
 

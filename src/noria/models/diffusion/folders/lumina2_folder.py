@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.flow_folder import PATCH, check_fit, read_euler_scheduler
+from noria.models.diffusion.folders.flow_folder import PATCH, SCHEDULERS_WITH_SIGMAS, check_fit, read_euler_scheduler
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -28,9 +28,6 @@ from noria.protocol.diffusion import DiffusionModelSpec
 
 MAX_PROMPT_TOKENS = 256
 """Longer prompts are cut, as by diffusers; the words before them are counted."""
-
-_SCHEDULERS = ("flow-euler",)
-"""With the others, diffusers' pipeline fails, because it gives them noise levels, or draws noise without the seed."""
 
 _FACTOR = 8  # pixels per latent, whatever the VAE, in diffusers' pipeline
 _MAX_SIDE_PX = 2048
@@ -93,7 +90,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         pipeline,
         overrides,
         Sides(side_px, side_px, min(4 * multiple_px, side_px), max_side_px, multiple_px),
-        _SCHEDULERS,
+        SCHEDULERS_WITH_SIGMAS,
         steps=30,
         guidance=4.0,
         num_parameters=num_tensor_parameters(shapes["transformer"]),

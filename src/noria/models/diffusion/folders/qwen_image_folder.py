@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.flow_folder import PATCH, check_fit, read_euler_scheduler
+from noria.models.diffusion.folders.flow_folder import PATCH, SCHEDULERS_WITH_SIGMAS, check_fit, read_euler_scheduler
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -24,9 +24,6 @@ from noria.models.diffusion.folders.qwen_folder import check_qwen_layers, read_q
 from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
-
-_SCHEDULERS = ("flow-euler",)
-"""With the others, diffusers' pipeline fails, because it gives them noise levels, or draws noise without the seed."""
 
 _DEFAULT_LATENTS = 128  # of a side, diffusers' default; trained at about 1.3 to 1.7 million pixels
 _OTHER_MODELS = {
@@ -94,7 +91,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         pipeline,
         overrides,
         Sides(side_px, side_px, 4 * multiple_px, 2 * side_px, multiple_px),
-        _SCHEDULERS,
+        SCHEDULERS_WITH_SIGMAS,
         steps=50,
         guidance=4.0,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
