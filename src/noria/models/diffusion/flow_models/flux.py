@@ -20,8 +20,7 @@ import torch
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.flow_models.latent_flow import LatentFlow, text_outputs
-from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
-from noria.models.diffusion.folders.flow_folder import PATCH
+from noria.models.diffusion.folders.flux_folder import PATCH
 from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
@@ -102,19 +101,24 @@ class Flux(LatentFlow):
         guidance_R: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the velocity [R, C, H, W]; `guidance_R` are the scales, which schnell ignores."""
-        height, width = latents_RCHW.shape[2:]
+        num_rows, channels, height, width = latents_RCHW.shape
+        rows, columns = height // PATCH, width // PATCH
+        blocks = latents_RCHW.to(self.dtype).view(num_rows, channels, rows, PATCH, columns, PATCH)
+        packed_RND = blocks.permute(0, 2, 4, 1, 3, 5).reshape(num_rows, rows * columns, channels * PATCH**2)
         num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
         (velocity_RND,) = self._transformer(
-            hidden_states=to_tokens(latents_RCHW.to(self.dtype)),
+            hidden_states=packed_RND,
             timestep=timesteps_R.to(self.dtype) / 1000,
             guidance=guidance_R if self._takes_guidance else None,
             **conditioning.tokens,
             **conditioning.vectors,
             txt_ids=_positions(num_tokens, 0, self.device, self.dtype),
-            img_ids=_positions(height // PATCH, width // PATCH, self.device, self.dtype),
+            img_ids=_positions(rows, columns, self.device, self.dtype),
             return_dict=False,
         )
-        return from_tokens(velocity_RND, height, width)
+        blocks = velocity_RND.view(num_rows, rows, columns, channels, PATCH, PATCH)
+        velocity_RCHW: torch.Tensor = blocks.permute(0, 3, 1, 4, 2, 5).reshape(num_rows, channels, height, width)
+        return velocity_RCHW
 
 
 @functools.lru_cache(maxsize=64)

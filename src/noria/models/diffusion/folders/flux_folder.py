@@ -8,7 +8,7 @@ import pathlib
 import msgspec
 from msgspec import Struct
 
-from noria.models.diffusion.folders.flow_folder import PATCH, check_fit, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.flow_folder import check_fit, read_flow_scheduler, read_t5
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -23,6 +23,9 @@ from noria.models.diffusion.folders.unet_folder import read_text_encoder
 from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
+
+PATCH = 2
+"""Latents of a token along one side."""
 
 _TRAINED_LATENTS = 128  # of a side: about a million pixels
 # Not: flow-heun, whose schedule cannot be set by sigmas and a shift; flow-euler-a and flow-lcm, whose noise diffusers'
