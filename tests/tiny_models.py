@@ -157,6 +157,46 @@ def save_z_image(
     return folder
 
 
+def save_flux_2_klein(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    text_encoder: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    **index: object,
+) -> pathlib.Path:
+    """Write a Flux2KleinPipeline with changed settings of parts and of model_index.json. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(4)
+    sizes: dict[str, Any] = {
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 3 * 16,
+        "timestep_guidance_channels": 16,
+        "axes_dims_rope": (4, 4, 4, 4),
+        "guidance_embeds": False,
+    }
+    text = Z_IMAGE_TEXT | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 30, "head_dim": 8}
+    parts = {
+        "text_encoder": Qwen3ForCausalLM(Qwen3Config(**text | (text_encoder or {}))),
+        "transformer": Flux2Transformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKLFlux2(**_VAE | (vae or {})),
+    }
+    for part in parts.values():
+        randomise(part)
+    parts["vae"].bn.running_mean.normal_(std=0.3)
+    parts["vae"].bn.running_var.uniform_(0.5, 2.0)
+    _save(folder, "Flux2KleinPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}), **index)
+    return folder
+
+
 def randomise(part: Any) -> None:
     """Give every parameter random values, so that no block is the identity or zero, as some are at first."""
     import torch
@@ -266,6 +306,9 @@ def _save_t5_tokenizer(folder: pathlib.Path) -> None:
     T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=512).save_pretrained(folder)
 
 
+_WITH_QWEN = ("ZImagePipeline", "Flux2KleinPipeline")
+
+
 def _save(
     folder: pathlib.Path, pipeline: str, parts: dict[str, Any], scheduler: dict[str, Any], **index: object
 ) -> None:
@@ -277,7 +320,7 @@ def _save(
                 torch.nn.init.normal_(parameter, std=0.02)
         part.save_pretrained(folder / name)
         index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
-        if pipeline == "ZImagePipeline" and name == "text_encoder":
+        if pipeline in _WITH_QWEN and name == "text_encoder":
             _save_byte_tokenizer(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
         elif name.startswith("text_encoder"):
@@ -292,7 +335,7 @@ def _save(
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
-    if pipeline != "ZImagePipeline":
+    if pipeline not in _WITH_QWEN:
         unused = "safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))

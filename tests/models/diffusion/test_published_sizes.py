@@ -4,6 +4,8 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLFlux2,
+    Flux2Transformer2DModel,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
     UNet2DConditionModel,
@@ -100,19 +102,24 @@ def test_the_unet_takes_what_the_family_gives_it(xl):
     assert output.shape == (rows, 4, 104, 152)
 
 
+def qwen3_4b(num_hidden_layers=36):
+    """The text encoder of Z-Image and FLUX.2 klein."""
+    return Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+
+
 @pytest.fixture(scope="module")
 def z_image():
     """The parts of Z-Image, in bfloat16."""
     with torch.device("meta"):
-        text = Qwen3Config(
-            vocab_size=151_936,
-            hidden_size=2560,
-            intermediate_size=9728,
-            num_hidden_layers=36,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-        )
+        text = qwen3_4b()
         vae = AutoencoderKL(
             block_out_channels=(128, 256, 512, 512),
             layers_per_block=2,
@@ -212,3 +219,26 @@ def test_parameters_of_stable_diffusion_3(config, expected):
     with torch.device("meta"):
         transformer = SD3Transformer2DModel(**config)
     assert round(sum(parameter.numel() for parameter in transformer.parameters()) / 1e9, 2) == expected
+
+
+def test_parameters_and_memory_of_flux_2_klein():
+    """Those of docs/models.md; of Qwen3 28 layers are kept."""
+    with torch.device("meta"):
+        transformer = Flux2Transformer2DModel(
+            num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False
+        ).bfloat16()
+        parts = transformer, Qwen3Model(qwen3_4b(28)), AutoencoderKLFlux2()
+        height, width = 76, 52  # of 1216 × 832
+        (output,) = transformer(
+            hidden_states=torch.empty(2, height * width, 128, dtype=torch.bfloat16),
+            encoder_hidden_states=torch.empty(2, 512, 7680, dtype=torch.bfloat16),
+            timestep=torch.empty(2, dtype=torch.bfloat16),
+            img_ids=torch.empty(height * width, 4),
+            txt_ids=torch.empty(512, 4),
+            return_dict=False,
+        )
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert [round(count / 1e9, 2) for count in counts] == [3.88, 3.22, 0.08]
+    assert round(2 * sum(counts) / 1e9, 1) == 14.4
+    assert output.shape == (2, height * width, 128)
+    assert round(Conditioning({"tokens": torch.empty(512, 7680, dtype=torch.bfloat16)}).nbytes / 1e6, 1) == 7.9

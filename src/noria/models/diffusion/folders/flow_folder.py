@@ -1,21 +1,33 @@
-"""What the folders of flow models with CLIP and T5 have in common: checks of T5, of the scheduler, of the first layers.
+"""What the folders of flow models have in common: checks of T5 and Qwen3, of the scheduler, of the first layers.
 
-`flux_folder.py` and `stable_diffusion_3_folder.py` inspect folders with it. This module knows neither torch nor what
-the parts compute.
+This module knows neither torch nor what the parts compute.
 """
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from noria.errors import ModelError
 from noria.images import scheduler_names
 from noria.models.diffusion.folders.pipeline_folder import Count
 from noria.models.families import Family
 from noria.models.weights import REDOWNLOAD_HINT, read_object, read_struct
+
+MAX_PROMPT_TOKENS = 512
+"""Of T5 and Qwen3, where a pipeline has no other number; longer prompts are cut, as by diffusers."""
+
+
+class Qwen3Config(Struct, frozen=True):
+    """The settings of a Qwen3 that must fit the other parts; they have no defaults in a published model."""
+
+    model_type: Literal["qwen3"]
+    hidden_size: Count
+    vocab_size: Count
+    num_hidden_layers: Annotated[int, Meta(ge=2)]
+    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
 class T5Config(Struct, frozen=True):
@@ -69,6 +81,16 @@ def read_flow_scheduler(folder: pathlib.Path) -> Mapping[str, Any]:
             "family."
         )
     return tree
+
+
+def packed_schedulers(scheduler: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the schedulers of models whose pipeline gives noise levels and a shift by the image's size.
+
+    Not: flow-heun, which takes neither; flow-euler-a and flow-lcm, whose noise diffusers' pipelines draw without the
+    seed. DPM-Solver++ takes the shift only where it depends on the image's size.
+    """
+    dynamic = ("flow-dpm++2m",) if scheduler.get("use_dynamic_shifting") else ()
+    return ("flow-euler", "flow-unipc", *dynamic)
 
 
 def check_fit(file: pathlib.Path, *settings: tuple[str, int, int, str]) -> None:

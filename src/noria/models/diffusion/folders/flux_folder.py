@@ -8,7 +8,7 @@ import pathlib
 import msgspec
 from msgspec import Struct
 
-from noria.models.diffusion.folders.flow_folder import check_fit, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.flow_folder import check_fit, packed_schedulers, read_flow_scheduler, read_t5
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -28,10 +28,6 @@ PATCH = 2
 """Latents of a token along one side."""
 
 _TRAINED_LATENTS = 128  # of a side: about a million pixels
-# Not: flow-heun, whose schedule cannot be set by sigmas and a shift; flow-euler-a and flow-lcm, whose noise diffusers'
-# pipeline draws without the seed. DPM-Solver++ takes the shift only where it depends on the image's size.
-_SCHEDULERS = ("flow-euler", "flow-unipc")
-_DYNAMIC_SCHEDULERS = ("flow-dpm++2m",)
 
 
 class _Transformer(Struct, frozen=True):
@@ -60,7 +56,6 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
     multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
-    schedulers = _SCHEDULERS + (_DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else ())
     steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
     return make_spec(
         folder,
@@ -68,7 +63,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         pipeline,
         overrides,
         Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px),
-        schedulers,
+        packed_schedulers(scheduler),
         steps=steps,
         guidance=guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),

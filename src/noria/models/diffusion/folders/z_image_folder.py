@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
+from noria.models.diffusion.folders.flow_folder import MAX_PROMPT_TOKENS, Qwen3Config
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -25,9 +26,6 @@ from noria.models.families import Family
 from noria.models.weights import REDOWNLOAD_HINT, convert, num_tensor_parameters, read_object, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
-MAX_PROMPT_TOKENS = 512
-"""Longer prompts are cut, as by diffusers; the words of the chat around them are counted."""
-
 PATCH = 2
 """Latents of a token along one side."""
 
@@ -37,16 +35,6 @@ _SCHEDULERS = ("flow-euler",)
 _SIDE_PX = 1024  # that the published models were trained at, and the default of diffusers
 _MAX_SIDE_PX = 2048
 _TURBO_SHIFT = 3.0  # of the scheduler of the distilled model; that of the other is 6
-
-
-class _TextEncoder(Struct, frozen=True):
-    """The settings of a Qwen3 that must fit the other parts; they have no defaults in a published model."""
-
-    model_type: Literal["qwen3"]
-    hidden_size: Count
-    vocab_size: Count
-    num_hidden_layers: Annotated[int, Meta(ge=2)]
-    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
 Axes = Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)]
@@ -89,7 +77,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     pipeline = check_files(folder, family)
     scheduler_file = folder / "scheduler" / "scheduler_config.json"
     scheduler = convert(scheduler_file, read_object(scheduler_file), _Scheduler)
-    text_encoder = read_struct(folder / "text_encoder" / "config.json", _TextEncoder)
+    text_encoder = read_struct(folder / "text_encoder" / "config.json", Qwen3Config)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
     transformer_file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
     transformer, vae = read_struct(transformer_file, _Transformer), read_struct(vae_file, VaeConfig)
@@ -116,7 +104,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
 
 
-def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: _TextEncoder, vae: VaeConfig) -> None:
+def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig) -> None:
     """Check that the transformer is one for text to image, and fits text encoder and VAE."""
     if transformer.siglip_feat_dim is not None:
         raise ModelError(
@@ -151,7 +139,7 @@ def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: _Tex
 
 
 def _check_weights(
-    folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: _TextEncoder, vae: VaeConfig
+    folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig
 ) -> int:
     """Check one tensor of each part; return the transformer's parameters."""
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
