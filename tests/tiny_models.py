@@ -260,6 +260,37 @@ def save_flux(
     return folder
 
 
+def save_chroma(
+    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+) -> pathlib.Path:
+    """Write a ChromaPipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, ChromaTransformer2DModel
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(5)
+    sizes: dict[str, Any] = {
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 40,
+        "axes_dims_rope": (4, 4, 8),
+        "approximator_num_channels": 8,
+        "approximator_hidden_dim": 16,
+        "approximator_layers": 1,
+    }
+    parts = {
+        "text_encoder": T5EncoderModel(T5Config(vocab_size=64, d_model=40, d_kv=8, d_ff=64, num_layers=2, num_heads=4)),
+        "transformer": ChromaTransformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
+    }
+    randomise(parts["transformer"])
+    _save(folder, "ChromaPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
+    return folder
+
+
 def save_stable_diffusion_3(
     folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
 ) -> pathlib.Path:

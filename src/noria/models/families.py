@@ -201,6 +201,26 @@ _ROWS = (
         gpu_dtype="bfloat16",
     ),
     Family(
+        name="chroma",
+        description="Chroma",
+        index_file="model_index.json",
+        class_names=("ChromaPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _T5_TOKENIZER,
+                "text_encoder": _T5,
+                "transformer": Part(("ChromaTransformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.chroma_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.chroma:Chroma.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
         name="flux-2-klein",
         description="FLUX.2 klein, distilled or not",
         index_file="model_index.json",

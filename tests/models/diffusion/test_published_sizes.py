@@ -5,6 +5,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
+    ChromaTransformer2DModel,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
@@ -24,6 +25,15 @@ from transformers import (
 from noria.models.diffusion.conditioning import Conditioning
 
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77}
+T5_XXL = T5Config(
+    vocab_size=32128,
+    d_model=4096,
+    d_kv=64,
+    d_ff=10240,
+    num_layers=24,
+    num_heads=64,
+    feed_forward_proj="gated-gelu",
+)
 XL_UNET = {
     "sample_size": 128,
     "block_out_channels": (320, 640, 1280),
@@ -156,17 +166,8 @@ def test_the_transformer_of_z_image_takes_rows_of_several_sizes(z_image):
 @pytest.fixture(scope="module")
 def flux():
     """The transformer of FLUX.1 dev and its T5, in bfloat16."""
-    t5 = T5Config(
-        vocab_size=32128,
-        d_model=4096,
-        d_kv=64,
-        d_ff=10240,
-        num_layers=24,
-        num_heads=64,
-        feed_forward_proj="gated-gelu",
-    )
     with torch.device("meta"):
-        return FluxTransformer2DModel(guidance_embeds=True).bfloat16(), T5EncoderModel(t5).bfloat16()
+        return FluxTransformer2DModel(guidance_embeds=True).bfloat16(), T5EncoderModel(T5_XXL).bfloat16()
 
 
 def test_parameters_and_memory_of_flux(flux):
@@ -239,6 +240,26 @@ def test_parameters_and_memory_of_flux_2_klein():
         )
     counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
     assert [round(count / 1e9, 2) for count in counts] == [3.88, 3.22, 0.08]
-    assert round(2 * sum(counts) / 1e9, 1) == 14.4
+    assert round(2 * sum(counts) / 1e9, 1) == 14.3
     assert output.shape == (2, height * width, 128)
     assert round(Conditioning({"tokens": torch.empty(512, 7680, dtype=torch.bfloat16)}).nbytes / 1e6, 1) == 7.9
+
+
+def test_parameters_of_chroma():
+    """Those of docs/models.md; T5 and the VAE are those of FLUX.1."""
+    rows, dtype = 2, torch.bfloat16
+    with torch.device("meta"):
+        transformer = ChromaTransformer2DModel().to(dtype)
+        (output,) = transformer(
+            hidden_states=torch.empty(rows, 76 * 52, 64, dtype=dtype),
+            encoder_hidden_states=torch.empty(rows, 512, 4096, dtype=dtype),
+            timestep=torch.empty(rows, dtype=dtype),
+            img_ids=torch.empty(76 * 52, 3, dtype=dtype),
+            txt_ids=torch.empty(512, 3, dtype=dtype),
+            attention_mask=torch.empty(rows, 512 + 76 * 52, dtype=dtype),
+            return_dict=False,
+        )
+    count = sum(parameter.numel() for parameter in transformer.parameters())
+    assert round(count / 1e9, 2) == 8.90
+    assert round(2 * (count + 4_762_310_656) / 1e9 + 0.2, 1) == 27.5
+    assert output.shape == (rows, 76 * 52, 64)

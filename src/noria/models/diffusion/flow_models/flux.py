@@ -11,7 +11,6 @@ Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent
 image.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.flow_models.latent_flow import LatentFlow, text_outputs
+from noria.models.diffusion.flow_models.latent_flow import text_outputs
+from noria.models.diffusion.flow_models.packed_flow import PackedFlow, pack, positions, unpack
 from noria.models.diffusion.folders.flux_folder import PATCH
 from noria.models.diffusion.part_loading import (
     DTYPES,
@@ -31,12 +31,11 @@ from noria.models.diffusion.part_loading import (
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
-from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
 _MAX_TOKENS = 512  # of T5: the pipeline's default, for schnell too
 
 
-class Flux(LatentFlow):
+class Flux(PackedFlow):
     """The parts of one FluxPipeline folder, ready on a device."""
 
     def __init__(
@@ -52,8 +51,7 @@ class Flux(LatentFlow):
 
         `clip` and `t5` are tokenizers with their text encoders.
         """
-        channels = transformer.config.in_channels // PATCH**2
-        super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True), channels)
+        super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True))
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
         self._clip, self._t5 = clip, t5
         self._takes_guidance: bool = transformer.config.guidance_embeds
@@ -77,12 +75,6 @@ class Flux(LatentFlow):
             vae = load_vae(spec, dtype, device)
             return cls(clip, t5, transformer, vae, load_scheduler_config(spec), config)
 
-    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
-        """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
-        _, height, width = self.latent_shape(width_px, height_px)
-        num_tokens = height // PATCH * (width // PATCH)
-        return Schedule(evenly_falling_sigmas(num_steps), mu=shift_of_length(num_tokens, self.scheduler_config))
-
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
         texts = ["" if prompt is None else prompt for prompt in prompts]
@@ -101,31 +93,16 @@ class Flux(LatentFlow):
         guidance_R: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the velocity [R, C, H, W]; `guidance_R` are the scales, which schnell ignores."""
-        num_rows, channels, height, width = latents_RCHW.shape
-        rows, columns = height // PATCH, width // PATCH
-        blocks = latents_RCHW.to(self.dtype).view(num_rows, channels, rows, PATCH, columns, PATCH)
-        packed_RND = blocks.permute(0, 2, 4, 1, 3, 5).reshape(num_rows, rows * columns, channels * PATCH**2)
+        height, width = latents_RCHW.shape[2:]
         num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
         (velocity_RND,) = self._transformer(
-            hidden_states=packed_RND,
+            hidden_states=pack(latents_RCHW.to(self.dtype)),
             timestep=timesteps_R.to(self.dtype) / 1000,
             guidance=guidance_R if self._takes_guidance else None,
             **conditioning.tokens,
             **conditioning.vectors,
-            txt_ids=_positions(num_tokens, 0, self.device, self.dtype),
-            img_ids=_positions(rows, columns, self.device, self.dtype),
+            txt_ids=positions(num_tokens, 0, self.device, self.dtype),
+            img_ids=positions(height // PATCH, width // PATCH, self.device, self.dtype),
             return_dict=False,
         )
-        blocks = velocity_RND.view(num_rows, rows, columns, channels, PATCH, PATCH)
-        velocity_RCHW: torch.Tensor = blocks.permute(0, 3, 1, 4, 2, 5).reshape(num_rows, channels, height, width)
-        return velocity_RCHW
-
-
-@functools.lru_cache(maxsize=64)
-def _positions(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return [N, 3] of 0, row and column of an image's tokens; without `columns` zeros, those of a text."""
-    if not columns:
-        return torch.zeros(rows, 3, device=device, dtype=dtype)
-    grid = torch.zeros(rows, columns, 3)
-    grid[..., 1], grid[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)[None]
-    return grid.reshape(-1, 3).to(device, dtype)
+        return unpack(velocity_RND, height, width)

@@ -15,10 +15,10 @@ from noria.models.diffusion.folders.flow_folder import (
     packed_schedulers,
     read_flow_scheduler,
 )
+from noria.models.diffusion.folders.flux_folder import PATCH, packed_sides
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
-    Sides,
     VaeConfig,
     check_files,
     check_layer,
@@ -32,11 +32,6 @@ from noria.protocol.diffusion import DiffusionModelSpec
 
 TEXT_LAYERS = (9, 18, 27)
 """Of Qwen3, whose inputs, side by side, condition the transformer."""
-
-PATCH = 2
-"""Latents of the VAE of a token along one side."""
-
-_TRAINED_LATENTS = 128  # of a side: about a million pixels
 
 
 class _Transformer(Struct, frozen=True):
@@ -101,14 +96,13 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         ),
         ("attention_head_dim", transformer.attention_head_dim, sum(transformer.axes_dims_rope), "of axes_dims_rope"),
     )
-    multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
     steps, guidance = (4, 1.0) if is_distilled(folder) else (50, 4.0)
     return make_spec(
         folder,
         family,
         pipeline,
         overrides,
-        Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px),
+        packed_sides(vae),
         packed_schedulers(scheduler),
         steps=steps,
         guidance=guidance,

@@ -55,19 +55,24 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
-    multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
     steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
     return make_spec(
         folder,
         family,
         pipeline,
         overrides,
-        Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px),
+        packed_sides(vae),
         packed_schedulers(scheduler),
         steps=steps,
         guidance=guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
     )
+
+
+def packed_sides(vae: VaeConfig) -> Sides:
+    """Return the sides of images of models of this size, whose transformer takes packed latents."""
+    multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
+    return Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px)
 
 
 def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, VaeConfig]:
