@@ -69,7 +69,8 @@ class LatentVae:
         if self._mean_std_2C is None:
             return latents_BCHW / self._factor + self._shift
         mean, std = self._mean_std_2C[:, None, :, None, None]
-        return latents_BCHW * std / self._factor + mean
+        unscaled_BCHW: torch.Tensor = latents_BCHW * std / self._factor + mean
+        return unscaled_BCHW
 
     @torch.inference_mode()
     def fit_preview_colours(self) -> torch.Tensor:

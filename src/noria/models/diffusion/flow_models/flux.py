@@ -6,6 +6,7 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 - Blocks of 2 × 2 latents are the transformer's tokens; here latents stay [C, H, W], and are packed for its call.
 - The steps' noise levels fall evenly from 1, and the scheduler shifts them by the image's size.
 - dev takes the guidance scale itself, in one row; schnell takes none. Neither takes a negative prompt.
+- Images of several sizes with nearly as many tokens share a call, see `token_rows.py`.
 
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an
 image.
@@ -18,8 +19,10 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.flow_models.latent_flow import text_outputs
 from noria.models.diffusion.flow_models.packed_flow import PackedFlow, pack, positions, unpack
+from noria.models.diffusion.flow_models.token_rows import RowPositions, length_class, token_rows
 from noria.models.diffusion.folders.flux_folder import PATCH
 from noria.models.diffusion.part_loading import (
     DTYPES,
@@ -55,6 +58,9 @@ class Flux(PackedFlow):
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
         self._clip, self._t5 = clip, t5
         self._takes_guidance: bool = transformer.config.guidance_embeds
+        # Not in buckets, in which a batch changes no bit, and not if each mixture of sizes would be compiled.
+        self._mixes_sizes = not config.buckets and not config.compile
+        transformer.pos_embed = RowPositions(transformer.pos_embed)
 
     @classmethod
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Flux":
@@ -75,6 +81,13 @@ class Flux(PackedFlow):
             vae = load_vae(spec, dtype, device)
             return cls(clip, t5, transformer, vae, load_scheduler_config(spec), config)
 
+    def call_size(self, width_px: int, height_px: int) -> tuple[int, int] | None:
+        """Return the class of an image's number of tokens, whose images share calls."""
+        if not self._mixes_sizes:
+            return None
+        _, height, width = self.latent_shape(width_px, height_px)
+        return length_class(height // PATCH * (width // PATCH)), 0
+
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
         texts = ["" if prompt is None else prompt for prompt in prompts]
@@ -87,22 +100,34 @@ class Flux(PackedFlow):
 
     def predict(
         self,
-        latents_RCHW: torch.Tensor,
+        latents_R: LatentRows,
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the velocity [R, C, H, W]; `guidance_R` are the scales, which schnell ignores."""
-        height, width = latents_RCHW.shape[2:]
+    ) -> LatentRows:
+        """Return the velocity of each row, of the row's shape; `guidance_R` are the scales, which schnell ignores."""
+        images = (
+            [latents_R] if isinstance(latents_R, torch.Tensor) else [latents_CHW[None] for latents_CHW in latents_R]
+        )
+        sizes = [(image.shape[2], image.shape[3]) for image in images]
+        positions_of = [positions(height // PATCH, width // PATCH, self.device, self.dtype) for height, width in sizes]
+        rows = token_rows([pack(image.to(self.dtype)) for image in images], positions_of)
         num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
+        text_positions = positions(num_tokens, 0, self.device, self.dtype)
         (velocity_RND,) = self._transformer(
-            hidden_states=pack(latents_RCHW.to(self.dtype)),
+            hidden_states=rows.tokens_RND,
             timestep=timesteps_R.to(self.dtype) / 1000,
             guidance=guidance_R if self._takes_guidance else None,
             **conditioning.tokens,
             **conditioning.vectors,
-            txt_ids=positions(num_tokens, 0, self.device, self.dtype),
-            img_ids=positions(height // PATCH, width // PATCH, self.device, self.dtype),
+            txt_ids=text_positions.repeat(1, len(images)),
+            img_ids=rows.positions,
+            joint_attention_kwargs=rows.attention_mask(num_tokens),
             return_dict=False,
         )
-        return unpack(velocity_RND, height, width)
+        if isinstance(latents_R, torch.Tensor):
+            return unpack(velocity_RND, *sizes[0])
+        return [
+            unpack(velocity_ND[None, : len(of_image)], *size)[0].float()
+            for velocity_ND, of_image, size in zip(velocity_RND, positions_of, sizes, strict=True)
+        ]

@@ -117,17 +117,17 @@ class Flux2Klein(LatentFlow):
         guidance_R: torch.Tensor | None,  # noqa: ARG002 - its guidance is not embedded
     ) -> torch.Tensor:
         """Return the velocity [R, C, H, W]."""
-        height, width = latents_RCHW.shape[2:]
         num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
         (velocity_RNC,) = self._transformer(
             hidden_states=latents_RCHW.to(self.dtype).flatten(2).mT,
             timestep=timesteps_R.to(self.dtype) / 1000,
             **conditioning.tokens,
             txt_ids=_positions(1, 1, num_tokens, self.device),
-            img_ids=_positions(height, width, 1, self.device),
+            img_ids=_positions(*latents_RCHW.shape[2:], 1, self.device),
             return_dict=False,
         )
-        return velocity_RNC.mT.unflatten(2, (height, width))
+        velocity_RCHW: torch.Tensor = velocity_RNC.mT.reshape(latents_RCHW.shape)
+        return velocity_RCHW
 
 
 @functools.lru_cache(maxsize=64)

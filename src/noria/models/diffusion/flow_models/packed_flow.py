@@ -1,6 +1,7 @@
 """What FLUX.1 and Chroma share: blocks of 2 × 2 latents are the transformer's tokens, and the shift is by their number.
 
-Shapes: R rows, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an image, D = 4 · C.
+Shapes: R rows, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an image, or of the largest in a call,
+D = 4 · C.
 """
 
 import functools
@@ -46,7 +47,7 @@ def pack(latents_RCHW: torch.Tensor) -> torch.Tensor:
 
 def unpack(tokens_RND: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Return the latents [R, C, H, W] of this height and width."""
-    blocks = tokens_RND.unflatten(1, (height // PATCH, width // PATCH)).unflatten(3, (-1, PATCH, PATCH))
+    blocks = tokens_RND.reshape(len(tokens_RND), height // PATCH, width // PATCH, -1, PATCH, PATCH)
     return blocks.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens_RND), -1, height, width)
 
 
