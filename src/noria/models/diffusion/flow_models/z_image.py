@@ -50,7 +50,7 @@ class ZImage(LatentFlow):
             )
         super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
         self.noise_dtype = torch.float32
-        self.lora_parts: Mapping[str, torch.nn.Module] = {}
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
         self._tokenizer, self._text_encoder = tokenizer, text_encoder
 
     @classmethod
