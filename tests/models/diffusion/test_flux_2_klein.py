@@ -188,3 +188,13 @@ def test_parts_of_another_model_are_rejected(folder, tmp_path, file, change, wor
     (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | change))
     with pytest.raises(ModelError, match=words):
         open_model(str(copy))
+
+
+def test_weights_in_several_files_are_read(model, tmp_path):
+    copy = shutil.copytree(model[0].folder, tmp_path / "m")
+    shutil.rmtree(copy / "transformer")
+    model[2].transformer.save_pretrained(copy / "transformer", max_shard_size="40KB")
+    assert len(list((copy / "transformer").glob("*.safetensors"))) > 1
+    request = make_request(0, inference_steps=1)
+    ours, expected = (generate(executor, [request])["r0", 0] for executor in (load(copy)[1], model[1]))
+    assert np.array_equal(ours, expected)
