@@ -336,6 +336,46 @@ def _save_gemma_tokenizer(folder: pathlib.Path) -> None:
     GemmaTokenizer(vocab=vocabulary, merges=[], add_bos_token=True).save_pretrained(folder)
 
 
+def save_flux_2_klein(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    text_encoder: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    **index: object,
+) -> pathlib.Path:
+    """Write a Flux2KleinPipeline with changed settings of parts and of model_index.json. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(4)
+    sizes: dict[str, Any] = {
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 3 * 16,
+        "timestep_guidance_channels": 16,
+        "axes_dims_rope": (4, 4, 4, 4),
+        "guidance_embeds": False,
+    }
+    text = Z_IMAGE_TEXT | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 30, "head_dim": 8}
+    parts = {
+        "text_encoder": Qwen3ForCausalLM(Qwen3Config(**text | (text_encoder or {}))),
+        "transformer": Flux2Transformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKLFlux2(**_VAE | (vae or {})),
+    }
+    for part in parts.values():
+        randomise(part)
+    parts["vae"].bn.running_mean.normal_(std=0.3)
+    parts["vae"].bn.running_var.uniform_(0.5, 2.0)
+    _save(folder, "Flux2KleinPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}), **index)
+    return folder
+
+
 def randomise(part: Any) -> None:
     """Give every parameter random values, so that no block is the identity or zero, as some are at first."""
     import torch
@@ -356,7 +396,12 @@ _CHAT_TEMPLATE = (
 )
 
 
-_OF_QWEN = ("ZImagePipeline", "QwenImagePipeline", "Krea2Pipeline")  # their text encoders are Qwen's
+_OF_QWEN = (
+    "ZImagePipeline",
+    "QwenImagePipeline",
+    "Krea2Pipeline",
+    "Flux2KleinPipeline",
+)  # with text encoders of Qwen
 
 
 def _save_byte_tokenizer(folder: pathlib.Path) -> None:
@@ -399,6 +444,37 @@ def save_flux(
     }
     randomise(parts["transformer"])
     _save(folder, "FluxPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
+    return folder
+
+
+def save_chroma(
+    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+) -> pathlib.Path:
+    """Write a ChromaPipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, ChromaTransformer2DModel
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(5)
+    sizes: dict[str, Any] = {
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 40,
+        "axes_dims_rope": (4, 4, 8),
+        "approximator_num_channels": 8,
+        "approximator_hidden_dim": 16,
+        "approximator_layers": 1,
+    }
+    parts = {
+        "text_encoder": T5EncoderModel(T5Config(vocab_size=64, d_model=40, d_kv=8, d_ff=64, num_layers=2, num_heads=4)),
+        "transformer": ChromaTransformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
+    }
+    randomise(parts["transformer"])
+    _save(folder, "ChromaPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
     return folder
 
 

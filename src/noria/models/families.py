@@ -100,11 +100,12 @@ _STABLE_DIFFUSION_PARTS = {
     "scheduler": Part(),  # images/scheduler_names.py knows its classes
 }
 
-_QWEN_TOKENIZER = Part(("Qwen2Tokenizer", "Qwen2TokenizerFast"))
 _QWEN_VAE = Part(("AutoencoderKLQwenImage",), "diffusion_pytorch_model")
 _T5_TOKENIZER = Part(("T5Tokenizer", "T5TokenizerFast"))
 _T5 = Part(("T5EncoderModel",), "model")
 _CLIP_WITH_PROJECTION = Part(("CLIPTextModelWithProjection",), "model")
+_QWEN_TOKENIZER = Part(("Qwen2Tokenizer", "Qwen2TokenizerFast"))
+_QWEN3 = Part(("Qwen3Model", "Qwen3ForCausalLM"), "model")
 
 _ROWS = (
     Family(
@@ -143,7 +144,7 @@ _ROWS = (
         parts=MappingProxyType(
             {
                 "tokenizer": _QWEN_TOKENIZER,
-                "text_encoder": Part(("Qwen3Model", "Qwen3ForCausalLM"), "model"),
+                "text_encoder": _QWEN3,
                 "transformer": Part(("ZImageTransformer2DModel",), "diffusion_pytorch_model"),
                 "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
                 "scheduler": Part(),
@@ -258,6 +259,46 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.flux_folder:inspect",
         load_with="noria.models.diffusion.flow_models.flux:Flux.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="chroma",
+        description="Chroma",
+        index_file="model_index.json",
+        class_names=("ChromaPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _T5_TOKENIZER,
+                "text_encoder": _T5,
+                "transformer": Part(("ChromaTransformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.chroma_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.chroma:Chroma.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="flux-2-klein",
+        description="FLUX.2 klein, distilled or not",
+        index_file="model_index.json",
+        class_names=("Flux2KleinPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _QWEN_TOKENIZER,
+                "text_encoder": _QWEN3,
+                "transformer": Part(("Flux2Transformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKLFlux2",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.flux_2_klein_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.flux_2_klein:Flux2Klein.load",
         gpu_dtype="bfloat16",
     ),
     Family(

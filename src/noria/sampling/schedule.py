@@ -50,3 +50,18 @@ def shift_of_length(num_tokens: int, scheduler_config: Mapping[str, Any]) -> flo
     shifts = [scheduler_config.get(name, default) for name, default in _SHIFTS.items()]
     slope = (shifts[1] - shifts[0]) / (lengths[1] - lengths[0])
     return float(num_tokens * slope + (shifts[0] - slope * lengths[0]))
+
+
+# Two lines of FLUX.2's authors: of the shift by tokens, of images with 10 and with 200 steps.
+_LINE_OF_10_STEPS = 8.73809524e-05, 1.89833333
+_LINE_OF_200_STEPS = 0.00016927, 0.45666666
+_LONG = 4300  # tokens, above which the steps have no effect
+
+
+def shift_of_length_and_steps(num_tokens: int, num_steps: int) -> float:
+    """Return the shift `mu` of an image of FLUX.2, as `compute_empirical_mu` of diffusers: between the lines."""
+    of_10, of_200 = (slope * num_tokens + start for slope, start in (_LINE_OF_10_STEPS, _LINE_OF_200_STEPS))
+    if num_tokens > _LONG:
+        return of_200
+    slope = (of_200 - of_10) / 190.0
+    return slope * num_steps + (of_200 - 200.0 * slope)

@@ -3,47 +3,34 @@
 import itertools
 import json
 import shutil
-import warnings
 
 import diffusers
 import numpy as np
 import PIL.Image
 import pytest
 import torch
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from safetensors.torch import save_file
 
 import tiny_models
+from flow_pipelines import PARITY_TOLERANCE, PROMPTS, generate_with_pipeline, load, make_request, open_pipeline
 from generating import difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
-from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.lora_file import read_lora
-from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.sampling.previews import clean_latents
-from noria.testing.requests import make_image_request
 
-PARITY_TOLERANCE = 2
-PROMPTS = ["a red circle", "a blue square", "red red red"]
 SCHEDULERS = {
     "dev": ("flow-euler", "flow-unipc", "flow-dpm++2m"),
     "schnell": ("flow-euler", "flow-unipc"),
     "sd3": ("flow-euler", "flow-heun", "flow-unipc", "flow-dpm++2m"),
     "sd3-dynamic": ("flow-euler", "flow-unipc", "flow-dpm++2m"),
 }
-
-
-def load(folder):
-    torch.set_num_threads(1)
-    spec = open_model(str(folder))
-    config = EngineConfig(dtype="float32", slots=8, threads=1)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
 
 
 def save(folder, name):
@@ -62,54 +49,13 @@ def save(folder, name):
 def model(request, tmp_path_factory):
     """A folder's spec and executor, and diffusers' pipeline."""
     folder = save(tmp_path_factory.mktemp("flow") / request.param, request.param)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    return *load(folder), pipe
+    return *load(folder), open_pipeline(folder)
 
 
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory):
     """A folder like FLUX.1 dev: its spec and executor."""
     return load(save(tmp_path_factory.mktemp("flow") / "dev", "dev"))
-
-
-def make_request(number, **fields):
-    settings = {
-        "prompt": PROMPTS[number % 3],
-        "negative_prompt": None,
-        "seed": 700 + number,
-        "width": 32,
-        "height": 24,
-        "inference_steps": 4,
-        "guidance_scale": 3.5,
-        "scheduler": "flow-euler",
-    }
-    return make_image_request(f"r{number}", **settings | fields)
-
-
-def generate_with_pipeline(pipe, request, folder=None, **options):
-    """The image of diffusers' own loop, [height, width, 3]; the scheduler's settings are those of `folder`."""
-    payload = request.payload
-    choice = scheduler_names.find(payload.scheduler)
-    own_config = FlowMatchEulerDiscreteScheduler.load_config(folder or pipe.config._name_or_path, subfolder="scheduler")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        shift = {"flow_shift": own_config["shift"]} if "use_flow_sigmas" in choice.overrides else {}
-        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **shift, **choice.overrides)
-        (image,) = pipe(
-            payload.prompt,
-            negative_prompt=payload.negative_prompt,
-            width=payload.width,
-            height=payload.height,
-            num_inference_steps=payload.inference_steps,
-            guidance_scale=payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-            **options,
-        ).images
-    return (image * 255).round().astype(np.uint8)
 
 
 def test_each_scheduler_gives_the_image_of_the_pipeline(model):

@@ -4,7 +4,10 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    ChromaTransformer2DModel,
+    Flux2Transformer2DModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
     Lumina2Transformer2DModel,
@@ -32,6 +35,15 @@ from noria.models.diffusion.conditioning import Conditioning, collate
 from noria.models.diffusion.flow_models.qwen_image import QwenImage
 
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77}
+T5_XXL = T5Config(
+    vocab_size=32128,
+    d_model=4096,
+    d_kv=64,
+    d_ff=10240,
+    num_layers=24,
+    num_heads=64,
+    feed_forward_proj="gated-gelu",
+)
 XL_UNET = {
     "sample_size": 128,
     "block_out_channels": (320, 640, 1280),
@@ -110,19 +122,24 @@ def test_the_unet_takes_what_the_family_gives_it(xl):
     assert output.shape == (rows, 4, 104, 152)
 
 
+def qwen3_4b(num_hidden_layers=36):
+    """The text encoder of Z-Image and FLUX.2 klein."""
+    return Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+
+
 @pytest.fixture(scope="module")
 def z_image():
     """The parts of Z-Image, in bfloat16."""
     with torch.device("meta"):
-        text = Qwen3Config(
-            vocab_size=151_936,
-            hidden_size=2560,
-            intermediate_size=9728,
-            num_hidden_layers=36,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-        )
+        text = qwen3_4b()
         vae = AutoencoderKL(
             block_out_channels=(128, 256, 512, 512),
             layers_per_block=2,
@@ -225,17 +242,8 @@ def test_parameters_and_memory_of_lumina_2(z_image):
 @pytest.fixture(scope="module")
 def flux():
     """The transformer of FLUX.1 dev and its T5, in bfloat16."""
-    t5 = T5Config(
-        vocab_size=32128,
-        d_model=4096,
-        d_kv=64,
-        d_ff=10240,
-        num_layers=24,
-        num_heads=64,
-        feed_forward_proj="gated-gelu",
-    )
     with torch.device("meta"):
-        return FluxTransformer2DModel(guidance_embeds=True).bfloat16(), T5EncoderModel(t5).bfloat16()
+        return FluxTransformer2DModel(guidance_embeds=True).bfloat16(), T5EncoderModel(T5_XXL).bfloat16()
 
 
 def test_parameters_and_memory_of_flux(flux):
@@ -288,3 +296,46 @@ def test_parameters_of_stable_diffusion_3(config, expected):
     with torch.device("meta"):
         transformer = SD3Transformer2DModel(**config)
     assert round(sum(parameter.numel() for parameter in transformer.parameters()) / 1e9, 2) == expected
+
+
+def test_parameters_and_memory_of_flux_2_klein():
+    """Those of docs/models.md; of Qwen3 28 layers are kept."""
+    with torch.device("meta"):
+        transformer = Flux2Transformer2DModel(
+            num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False
+        ).bfloat16()
+        parts = transformer, Qwen3Model(qwen3_4b(28)), AutoencoderKLFlux2()
+        height, width = 76, 52  # of 1216 × 832
+        (output,) = transformer(
+            hidden_states=torch.empty(2, height * width, 128, dtype=torch.bfloat16),
+            encoder_hidden_states=torch.empty(2, 512, 7680, dtype=torch.bfloat16),
+            timestep=torch.empty(2, dtype=torch.bfloat16),
+            img_ids=torch.empty(height * width, 4),
+            txt_ids=torch.empty(512, 4),
+            return_dict=False,
+        )
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert [round(count / 1e9, 2) for count in counts] == [3.88, 3.22, 0.08]
+    assert round(2 * sum(counts) / 1e9, 1) == 14.3
+    assert output.shape == (2, height * width, 128)
+    assert round(Conditioning({"tokens": torch.empty(512, 7680, dtype=torch.bfloat16)}).nbytes / 1e6, 1) == 7.9
+
+
+def test_parameters_of_chroma():
+    """Those of docs/models.md; T5 and the VAE are those of FLUX.1."""
+    rows, dtype = 2, torch.bfloat16
+    with torch.device("meta"):
+        transformer = ChromaTransformer2DModel().to(dtype)
+        (output,) = transformer(
+            hidden_states=torch.empty(rows, 76 * 52, 64, dtype=dtype),
+            encoder_hidden_states=torch.empty(rows, 512, 4096, dtype=dtype),
+            timestep=torch.empty(rows, dtype=dtype),
+            img_ids=torch.empty(76 * 52, 3, dtype=dtype),
+            txt_ids=torch.empty(512, 3, dtype=dtype),
+            attention_mask=torch.empty(rows, 512 + 76 * 52, dtype=dtype),
+            return_dict=False,
+        )
+    count = sum(parameter.numel() for parameter in transformer.parameters())
+    assert round(count / 1e9, 2) == 8.90
+    assert round(2 * (count + 4_762_310_656) / 1e9 + 0.2, 1) == 27.5
+    assert output.shape == (rows, 76 * 52, 64)

@@ -255,7 +255,8 @@ def test_a_scheduler_of_another_family_is_rejected(tiny, name):
         tiny[1].prepare(make_request(0, scheduler=name))
 
 
-def test_loras_are_rejected_by_the_name_of_the_model(tiny):
+def test_loras_are_rejected_by_the_name_of_a_model_that_takes_none(tiny, monkeypatch):
+    monkeypatch.setattr(tiny[1].model, "lora_parts", {})
     with pytest.raises(InvalidField, match="LoRAs are not supported yet"):
         tiny[1].prepare(make_request(0, loras=(Lora("ink"),)))
 

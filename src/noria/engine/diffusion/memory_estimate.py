@@ -28,6 +28,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ANY_SCALE = 50.0  # of guidance: the largest that a request can have
 _WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
 
 
@@ -40,7 +41,7 @@ class MemoryEstimate:
     decoded_image: int  # of decoding, for each image
     prompt: int  # of encoding one
     slot: int  # of the samples and outputs that a slot keeps
-    rows_per_image: int  # two for a guided image, unless the model embeds its guidance
+    rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
     decode_batch: int
 
     def needed(self, slots: int) -> int:
@@ -82,7 +83,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         decoded_image=decoded,
         prompt=prompt,
         slot=slot,
-        rows_per_image=1 if model.guidance.embedded else 2,
+        rows_per_image=2 if model.guidance.is_active(_ANY_SCALE, "") else 1,
         decode_batch=config.decode_batch,
     )
 

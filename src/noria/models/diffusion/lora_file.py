@@ -1,4 +1,4 @@
-"""Reads a LoRA file for a loaded model: kohya's and diffusers' names to the model's own layers.
+"""Reads a LoRA file for a loaded model: kohya's, ComfyUI's and diffusers' names to the model's own layers.
 
 Safetensors only. diffusers' converters change the names, without peft; the checks here come first and last, because
 the converters drop what they do not know. The file may be hostile: it is read at once (a file that shrinks while it is
@@ -30,8 +30,10 @@ _MAX_PATTERNS = 2000  # each is compared with each layer
 _MAX_TENSORS = 20_000  # all layers of SDXL with alphas are 3,600
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _KOHYA_NAME = re.compile(r"lora_(unet|te|te1|te2)_\w+\.(lora_down\.weight|lora_up\.weight|alpha)", re.ASCII)
+_COMFY_NAME = re.compile(r"diffusion_model\.[\w.-]+\.(lora_(down|up|A|B)\.weight|alpha)", re.ASCII)
+_BLOCK_NUMBER = re.compile(r"[0-9]{4}")  # beyond those of any model: converters count up to it
 _DIFFUSERS_NAME = re.compile(
-    r"(unet|transformer|text_encoder|text_encoder_2)\.[\w.]+[._](lora_[AB]|lora\.(down|up)|lora_linear_layer\.(down|up))\.weight",
+    r"(unet|transformer|text_encoder|text_encoder_2)\.[\w.-]+[._](lora_[AB]|lora\.(down|up)|lora_linear_layer\.(down|up))\.weight",
     re.ASCII,
 )
 _BARE_PREFIXES = ("transformer_blocks.", "diffusion_model.transformer_blocks.")
@@ -49,14 +51,22 @@ _OTHER_FORMATS: Mapping[str, str] = {
     ".diff": "differences of whole weights",
     ".bias": "LoRA with biases",
 }
+_FLUX_LOADER = "FluxLoraLoaderMixin"
 _TRANSFORMER_LOADERS: Mapping[str, str] = {
-    "FluxTransformer2DModel": "FluxLoraLoaderMixin",
+    "FluxTransformer2DModel": _FLUX_LOADER,
+    "ChromaTransformer2DModel": _FLUX_LOADER,
+    "Flux2Transformer2DModel": "Flux2LoraLoaderMixin",
     "Krea2Transformer2DModel": "Krea2LoraLoaderMixin",
     "Lumina2Transformer2DModel": "Lumina2LoraLoaderMixin",
     "QwenImageTransformer2DModel": "QwenImageLoraLoaderMixin",
     "SD3Transformer2DModel": "SD3LoraLoaderMixin",
+    "ZImageTransformer2DModel": "ZImageLoraLoaderMixin",
 }
 """The classes of diffusers that convert the names of files, by the class of the denoiser."""
+_MERGING_LAYERS: Mapping[str, tuple[str, ...]] = {
+    "ZImageTransformer2DModel": ("all_x_embedder.", "cap_embedder."),
+}
+"""Layers whose calls merge the tokens of all rows, by the class of the denoiser: adapters differ by row."""
 _TEXT_PREFIXES = ("lora_te", "text_encoder")
 # Of diffusers' converters, which trust what they read.
 _CONVERSION_ERRORS = (
@@ -121,9 +131,9 @@ def read_lora(
         if not tensor.isfinite().all():
             raise ModelError(f"{file.name}: {short_repr(name)} has numbers that are not finite.")
     first_name = next(iter(tensors))
-    if first_name.startswith("lora_"):
+    if not _DIFFUSERS_NAME.fullmatch(first_name):
         tensors = _fold_alphas(file, tensors)
-    elif first_name.startswith(_BARE_PREFIXES):
+    if first_name.startswith(_BARE_PREFIXES):
         tensors = _add_part(file, tensors)
     pairs = _pairs(file, _convert_names(file, tensors, parts))
     layers: dict[str, dict[str, LoraLayer]] = {}
@@ -169,48 +179,49 @@ def _read_tensors(file: pathlib.Path, max_bytes: int) -> tuple[dict[str, torch.T
 
 
 def _check_names(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise ModelError unless all names are kohya's, or all are diffusers'."""
+    """Raise ModelError unless all names are kohya's, or all are ComfyUI's, or all are diffusers'."""
     for name in tensors:
         for marker, kind in _OTHER_FORMATS.items():
             if marker in name:
                 raise ModelError(f"{file.name}: {short_repr(name)} is of {kind}, which is not supported; LoRA is.")
-    first_name = next(iter(tensors))
-    pattern = _BARE_NAME if first_name.startswith(_BARE_PREFIXES) else _DIFFUSERS_NAME
-    pattern = _KOHYA_NAME if first_name.startswith("lora_") else pattern
-    unknown = next((name for name in tensors if not pattern.fullmatch(name)), None)
-    if unknown is not None:
-        raise ModelError(
-            f"{file.name}: {short_repr(unknown)} is no name of a LoRA of kohya's or diffusers' format: such as "
-            "lora_unet_….lora_down.weight or unet.….lora_A.weight."
-        )
+    patterns = {"lora_": _KOHYA_NAME, **dict.fromkeys(_BARE_PREFIXES, _BARE_NAME), "diffusion_model.": _COMFY_NAME}
+    first = next(iter(tensors))
+    pattern = next((each for prefix, each in patterns.items() if first.startswith(prefix)), _DIFFUSERS_NAME)
+    for name in tensors:
+        if not pattern.fullmatch(name) or _BLOCK_NUMBER.search(name):
+            raise ModelError(
+                f"{file.name}: {short_repr(name)} is no name of a LoRA of kohya's, ComfyUI's or diffusers' format: "
+                "such as lora_unet_….lora_down.weight, diffusion_model.….lora_A.weight or unet.….lora_A.weight."
+            )
 
 
 def _fold_alphas(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors named as kohya names matrices with alpha / rank in the second matrix, and without the alphas."""
+    """Return kohya's or other programs' tensors with alpha / rank in the second matrix, and without the alphas."""
+    down_ending, up_ending = (".lora_down.weight", ".lora_up.weight")
+    if not next(iter(tensors)).startswith("lora_"):
+        down_ending, up_ending = ".lora_A.weight", ".lora_B.weight"
+        tensors = {
+            name.replace(".lora_down.weight", down_ending).replace(".lora_up.weight", up_ending): tensor
+            for name, tensor in tensors.items()
+        }
     folded = {name: tensor for name, tensor in tensors.items() if not name.endswith(".alpha")}
     for name, alpha in tensors.items():
         if not name.endswith(".alpha"):
             continue
         layer = name.removesuffix(".alpha")
-        down, up = tensors.get(f"{layer}.lora_down.weight"), tensors.get(f"{layer}.lora_up.weight")
+        down, up = tensors.get(layer + down_ending), tensors.get(layer + up_ending)
         if down is None or up is None or not down.ndim or not len(down) or alpha.numel() != 1:
             raise ModelError(f"{file.name}: {short_repr(name)} is not one number that belongs to two matrices.")
-        folded[f"{layer}.lora_up.weight"] = up.float() * (float(alpha) / len(down))
+        folded[layer + up_ending] = up.float() * (float(alpha) / len(down))
     return folded
 
 
 def _add_part(file: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors whose names have no part as those of the transformer, in diffusers' format."""
-    named = {
-        name.removeprefix("diffusion_model.").replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up."): each
-        for name, each in tensors.items()
-    }
+    named = {f"transformer.{name.removeprefix('diffusion_model.')}": each for name, each in tensors.items()}
     if len(named) < len(tensors):
         raise ModelError(f"{file.name}: has matrices of one layer under two names.")
-    return {
-        f"transformer.{name}".replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B."): tensor
-        for name, tensor in _fold_alphas(file, named).items()
-    }
+    return named
 
 
 def _convert_names(
@@ -230,8 +241,13 @@ def _convert_names(
             loader = loaders.StableDiffusionLoraLoaderMixin
             states, _ = loader.lora_state_dict(tensors, unet_config=parts[denoiser].config)
         else:
-            loader = getattr(loaders, _TRANSFORMER_LOADERS[type(parts[denoiser]).__name__])
-            states = loader.lora_state_dict(dict(tensors))
+            loader_name = _TRANSFORMER_LOADERS[type(parts[denoiser]).__name__]
+            given = _as_kohyas(tensors) if loader_name == _FLUX_LOADER else dict(tensors)
+            states = getattr(loaders, loader_name).lora_state_dict(given)
+            # Of kohya's names the loaders either return all, or raise, or take those that they know out of the dict.
+            unread = num_tensors > len(given) and any(name.startswith("lora_unet_") for name in given)
+            if unread or len(states) < num_tensors:
+                raise ModelError(f"{file.name}: some of its {num_tensors} tensors are not known.")
         converted: dict[tuple[str, str], torch.Tensor] = {}
         for part in {name.partition(".")[0] for name in states}:
             state = {
@@ -252,6 +268,19 @@ def _convert_names(
     if num_converted != num_expected:
         raise ModelError(f"{file.name}: {num_expected - num_converted} of its {num_tensors} tensors are not known.")
     return converted
+
+
+def _as_kohyas(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return ComfyUI's names of FLUX.1 as kohya's, which diffusers converts; all others as they are."""
+    named = {}
+    for name, tensor in tensors.items():
+        layer, matrix = name.removesuffix(".weight").rsplit(".", 1)
+        if name.startswith("diffusion_model."):
+            layer = "lora_unet_" + layer.removeprefix("diffusion_model.").replace(".", "_")
+            named[f"{layer}.{'lora_down' if matrix == 'lora_A' else 'lora_up'}.weight"] = tensor
+        else:
+            named[name] = tensor
+    return named
 
 
 def _pairs(
@@ -276,7 +305,12 @@ def _module_name(part: torch.nn.Module, name: str) -> str:
 def _find_module(
     file: pathlib.Path, parts: Mapping[str, torch.nn.Module], part: str, name: str
 ) -> torch.nn.Linear | torch.nn.Conv2d:
-    module = None
+    module, denoiser = None, type(next(iter(parts.values()))).__name__
+    if part in parts and name.startswith(_MERGING_LAYERS.get(denoiser, ())):
+        raise ModelError(
+            f"{file.name}: {part}.{name} cannot have an adapter, since its calls merge the images of a batch; those of "
+            "the layers after it can."
+        )
     if part in parts:
         try:
             module = parts[part].get_submodule(_module_name(parts[part], name))

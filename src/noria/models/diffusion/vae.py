@@ -69,18 +69,21 @@ class LatentVae:
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
-        latents_BCHW = latents_BCHW.to(self._vae.dtype)
-        if self._mean_std_2C is None:
-            scaled = latents_BCHW / self._factor + self._shift
-        else:
-            mean, std = self._mean_std_2C[:, None, :, None, None]
-            scaled = latents_BCHW * std / self._factor + mean
-        scaled = scaled.contiguous(memory_format=self._memory_format)
-        image = self._vae.decode(scaled[:, :, None] if self._has_frames else scaled, return_dict=False)[0]
+        unscaled = self._unscaled(latents_BCHW.to(self._vae.dtype))
+        unscaled = unscaled.contiguous(memory_format=self._memory_format)
+        image = self._vae.decode(unscaled[:, :, None] if self._has_frames else unscaled, return_dict=False)[0]
         if self._has_frames:
             image = image.squeeze(2)
         image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
         return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
+
+    def _unscaled(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the VAE's latents of the denoiser's."""
+        if self._mean_std_2C is None:
+            return latents_BCHW / self._factor + self._shift
+        mean, std = self._mean_std_2C[:, None, :, None, None]
+        unscaled_BCHW: torch.Tensor = latents_BCHW * std / self._factor + mean
+        return unscaled_BCHW
 
     @torch.inference_mode()
     def fit_preview_colours(self) -> torch.Tensor:
@@ -88,3 +91,27 @@ class LatentVae:
         if self._vae.device.type == "meta":
             return torch.empty(0, device="meta")
         return fit_colours(lambda pixels_N3HW: self._encode(pixels_N3HW).mean_BCHW, self.scale).to(self._vae.device)
+
+
+class PatchedVae(LatentVae):
+    """An AutoencoderKLFlux2: its latents in blocks of 2 × 2 are the channels of one, by the statistics of a batch norm.
+
+    It encodes to the mean of its distribution, so that no noise is drawn.
+    """
+
+    patch = 2
+
+    def __init__(self, vae: Any, config: EngineConfig) -> None:
+        super().__init__(vae, config)
+        self.scale *= self.patch
+        self._mean_1C11 = vae.bn.running_mean.view(1, -1, 1, 1)
+        self._std_1C11 = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps)
+
+    def _encode(self, pixels_B3HW: torch.Tensor) -> LatentDistribution:
+        mean_BCHW = super()._encode(pixels_B3HW).mean_BCHW
+        patched_BCHW = torch.nn.functional.pixel_unshuffle(mean_BCHW, self.patch)
+        return LatentDistribution((patched_BCHW - self._mean_1C11) / self._std_1C11, None)
+
+    def _unscaled(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        unscaled_BCHW = latents_BCHW * self._std_1C11 + self._mean_1C11
+        return torch.nn.functional.pixel_shuffle(unscaled_BCHW, self.patch)

@@ -6,12 +6,12 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 - Blocks of 2 × 2 latents are the transformer's tokens; here latents stay [C, H, W], and are packed for its call.
 - The steps' noise levels fall evenly from 1, and the scheduler shifts them by the image's size.
 - dev takes the guidance scale itself, in one row; schnell takes none. Neither takes a negative prompt.
+- Images of several sizes with nearly as many tokens share a call, see `token_rows.py`.
 
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an
 image.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +19,12 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.flow_models.latent_flow import LatentFlow, text_outputs
-from noria.models.diffusion.folders.flux_folder import PATCH
+from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.flow_models.latent_flow import text_outputs
+from noria.models.diffusion.flow_models.packed_flow import PackedFlow, positions
+from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
+from noria.models.diffusion.flow_models.token_rows import RowPositions, length_class, token_rows
+from noria.models.diffusion.folders.flow_folder import PATCH
 from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
@@ -31,12 +35,11 @@ from noria.models.diffusion.part_loading import (
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
-from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
 _MAX_TOKENS = 512  # of T5: the pipeline's default, for schnell too
 
 
-class Flux(LatentFlow):
+class Flux(PackedFlow):
     """The parts of one FluxPipeline folder, ready on a device."""
 
     def __init__(
@@ -52,11 +55,13 @@ class Flux(LatentFlow):
 
         `clip` and `t5` are tokenizers with their text encoders.
         """
-        channels = transformer.config.in_channels // PATCH**2
-        super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True), channels)
+        super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True))
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
         self._clip, self._t5 = clip, t5
         self._takes_guidance: bool = transformer.config.guidance_embeds
+        # Not in buckets, in which a batch changes no bit, and not if each mixture of sizes would be compiled.
+        self._mixes_sizes = not config.buckets and not config.compile
+        transformer.pos_embed = RowPositions(transformer.pos_embed)
 
     @classmethod
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Flux":
@@ -77,11 +82,12 @@ class Flux(LatentFlow):
             vae = load_vae(spec, dtype, device)
             return cls(clip, t5, transformer, vae, load_scheduler_config(spec), config)
 
-    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
-        """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
+    def call_size(self, width_px: int, height_px: int) -> tuple[int, int] | None:
+        """Return the class of an image's number of tokens, whose images share calls."""
+        if not self._mixes_sizes:
+            return None
         _, height, width = self.latent_shape(width_px, height_px)
-        num_tokens = height // PATCH * (width // PATCH)
-        return Schedule(evenly_falling_sigmas(num_steps), mu=shift_of_length(num_tokens, self.scheduler_config))
+        return length_class(height // PATCH * (width // PATCH)), 0
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
@@ -95,37 +101,34 @@ class Flux(LatentFlow):
 
     def predict(
         self,
-        latents_RCHW: torch.Tensor,
+        latents_R: LatentRows,
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the velocity [R, C, H, W]; `guidance_R` are the scales, which schnell ignores."""
-        num_rows, channels, height, width = latents_RCHW.shape
-        rows, columns = height // PATCH, width // PATCH
-        blocks = latents_RCHW.to(self.dtype).view(num_rows, channels, rows, PATCH, columns, PATCH)
-        packed_RND = blocks.permute(0, 2, 4, 1, 3, 5).reshape(num_rows, rows * columns, channels * PATCH**2)
+    ) -> LatentRows:
+        """Return the velocity of each row, of the row's shape; `guidance_R` are the scales, which schnell ignores."""
+        images = (
+            [latents_R] if isinstance(latents_R, torch.Tensor) else [latents_CHW[None] for latents_CHW in latents_R]
+        )
+        sizes = [(image.shape[2], image.shape[3]) for image in images]
+        positions_of = [positions(height // PATCH, width // PATCH, self.device, self.dtype) for height, width in sizes]
+        rows = token_rows([to_tokens(image.to(self.dtype)) for image in images], positions_of)
         num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
+        text_positions = positions(num_tokens, 0, self.device, self.dtype)
         (velocity_RND,) = self._transformer(
-            hidden_states=packed_RND,
+            hidden_states=rows.tokens_RND,
             timestep=timesteps_R.to(self.dtype) / 1000,
             guidance=guidance_R if self._takes_guidance else None,
             **conditioning.tokens,
             **conditioning.vectors,
-            txt_ids=_positions(num_tokens, 0, self.device, self.dtype),
-            img_ids=_positions(rows, columns, self.device, self.dtype),
+            txt_ids=text_positions.repeat(1, len(images)),
+            img_ids=rows.positions,
+            joint_attention_kwargs=rows.attention_mask(num_tokens),
             return_dict=False,
         )
-        blocks = velocity_RND.view(num_rows, rows, columns, channels, PATCH, PATCH)
-        velocity_RCHW: torch.Tensor = blocks.permute(0, 3, 1, 4, 2, 5).reshape(num_rows, channels, height, width)
-        return velocity_RCHW
-
-
-@functools.lru_cache(maxsize=64)
-def _positions(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return [N, 3] of 0, row and column of an image's tokens; without `columns` zeros, those of a text."""
-    if not columns:
-        return torch.zeros(rows, 3, device=device, dtype=dtype)
-    grid = torch.zeros(rows, columns, 3)
-    grid[..., 1], grid[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)[None]
-    return grid.reshape(-1, 3).to(device, dtype)
+        if isinstance(latents_R, torch.Tensor):
+            return from_tokens(velocity_RND, *sizes[0])
+        return [
+            from_tokens(velocity_ND[None, : len(of_image)], *size)[0].float()
+            for velocity_ND, of_image, size in zip(velocity_RND, positions_of, sizes, strict=True)
+        ]

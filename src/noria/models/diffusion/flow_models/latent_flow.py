@@ -4,7 +4,7 @@ Shapes: B images, T tokens of a prompt, C latent channels, H × W latent size.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,9 +17,14 @@ from noria.sampling.guidance import Guidance
 TRAIN_STEPS = 1000
 """Of the scheduler, whose timesteps are this times the noise level."""
 
+QWEN_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+"""What Qwen's chat template makes of one message. A folder's own template is a program, and is not run."""
+
 
 class LatentFlow:
     """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer."""
+
+    vae_class: ClassVar[type[LatentVae]] = LatentVae
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class LatentFlow:
         self.noise_dtype: torch.dtype = transformer.dtype
         self._transformer = torch.compile(transformer, dynamic=False) if config.compile else transformer
         self._latent_channels = latent_channels
-        self._vae = LatentVae(vae, config)
+        self._vae = self.vae_class(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:

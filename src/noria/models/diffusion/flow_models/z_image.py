@@ -20,16 +20,12 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
-from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
-from noria.models.diffusion.folders.flow_folder import PATCH
-from noria.models.diffusion.folders.z_image_folder import MAX_PROMPT_TOKENS
+from noria.models.diffusion.flow_models.latent_flow import QWEN_CHAT, TRAIN_STEPS, LatentFlow
+from noria.models.diffusion.folders.flow_folder import MAX_PROMPT_TOKENS, PATCH
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, shift_of_length
-
-# What Qwen3's chat template makes of one message. A folder's own template is a program, and is not run.
-_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 class ZImage(LatentFlow):
@@ -53,7 +49,7 @@ class ZImage(LatentFlow):
             )
         super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
         self.noise_dtype = torch.float32
-        self.lora_parts: Mapping[str, torch.nn.Module] = {}
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
         self._tokenizer, self._text_encoder = tokenizer, text_encoder
 
     @classmethod
@@ -94,7 +90,7 @@ class ZImage(LatentFlow):
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, truncated as by diffusers' `encode_prompt`, without padding."""
-        chats = [_CHAT.format("" if prompt is None else prompt) for prompt in prompts]
+        chats = [QWEN_CHAT.format("" if prompt is None else prompt) for prompt in prompts]
         tokens = self._tokenizer(
             chats, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt"
         )

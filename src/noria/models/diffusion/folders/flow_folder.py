@@ -1,14 +1,14 @@
-"""What the folders of flow models have in common: checks of T5, of the scheduler, that the parts fit together.
+"""What the folders of flow models have in common: checks of T5, Qwen3, the scheduler, and that the parts fit.
 
 This module knows neither torch nor what the parts compute.
 """
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from noria.errors import ModelError
 from noria.images import scheduler_names
@@ -18,6 +18,19 @@ from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_str
 
 PATCH = 2
 """Latents of a token along one side, of the transformers whose tokens are patches of them."""
+
+MAX_PROMPT_TOKENS = 512
+"""Of T5 and Qwen3, where a pipeline has no other number; longer prompts are cut, as by diffusers."""
+
+
+class Qwen3Config(Struct, frozen=True):
+    """The settings of a Qwen3 that must fit the other parts; they have no defaults in a published model."""
+
+    model_type: Literal["qwen3"]
+    hidden_size: Count
+    vocab_size: Count
+    num_hidden_layers: Annotated[int, Meta(ge=2)]
+    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
 class T5Config(Struct, frozen=True):
@@ -90,6 +103,16 @@ def read_euler_scheduler(folder: pathlib.Path) -> EulerScheduler:
     """Return the scheduler's settings. Raises ModelError if it is another one, or has settings that do not work."""
     file = folder / "scheduler" / "scheduler_config.json"
     return convert(file, read_object(file), EulerScheduler)
+
+
+def packed_schedulers(scheduler: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the schedulers of models whose pipeline gives noise levels and a shift by the image's size.
+
+    Not: flow-heun, which takes neither; flow-euler-a and flow-lcm, whose noise diffusers' pipelines draw without the
+    seed. DPM-Solver++ takes the shift only where it depends on the image's size.
+    """
+    dynamic = ("flow-dpm++2m",) if scheduler.get("use_dynamic_shifting") else ()
+    return ("flow-euler", "flow-unipc", *dynamic)
 
 
 def check_fit(file: pathlib.Path, *settings: tuple[str, int, int, str]) -> None:

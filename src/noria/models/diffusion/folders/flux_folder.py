@@ -8,7 +8,7 @@ import pathlib
 import msgspec
 from msgspec import Struct
 
-from noria.models.diffusion.folders.flow_folder import check_fit, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.flow_folder import PATCH, check_fit, packed_schedulers, read_flow_scheduler, read_t5
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -24,14 +24,7 @@ from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
-PATCH = 2
-"""Latents of a token along one side."""
-
 _TRAINED_LATENTS = 128  # of a side: about a million pixels
-# Not: flow-heun, whose schedule cannot be set by sigmas and a shift; flow-euler-a and flow-lcm, whose noise diffusers'
-# pipeline draws without the seed. DPM-Solver++ takes the shift only where it depends on the image's size.
-_SCHEDULERS = ("flow-euler", "flow-unipc")
-_DYNAMIC_SCHEDULERS = ("flow-dpm++2m",)
 
 
 class _Transformer(Struct, frozen=True):
@@ -59,20 +52,24 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
-    multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
-    schedulers = _SCHEDULERS + (_DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else ())
     steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
     return make_spec(
         folder,
         family,
         pipeline,
         overrides,
-        Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px),
-        schedulers,
+        packed_sides(vae),
+        packed_schedulers(scheduler),
         steps=steps,
         guidance=guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
     )
+
+
+def packed_sides(vae: VaeConfig) -> Sides:
+    """Return the sides of images of models of this size, whose transformer takes packed latents."""
+    multiple_px, side_px = PATCH * vae.factor, _TRAINED_LATENTS * vae.factor
+    return Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px)
 
 
 def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, VaeConfig]:

@@ -4,13 +4,13 @@ This module knows neither torch nor what the parts compute; `z_image.py` loads t
 """
 
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.flow_folder import PATCH, read_euler_scheduler
+from noria.models.diffusion.folders.flow_folder import MAX_PROMPT_TOKENS, PATCH, Qwen3Config, read_euler_scheduler
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -26,25 +26,12 @@ from noria.models.families import Family
 from noria.models.weights import REDOWNLOAD_HINT, num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
-MAX_PROMPT_TOKENS = 512
-"""Longer prompts are cut, as by diffusers; the words of the chat around them are counted."""
-
 _SCHEDULERS = ("flow-euler",)
 """With the others, diffusers' pipeline fails, because it gives them noise levels, or draws noise without the seed."""
 
 _SIDE_PX = 1024  # that the published models were trained at, and the default of diffusers
 _MAX_SIDE_PX = 2048
 _TURBO_SHIFT = 3.0  # of the scheduler of the distilled model; that of the other is 6
-
-
-class _TextEncoder(Struct, frozen=True):
-    """The settings of a Qwen3 that must fit the other parts; they have no defaults in a published model."""
-
-    model_type: Literal["qwen3"]
-    hidden_size: Count
-    vocab_size: Count
-    num_hidden_layers: Annotated[int, Meta(ge=2)]
-    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
 Axes = Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)]
@@ -79,7 +66,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     """
     pipeline = check_files(folder, family)
     scheduler = read_euler_scheduler(folder)
-    text_encoder = read_struct(folder / "text_encoder" / "config.json", _TextEncoder)
+    text_encoder = read_struct(folder / "text_encoder" / "config.json", Qwen3Config)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
     transformer_file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
     transformer, vae = read_struct(transformer_file, _Transformer), read_struct(vae_file, VaeConfig)
@@ -106,7 +93,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
 
 
-def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: _TextEncoder, vae: VaeConfig) -> None:
+def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig) -> None:
     """Check that the transformer is one for text to image, and fits text encoder and VAE."""
     if transformer.siglip_feat_dim is not None:
         raise ModelError(
@@ -141,7 +128,7 @@ def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: _Tex
 
 
 def _check_weights(
-    folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: _TextEncoder, vae: VaeConfig
+    folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig
 ) -> int:
     """Check one tensor of each part; return the transformer's parameters."""
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}

@@ -1,0 +1,137 @@
+"""FLUX.2 klein on one device: a transformer that predicts the velocity of patched latents.
+
+Without diffusers' pipeline, and with its numbers. What differs from FLUX.1:
+
+- Conditioned on 512 tokens of Qwen3, padding included: the inputs of three of its layers side by side, of a prompt in a
+  chat of one message.
+- Blocks of 2 × 2 of the VAE's latents, scaled by statistics of a batch norm, are the channels of one latent here. The
+  start is drawn so.
+- The shift of the noise levels depends on the image's size and on the number of steps.
+- Guided by an empty text, unless the request has a negative prompt; distilled models take neither guidance nor that.
+
+Shapes: B images, R rows (two for a guided image), T tokens of a prompt, C latent channels, H × W latent size, N = H · W
+tokens of an image.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from noria.config import EngineConfig
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.flow_models.latent_flow import QWEN_CHAT, LatentFlow
+from noria.models.diffusion.folders.flow_folder import MAX_PROMPT_TOKENS
+from noria.models.diffusion.folders.flux_2_klein_folder import TEXT_LAYERS, is_distilled
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_text_encoder,
+    load_vae,
+    loading,
+)
+from noria.models.diffusion.vae import LatentVae, PatchedVae
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
+from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length_and_steps
+
+_CHAT = f"{QWEN_CHAT}<think>\n\n</think>\n\n"  # with `enable_thinking=False`
+
+
+class Flux2Klein(LatentFlow):
+    """The parts of one Flux2KleinPipeline folder, ready on a device."""
+
+    vae_class: ClassVar[type[LatentVae]] = PatchedVae
+
+    def __init__(
+        self,
+        text: tuple[Any, Any],
+        transformer: Any,
+        vae: Any,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+        guidance: Guidance,
+    ) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
+
+        `text` is a tokenizer with its text encoder, of which the layers that change nothing are deleted.
+        """
+        super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
+        self._tokenizer, self._text_encoder = text
+        del self._text_encoder.layers[TEXT_LAYERS[-1] + 1 :]
+
+    @classmethod
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Flux2Klein":
+        """Read the parts of `spec.folder` onto `device`.
+
+        Raises:
+            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
+
+        """
+        dtype = DTYPES[config.dtype]
+        with loading(spec):
+            from diffusers import Flux2Transformer2DModel
+            from transformers import Qwen2Tokenizer, Qwen3Model
+
+            return cls(
+                load_text_encoder((Qwen2Tokenizer, Qwen3Model), spec, "", dtype, device),
+                load_part(Flux2Transformer2DModel, spec, "transformer", dtype, device),
+                load_vae(spec, dtype, device),
+                load_scheduler_config(spec),
+                config,
+                Guidance(active_above=math.inf) if is_distilled(spec.path) else CLASSIFIER_FREE,
+            )
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
+        """Return evenly falling sigmas, and a shift by the number of the image's tokens and of steps."""
+        _, height, width = self.latent_shape(width_px, height_px)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=shift_of_length_and_steps(height * width, num_steps))
+
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
+        tokens = self._tokenizer(
+            [_CHAT.format("" if prompt is None else prompt) for prompt in prompts],
+            padding="max_length",
+            max_length=MAX_PROMPT_TOKENS,
+            truncation=True,
+            return_tensors="pt",
+        )
+        hidden_states = self._text_encoder(
+            input_ids=tokens.input_ids.to(self.device),
+            attention_mask=tokens.attention_mask.to(self.device),
+            output_hidden_states=True,
+            use_cache=False,
+        ).hidden_states
+        tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.dtype)
+        return [Conditioning({"encoder_hidden_states": tokens_TD}) for tokens_TD in tokens_BTD]
+
+    def predict(
+        self,
+        latents_RCHW: torch.Tensor,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,  # noqa: ARG002 - its guidance is not embedded
+    ) -> torch.Tensor:
+        """Return the velocity [R, C, H, W]."""
+        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
+        (velocity_RNC,) = self._transformer(
+            hidden_states=latents_RCHW.to(self.dtype).flatten(2).mT,
+            timestep=timesteps_R.to(self.dtype) / 1000,
+            **conditioning.tokens,
+            txt_ids=_positions(1, 1, num_tokens, self.device),
+            img_ids=_positions(*latents_RCHW.shape[2:], 1, self.device),
+            return_dict=False,
+        )
+        velocity_RCHW: torch.Tensor = velocity_RNC.mT.reshape(latents_RCHW.shape)
+        return velocity_RCHW
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(rows: int, columns: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Return [N, 4] of 0, row, column and token: of an image's tokens, or of a prompt's, which are in one place."""
+    axes = [torch.arange(length) for length in (1, rows, columns, tokens)]
+    return torch.cartesian_prod(*axes).to(device)

@@ -1,0 +1,72 @@
+"""Flow models loaded for tests, and the images of diffusers' own pipelines."""
+
+import warnings
+
+import diffusers
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.images import scheduler_names
+from noria.models.catalog import open_model
+from noria.models.families import FAMILIES
+from noria.testing.requests import make_image_request
+
+PARITY_TOLERANCE = 2
+PROMPTS = ["a red circle", "a blue square", "red red red"]
+
+
+def load(folder, **settings):
+    """Return a folder's spec and executor, in float32 on the CPU."""
+    torch.set_num_threads(1)
+    spec = open_model(str(folder))
+    config = EngineConfig(**{"dtype": "float32", "slots": 8, "threads": 1} | settings)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+
+
+def open_pipeline(folder):
+    """Return diffusers' pipeline of a folder, in float32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def make_request(number, **fields):
+    settings = {
+        "prompt": PROMPTS[number % 3],
+        "negative_prompt": None,
+        "seed": 700 + number,
+        "width": 32,
+        "height": 24,
+        "inference_steps": 4,
+        "guidance_scale": 3.5,
+        "scheduler": "flow-euler",
+    }
+    return make_image_request(f"r{number}", **settings | fields)
+
+
+def generate_with_pipeline(pipe, request, folder=None, **options):
+    """The image of diffusers' own loop, [height, width, 3]; the scheduler's settings are those of `folder`."""
+    payload = request.payload
+    choice = scheduler_names.find(payload.scheduler)
+    own_config = FlowMatchEulerDiscreteScheduler.load_config(folder or pipe.config._name_or_path, subfolder="scheduler")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+        shift = {"flow_shift": own_config["shift"]} if "use_flow_sigmas" in choice.overrides else {}
+        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **shift, **choice.overrides)
+        settings = {"negative_prompt": payload.negative_prompt} | options
+        (image,) = pipe(
+            prompt=payload.prompt,
+            width=payload.width,
+            height=payload.height,
+            num_inference_steps=payload.inference_steps,
+            guidance_scale=payload.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(payload.seed),
+            output_type="np",
+            **{name: value for name, value in settings.items() if name != "negative_prompt" or value is not None},
+        ).images
+    return (image * 255).round().astype(np.uint8)
