@@ -108,6 +108,23 @@ def save_stable_diffusion_xl(
     return folder
 
 
+def save_controlnet(folder: pathlib.Path, model: pathlib.Path, *, seed: int = 4, **settings: Any) -> pathlib.Path:
+    """Write a ControlNet for the UNet of a model folder of this module, with changed settings. Return `folder`."""
+    import torch
+    from diffusers import ControlNetModel, UNet2DConditionModel
+
+    torch.manual_seed(seed)
+    of_model = ControlNetModel.from_unet(
+        UNet2DConditionModel.from_pretrained(model / "unet"),
+        conditioning_embedding_out_channels=(8, 12, 16),
+        load_weights_from_unet=False,
+    )
+    part = ControlNetModel.from_config({**of_model.config, **settings})
+    randomise(part)
+    part.save_pretrained(folder)
+    return folder
+
+
 Z_IMAGE_TEXT: dict[str, Any] = {
     "vocab_size": 264,
     "hidden_size": 24,

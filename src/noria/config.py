@@ -150,6 +150,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "never evicted, and a request that does not fit beside them is rejected with 429",
         ),
     ] = 2_147_483_648
+    controlnets: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of ControlNets for Stable Diffusion 1.x, 2.x and XL, loaded with the models that they "
+            "fit; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub: "
+            "docs/models.md. None with `compile`"
+        ),
+    ] = ()
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU, 64 on a GPU"),

@@ -4,7 +4,8 @@
     ├── RequestError                     the caller's mistake: nothing reached the engine
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
     │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
-    │   │   └── LoraNotFound             404
+    │   │   ├── LoraNotFound             404
+    │   │   └── ControlNetNotFound       404
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── MissingScope                 403  the API key may not do this
@@ -113,6 +114,13 @@ class LoraNotFound(InvalidField):
     """The model has no LoRA adapter of this name."""
 
     code = "lora_not_found"
+    http_status = 404
+
+
+class ControlNetNotFound(InvalidField):
+    """The model has no ControlNet of this name."""
+
+    code = "controlnet_not_found"
     http_status = 404
 
 

@@ -21,7 +21,7 @@ from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, StartImage
 from noria.models.catalog import open_model_of
-from noria.models.hub_loras import download_hub_loras
+from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
@@ -89,7 +89,7 @@ def generate_files(
 
     """
     _check_writable(output)
-    config = download_hub_loras(config, os.environ)
+    config = download_hub_adapters(config, os.environ)
     spec = open_model_of(DiffusionModelSpec, config.model)
     for warning in _differences(source, spec, start_image) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)

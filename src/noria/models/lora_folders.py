@@ -14,6 +14,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError, InvalidField, LoraNotFound, ModelError, short_repr
+from noria.models.folder_entries import split_entry
 from noria.models.location import BUNDLED
 from noria.models.weights import file_size_bytes, identifying_bytes
 from noria.protocol.diffusion import Lora
@@ -31,7 +32,10 @@ class LoraFolders:
     """The setting `engine.loras`: an entry is a folder for all models, `MODEL=FOLDER` for one, or `bundled`."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self._folders = [_split(entry) for entry in entries]
+        self._folders = [
+            (_BUNDLED_MODEL, BUNDLED.with_name("bundled_loras")) if entry == _BUNDLED_ENTRY else split_entry(entry)
+            for entry in entries
+        ]
 
     @classmethod
     def of(cls, config: EngineConfig) -> "LoraFolders":
@@ -85,16 +89,6 @@ class LoraFolders:
             return None
         files = (folder / f"{name}{_SUFFIX}" for only_for, folder in self._folders if only_for in (None, model))
         return next((file for file in files if os.path.isfile(file)), None)  # False for names too long for a disk
-
-
-def _split(entry: str) -> tuple[str | None, pathlib.Path]:
-    """Return the model of an entry, None for all, and its folder; a path that begins with / or . may have a "="."""
-    if entry == _BUNDLED_ENTRY:
-        return _BUNDLED_MODEL, BUNDLED.with_name("bundled_loras")
-    model, separator, folder = entry.partition("=")
-    if separator and not entry.startswith(("/", ".")):
-        return model, pathlib.Path(folder)
-    return None, pathlib.Path(entry)
 
 
 @functools.lru_cache(maxsize=256)

@@ -76,14 +76,12 @@ def _candidates(part: pathlib.Path, stem: str, kind: str | None) -> tuple[pathli
 
 def _conversion_command(folder: pathlib.Path) -> str:
     """Return the command that converts a model's pickles to safetensors."""
-    library, loader = (
-        ("diffusers", "DiffusionPipeline")
-        if (folder / "model_index.json").exists()
-        else (
-            "transformers",
-            "AutoModel",
-        )
-    )
+    if (folder / "model_index.json").exists():
+        library, loader = "diffusers", "DiffusionPipeline"
+    elif read_object(folder / "config.json").get("_class_name") == "ControlNetModel":
+        library, loader = "diffusers", "ControlNetModel"
+    else:
+        library, loader = "transformers", "AutoModel"
     return (
         f'python -c "from {library} import {loader} as M; '
         f"M.from_pretrained('{folder}', use_safetensors=False).save_pretrained('{folder}-safetensors')\""

@@ -38,6 +38,17 @@ class Lora(Struct, frozen=True, forbid_unknown_fields=True):
     digest: str | None = None  # of the file, by `models/lora_folders.py`; None in a request: whatever the file is now
 
 
+class Control(Struct, frozen=True, forbid_unknown_fields=True):
+    """A ControlNet that steers an image by an image of its own."""
+
+    name: str  # of its folder
+    scale: float = 1.0
+    start: float = 0.0  # of the steps, as a part of them: it steers those that are wholly between start and end
+    end: float = 1.0
+    digest: str | None = None  # of the ControlNet; None in a request
+    image_digest: str | None = None  # of the image's file, likewise
+
+
 class ImageSettings(Struct, frozen=True):
     """The settings of one image as far as they are given; `None` means not given."""
 
@@ -76,6 +87,8 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     has_mask: bool = False
     image_digest: str | None = None  # of the files as they were sent, for the metadata of the images
     mask_digest: str | None = None
+    # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
+    controls: tuple[Control, ...] = ()
 
     @property
     def first_step(self) -> int:

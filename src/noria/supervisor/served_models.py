@@ -8,6 +8,7 @@ import msgspec
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
+from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.lora_folders import LoraFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -23,8 +24,8 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, or a folder of LoRAs does not exist.
-        ModelError: a model cannot be served.
+        ConfigError: two models have the same name, a folder of LoRAs does not exist, or a ControlNet fits no model.
+        ModelError: a model or a ControlNet cannot be served.
 
     """
     LoraFolders.of(config.engine).check()
@@ -38,6 +39,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
                 'Rename one: {"name": …} in its noria.json.'
             )
         models[model_spec.name] = model_spec
+    ControlNetFolders.of(config.engine).check(list(models.values()))
     return list(models.values())
 
 

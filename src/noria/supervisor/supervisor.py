@@ -31,7 +31,7 @@ from noria.frontend.access.trusted_proxies import check_proxies
 from noria.frontend.http.tls import check_certificate
 from noria.jobs.results import reject_password
 from noria.jobs.webhooks.signing import secret_file
-from noria.models.hub_loras import download_hub_loras
+from noria.models.hub_adapters import download_hub_adapters
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.logs.setup import child_log_environment, fields
 from noria.observe.metrics.dead_processes import merge_dead_processes
@@ -107,7 +107,7 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     num_cores = usable_cores(len(os.sched_getaffinity(0)), cpu_limit())
     num_frontends = process_bounds(config.frontend.processes, num_cores)
     raise_file_limit()
-    config = download_hub_loras(config, os.environ)
+    config = download_hub_adapters(config, os.environ)
     models = open_models(config)
     with open_listeners(config.frontend) as listeners, private_folder() as directory:
         warn_if_open(listeners[0], config.frontend)

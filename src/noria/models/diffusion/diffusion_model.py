@@ -4,12 +4,13 @@ Shapes: B images or prompts, R UNet rows (two for a guided image), C latent chan
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows
 from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
@@ -72,4 +73,23 @@ class DiffusionModel(Protocol):
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8."""
+        ...
+
+
+@runtime_checkable
+class ControlledModel(DiffusionModel, Protocol):
+    """A model that ControlNets can steer."""
+
+    controlnets: ControlNets
+    latent_scale: int  # pixels per latent along one side
+
+    def predict(
+        self,
+        latents_R: LatentRows,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
+        controls: Sequence[ControlRows] = (),
+    ) -> LatentRows:
+        """Return what `DiffusionModel.predict` does; `controls` are the rows that ControlNets steer."""
         ...

@@ -5,6 +5,7 @@ and then put the file's tensors in their place; else a part would first be fille
 """
 
 import contextlib
+import pathlib
 from typing import Any
 
 import torch
@@ -24,7 +25,11 @@ def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch
         ModelError: weights are missing, which the libraries would silently fill with random numbers.
 
     """
-    folder, stem = spec.path / name, FAMILIES[spec.family].weight_stems[name]
+    return load_weights(part_class, spec.path / name, FAMILIES[spec.family].weight_stems[name], dtype, device)
+
+
+def load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.dtype, device: str) -> Any:
+    """Load the part in `folder`, whose weight files are called `stem`, as `load_part` does."""
     if device == "meta":
         with torch.device("meta"):
             is_of_diffusers = hasattr(part_class, "load_config")

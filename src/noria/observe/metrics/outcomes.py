@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from prometheus_client import Counter
 
 from noria.errors import (
+    ControlNetNotFound,
     DeadlineExceeded,
     DeadlineUnmeetable,
     EngineCrashed,
@@ -45,6 +46,7 @@ REJECTION_REASONS = tuple(
         InvalidField,
         IdempotencyConflict,
         LoraNotFound,
+        ControlNetNotFound,
         ModelNotFound,
     )
 )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
+from noria.models.diffusion.unet_models.controlnet import ControlNets
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
@@ -19,9 +20,16 @@ class LatentDiffusion:
     """The part of a `DiffusionModel` that does not depend on how prompts condition the UNet."""
 
     def __init__(
-        self, unet: Any, vae: Any, scheduler_config: dict[str, Any], config: EngineConfig, guidance: Guidance
+        self,
+        unet: Any,
+        vae: Any,
+        controlnets: ControlNets,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+        guidance: Guidance,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
+        self.controlnets = controlnets
         self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
         self.device, self.dtype = unet.device, unet.dtype
         self.noise_dtype: torch.dtype = unet.dtype

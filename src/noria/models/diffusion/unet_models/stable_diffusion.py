@@ -16,6 +16,7 @@ import torch
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
@@ -30,12 +31,13 @@ class StableDiffusion(LatentDiffusion):
         text_encoder: Any,
         unet: Any,
         vae: Any,
+        controlnets: ControlNets,
         scheduler_config: dict[str, Any],
         config: EngineConfig,
         guidance: Guidance,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
-        super().__init__(unet, vae, scheduler_config, config, guidance)
+        super().__init__(unet, vae, controlnets, scheduler_config, config, guidance)
         self.tokenizer, self.text_encoder = tokenizer, text_encoder
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet, "text_encoder": text_encoder}
         self._num_tokens: int = tokenizer.model_max_length
@@ -59,6 +61,7 @@ class StableDiffusion(LatentDiffusion):
                 load_part(CLIPTextModel, spec, "text_encoder", dtype, device),
                 unet,
                 load_vae(spec, dtype, device),
+                load_controlnets(spec, config, device),
                 load_scheduler_config(spec) | {"steps_offset": 1},  # as the pipeline sets it, whatever the file says
                 config,
                 Guidance(rescale=spec.guidance_rescale, embedded=unet.config.time_cond_proj_dim is not None),
@@ -83,6 +86,8 @@ class StableDiffusion(LatentDiffusion):
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
+        controls: Sequence[ControlRows] = (),
     ) -> torch.Tensor:
-        """Return the UNet's raw output [R, C, H, W]."""
-        return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning, guidance_R)
+        """Return the UNet's raw output [R, C, H, W]; `controls` are the rows that ControlNets steer."""
+        residuals = self.controlnets.residuals(latents_RCHW, timesteps_R, conditioning, controls)
+        return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning, guidance_R, **residuals)

@@ -28,6 +28,7 @@ from noria.models.diffusion.part_loading import (
     load_vae,
     loading,
 )
+from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
@@ -44,6 +45,7 @@ class StableDiffusionXL(LatentDiffusion):
         text_encoders: tuple[TextEncoder, TextEncoder],
         unet: Any,
         vae: Any,
+        controlnets: ControlNets,
         scheduler_config: dict[str, Any],
         config: EngineConfig,
         guidance: Guidance,
@@ -52,7 +54,7 @@ class StableDiffusionXL(LatentDiffusion):
 
         The second text encoder has the pooled output.
         """
-        super().__init__(unet, vae, scheduler_config, config, guidance)
+        super().__init__(unet, vae, controlnets, scheduler_config, config, guidance)
         first, second = text_encoders
         self.lora_parts: Mapping[str, torch.nn.Module] = {
             "unet": unet,
@@ -86,7 +88,8 @@ class StableDiffusionXL(LatentDiffusion):
                 embedded=unet.config.time_cond_proj_dim is not None,
                 negative_absent="zeros" if zeros else "empty",
             )
-            return cls((first, second), unet, vae, load_scheduler_config(spec), config, guidance)
+            controlnets = load_controlnets(spec, config, device)
+            return cls((first, second), unet, vae, controlnets, load_scheduler_config(spec), config, guidance)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`; of None it is zeros."""
@@ -118,12 +121,16 @@ class StableDiffusionXL(LatentDiffusion):
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
+        controls: Sequence[ControlRows] = (),
     ) -> torch.Tensor:
-        """Return the UNet's raw output [R, C, H, W]."""
+        """Return the UNet's raw output [R, C, H, W]; `controls` are the rows that ControlNets steer."""
         num_rows, _, height, width = latents_RCHW.shape
         size_6 = _size_ids(width * self.latent_scale, height * self.latent_scale, self.dtype, self.device)
         added = {"text_embeds": conditioning.vectors["text_embeds"], "time_ids": size_6.expand(num_rows, -1)}
-        return self._denoiser.predict(latents_RCHW, timesteps_R, conditioning, guidance_R, added_cond_kwargs=added)
+        residuals = self.controlnets.residuals(latents_RCHW, timesteps_R, conditioning, controls, added)
+        return self._denoiser.predict(
+            latents_RCHW, timesteps_R, conditioning, guidance_R, added_cond_kwargs=added, **residuals
+        )
 
 
 def _conditioning(tokens_TD: torch.Tensor, pooled_P: torch.Tensor) -> Conditioning:

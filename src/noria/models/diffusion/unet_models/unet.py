@@ -3,7 +3,6 @@
 Shapes: R rows of a call (two for a guided image), C latent channels, H × W latent size.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,8 @@ class DenoisingUnet:
 
     def __init__(self, unet: Any, scheduler_config: dict[str, Any], config: EngineConfig) -> None:
         """`scheduler_config` says the noise schedule and what the UNet predicts; `config` has no "auto" left."""
-        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        unet.to(memory_format=self._memory_format)
-        set_attention(unet, config.attention)
+        self._memory_format = memory_format(config)
+        configure(unet, config)
         self._dtype: torch.dtype = unet.dtype
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
         self._guidance_width: int | None = unet.config.time_cond_proj_dim
@@ -35,7 +33,7 @@ class DenoisingUnet:
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
-        **others: Mapping[str, torch.Tensor],
+        **others: Any,
     ) -> torch.Tensor:
         """Return the raw output [R, C, H, W], of the kind that the model predicts.
 
@@ -77,6 +75,22 @@ def _alpha_bars(scheduler_config: dict[str, Any]) -> np.ndarray:
     import diffusers
 
     return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
+
+
+def memory_format(config: EngineConfig) -> torch.memory_format:
+    """Return how the weights and inputs of convolutions are laid out."""
+    return torch.channels_last if config.channels_last else torch.contiguous_format
+
+
+def configure(part: Any, config: EngineConfig) -> None:
+    """Lay out a UNet's or a ControlNet's weights, and choose its attention, as `config` says.
+
+    Raises:
+        ConfigError: as `set_attention`.
+
+    """
+    part.to(memory_format=memory_format(config))
+    set_attention(part, config.attention)
 
 
 def set_attention(unet: Any, kind: str) -> None:

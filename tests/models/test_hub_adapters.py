@@ -1,14 +1,18 @@
-"""LoRAs of the hub: what is downloaded, what they are called, and what a wrong entry says."""
+"""LoRAs and ControlNets of the hub: what is downloaded, what they are called, and what a wrong entry says."""
 
+import fnmatch
 import pathlib
+import shutil
 
 import huggingface_hub
 import msgspec
 import pytest
 
+from controlnet_folders import save_controlnet
 from noria.config import Config
 from noria.errors import ConfigError, ModelError
-from noria.models.hub_loras import download_hub_loras
+from noria.models.diffusion.folders.controlnet_folder import inspect
+from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders
 
 
@@ -33,7 +37,7 @@ def hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 def names(tmp_path: pathlib.Path, *entries: str, model: str = "tiny") -> dict[str, pathlib.Path]:
     config = Config(data_dir=str(tmp_path / "data"))
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, loras=entries))
-    folders = LoraFolders.of(download_hub_loras(config, {}).engine)
+    folders = LoraFolders.of(download_hub_adapters(config, {}).engine)
     folders.check()
     return {name: file.resolve() for name, file in folders.files(model).items()}
 
@@ -65,3 +69,44 @@ def test_a_wrong_entry_is_an_error_at_the_start(
 ) -> None:
     with pytest.raises(error, match=words):
         names(tmp_path, entry)
+
+
+@pytest.fixture
+def hub_of_controlnets(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A hub with `org/edges`, whose weights are in full precision, and `org/depth`, in fp16; what was asked for."""
+    asked: list[list[str]] = []
+    for name, variant in (("edges", ""), ("depth", ".fp16")):
+        folder = save_controlnet(tmp_path / "hub" / "org" / name)
+        weights = folder / "diffusion_pytorch_model.safetensors"
+        weights.rename(folder / f"diffusion_pytorch_model{variant}.safetensors")
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        snapshot = tmp_path / "cache" / repo / str(revision) / "a0b1"
+        snapshot.mkdir(parents=True, exist_ok=True)
+        for file in (tmp_path / "hub" / repo).iterdir():
+            if any(fnmatch.fnmatchcase(file.name, pattern) for pattern in allow_patterns):
+                shutil.copy(file, snapshot)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+def test_a_controlnet_is_called_like_its_repository(
+    hub_of_controlnets: list[list[str]], tmp_path: pathlib.Path
+) -> None:
+    config = Config(data_dir=str(tmp_path / "data"))
+    entries = ("hf://org/edges@v1", "tiny=hf://org/depth", "/a=b/pose")
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, controlnets=entries))
+    for _ in range(2):  # the second start replaces the links
+        edges, depth, pose = download_hub_adapters(config, {}).engine.controlnets
+    assert (pathlib.Path(edges).name, pose) == ("edges", "/a=b/pose")
+    assert inspect(pathlib.Path(edges)).num_parameters
+    model, _, folder = depth.partition("=")
+    assert (model, pathlib.Path(folder).name) == ("tiny", "depth")
+    assert inspect(pathlib.Path(folder)).num_parameters
+    assert len(hub_of_controlnets) == 2 * 2 + 1  # of fp16 once, where there was nothing else
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, controlnets=("hf://org",)))
+    with pytest.raises(ConfigError, match=r"names no ControlNet of the hub\. The form is hf://ORG/NAME"):
+        download_hub_adapters(config, {})

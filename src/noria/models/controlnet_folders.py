@@ -1,0 +1,109 @@
+"""The ControlNets that the operator allows for image models, the setting `engine.controlnets`. No torch.
+
+A ControlNet's name is that of its folder. Each is for the models that it fits, which their configurations say; an
+engine loads those of a model with the model. A folder is read once: to use changed files, restart the server.
+"""
+
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError, ControlNetNotFound, short_repr
+from noria.models.diffusion.folders.controlnet_folder import ControlNetFolder, inspect, misfit
+from noria.models.folder_entries import split_entry
+from noria.protocol.diffusion import Control, DiffusionModelSpec
+from noria.protocol.kinds import AnyModelSpec
+
+NO_CONTROLNETS = "it has none; the operator sets folders of them: engine.controlnets"
+"""What messages say of a model without ControlNets."""
+
+
+class ControlNetFolders:
+    """The setting `engine.controlnets`: an entry is a folder for all models that it fits, or `MODEL=FOLDER` for one."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._folders = [split_entry(entry) for entry in entries]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "ControlNetFolders":
+        """Return the folders of an engine."""
+        return cls(config.controlnets)
+
+    def check(self, models: Sequence[AnyModelSpec]) -> None:
+        """Check all folders, and that each is for a model that is served.
+
+        Raises:
+            ConfigError: a folder does not exist, or fits no model.
+            ModelError: what is in it is damaged or not supported.
+
+        """
+        specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
+        for only_for, folder in self._folders:
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"engine.controlnets: {str(folder)!r} is not a folder. Entries are FOLDER, MODEL=FOLDER or "
+                    "hf://ORG/NAME[@REVISION]."
+                )
+            controlnet = _inspect(folder)
+            misfits = {
+                spec.name: misfit(controlnet, spec) for spec in specs if only_for is None or spec.name == only_for
+            }
+            if not misfits:
+                served = ", ".join(spec.name for spec in specs) or "none"
+                raise ConfigError(
+                    f"engine.controlnets: {str(folder)!r} is for {only_for or 'image models'}, but the image models of "
+                    f"this server are: {served}."
+                )
+            if all(misfits.values()):
+                raise ConfigError(
+                    f"engine.controlnets: {str(folder)!r} fits no model of this server: "
+                    f"{'; '.join(str(reason) for reason in misfits.values())}. Remove it, or serve the model that it "
+                    "was trained with."
+                )
+
+    def for_model(self, spec: DiffusionModelSpec) -> Mapping[str, ControlNetFolder]:
+        """Return the ControlNets for a model by name, in the order of names; of equal names, the first folder's.
+
+        Raises:
+            ModelError: a folder is damaged or not supported.
+
+        """
+        found: dict[str, ControlNetFolder] = {}
+        for only_for, folder in self._folders:
+            if only_for in (None, spec.name) and _fits(folder, spec):
+                found = {name_of(folder): _inspect(folder)} | found
+        return dict(sorted(found.items()))
+
+    def complete(self, controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[Control, ...]:
+        """Return `controls` with the digests of their ControlNets.
+
+        Raises:
+            ControlNetNotFound: the model has none of this name; with the names that it has.
+
+        """
+        known = self.for_model(spec)
+        for control in controls:
+            if control.name not in known:
+                allowed = f"allowed are {', '.join(map(short_repr, known))}" if known else NO_CONTROLNETS
+                raise ControlNetNotFound(
+                    f"controls: {spec.name} has no ControlNet {short_repr(control.name)}; {allowed}.", field="controls"
+                )
+        return tuple(msgspec.structs.replace(each, digest=known[each.name].digest) for each in controls)
+
+
+def name_of(folder: pathlib.Path) -> str:
+    """Return the name of the ControlNet in a folder."""
+    return folder.absolute().name
+
+
+@functools.lru_cache(maxsize=256)
+def _inspect(folder: pathlib.Path) -> ControlNetFolder:
+    return inspect(folder)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fits(folder: pathlib.Path, spec: DiffusionModelSpec) -> bool:
+    return misfit(_inspect(folder), spec) is None

@@ -1,0 +1,134 @@
+"""Checks and describes a folder of a ControlNet, as diffusers saves a ControlNetModel, and says which UNets it fits.
+
+This module knows neither torch nor what a ControlNet computes; `unet_models/controlnet.py` loads it.
+"""
+
+import hashlib
+import pathlib
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria.errors import ModelError, short_repr
+from noria.models.diffusion.folders.pipeline_folder import Count, VaeConfig, check_chooses_no_code
+from noria.models.weights import (
+    identifying_bytes,
+    num_tensor_parameters,
+    read_struct,
+    read_text,
+    read_weights,
+    weight_files,
+)
+from noria.protocol.diffusion import DiffusionModelSpec
+
+STEM = "diffusion_pytorch_model"
+"""The name of its weight files, without variant, shard and ".safetensors"."""
+
+_NUM_DIGEST_CHARS = 12  # as a model's fingerprint
+_Counts = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+
+
+class _DownPath(Struct, frozen=True):
+    """The settings in which a ControlNet and the first half of its UNet agree; defaults are diffusers' for both."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    in_channels: Count = 4
+    block_out_channels: _Counts = (320, 640, 1280, 1280)
+    layers_per_block: Count | _Counts = 2
+    cross_attention_dim: Count | _Counts = 1280
+    addition_embed_type: str | None = None
+    addition_time_embed_dim: int | None = None
+    projection_class_embeddings_input_dim: int | None = None
+
+    def settings(self) -> dict[str, object]:
+        """Return what must be equal, by name, in one form."""
+        layers = self.layers_per_block
+        return {
+            "in_channels": self.in_channels,
+            "block_out_channels": self.block_out_channels,
+            "layers_per_block": (layers,) * len(self.block_out_channels) if isinstance(layers, int) else layers,
+            "cross_attention_dim": self.cross_attention_dim,
+            "addition_embed_type": self.addition_embed_type,
+            "addition_time_embed_dim": self.addition_time_embed_dim,
+            "projection_class_embeddings_input_dim": self.projection_class_embeddings_input_dim,
+        }
+
+
+class _Config(_DownPath, frozen=True):
+    """The settings of a ControlNet that decide whether it is supported."""
+
+    conditioning_channels: Count = 3
+    conditioning_embedding_out_channels: _Counts = (16, 32, 96, 256)
+    controlnet_conditioning_channel_order: Literal["rgb", "bgr"] = "rgb"
+    global_pool_conditions: bool = False
+    class_embed_type: str | None = None
+    num_class_embeds: int | None = None
+    encoder_hid_dim: int | None = None
+    encoder_hid_dim_type: str | None = None
+
+
+@dataclass(frozen=True)
+class ControlNetFolder:
+    """A checked folder."""
+
+    path: pathlib.Path
+    digest: str  # 12 digits of a SHA-256: of its configuration, and of its weights as a model's fingerprint
+    num_parameters: int
+    config: _Config
+
+
+def inspect(folder: pathlib.Path) -> ControlNetFolder:
+    """Check a folder and return what is in it.
+
+    Raises:
+        ModelError: it is no ControlNet, a file is damaged, or it needs what is not supported.
+
+    """
+    file = folder / "config.json"
+    check_chooses_no_code(file)
+    config = read_struct(file, _Config)
+    if config.class_name != "ControlNetModel":
+        raise ModelError(f"{file}: _class_name is {short_repr(config.class_name)}; supported is ControlNetModel.")
+    if config.conditioning_channels != 3:
+        raise ModelError(f"{file}: conditioning_channels is {config.conditioning_channels}; images have 3.")
+    for key in ("global_pool_conditions", "class_embed_type", "num_class_embeds", "encoder_hid_dim"):
+        if getattr(config, key):
+            raise ModelError(
+                f"{file}: {key} is {short_repr(getattr(config, key))}, which is not supported; a ControlNet is given "
+                "the prompt and an image of its own, whose residuals keep their place."
+            )
+    if config.encoder_hid_dim_type:
+        raise ModelError(
+            f"{file}: encoder_hid_dim_type is {short_repr(config.encoder_hid_dim_type)}; supported is none."
+        )
+    if config.addition_embed_type not in (None, "text_time"):
+        raise ModelError(
+            f"{file}: addition_embed_type is {short_repr(config.addition_embed_type)}; supported are none "
+            "and, of SDXL, text_time."
+        )
+    num_parameters = num_tensor_parameters(read_weights(folder, "", STEM))
+    digest = hashlib.sha256(read_text(file))
+    for weights in weight_files(folder, "", STEM):
+        for part in identifying_bytes(weights):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return ControlNetFolder(folder, digest.hexdigest()[:_NUM_DIGEST_CHARS], num_parameters, config)
+
+
+def misfit(controlnet: ControlNetFolder, spec: DiffusionModelSpec) -> str | None:
+    """Return why a ControlNet does not fit a model, with the values of both; None if it does.
+
+    Raises:
+        ModelError: the model's folder is damaged.
+
+    """
+    unet_file = spec.path / "unet" / "config.json"
+    if not unet_file.exists():
+        return f"{spec.name} has no UNet"
+    theirs, ours = read_struct(unet_file, _DownPath).settings(), controlnet.config.settings()
+    factor = 2 ** (len(controlnet.config.conditioning_embedding_out_channels) - 1)
+    ours |= {"pixels a latent": factor}
+    theirs |= {"pixels a latent": read_struct(spec.path / "vae" / "config.json", VaeConfig).factor}
+    different = [f"{name} {ours[name]} (of {spec.name} {theirs[name]})" for name in ours if ours[name] != theirs[name]]
+    return f"it has {', '.join(different)}" if different else None

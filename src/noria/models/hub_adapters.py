@@ -1,0 +1,128 @@
+"""Downloads the LoRAs and ControlNets of the hub that the settings name, once, and gives them readable names."""
+
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from noria.config import Config
+from noria.errors import ConfigError, ModelError, short_repr
+from noria.folders import data_folder
+
+_SCHEME = "hf://"
+_LORA = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+\.safetensors))?(?:@([\w./-]+))?", re.ASCII)
+_CONTROLNET = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+_STEM = "diffusion_pytorch_model"
+_CONTROLNET_FILES = ["config.json", f"{_STEM}.safetensors", f"{_STEM}-*.safetensors", f"{_STEM}.safetensors.index.json"]
+_CONTROLNET_FILES_FP16 = [
+    f"{_STEM}.fp16.safetensors",
+    f"{_STEM}.fp16-*.safetensors",
+    f"{_STEM}.safetensors.index.fp16.json",
+]
+
+
+def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Config:
+    """Return `config` with a folder in place of each entry of `engine.loras` and `engine.controlnets` of the hub.
+
+    These are `hf://ORG/NAME[/FILE][@REVISION]`, of ControlNets without FILE. The LoRA of a repository with one file, or
+    of FILE, is called NAME; of several files they are NAME-FILE. A ControlNet is called NAME. What was downloaded
+    before is taken from the hub's cache if the hub does not answer.
+
+    Raises:
+        ConfigError: an entry that begins with hf:// has another form.
+        ModelError: the download failed, or the repository has no such file.
+
+    """
+    data, engine = data_folder(config, environment), config.engine
+
+    def lora(source: str) -> pathlib.Path:
+        return _lora_folder(source, data / "hub_loras")
+
+    def controlnet(source: str) -> pathlib.Path:
+        return _controlnet_folder(source, data / "hub_controlnets")
+
+    engine = msgspec.structs.replace(
+        engine,
+        loras=tuple(_local_entry(entry, lora) for entry in engine.loras),
+        controlnets=tuple(_local_entry(entry, controlnet) for entry in engine.controlnets),
+    )
+    return msgspec.structs.replace(config, engine=engine)
+
+
+def _local_entry(entry: str, download: Callable[[str], pathlib.Path]) -> str:
+    """Return an entry that names a folder: `entry` itself unless it names the hub."""
+    model, _, source = entry.rpartition("=") if not entry.startswith(_SCHEME) else ("", "", entry)
+    if not source.startswith(_SCHEME):
+        return entry
+    folder = download(source)
+    return f"{model}={folder}" if model else str(folder)
+
+
+def _match(pattern: re.Pattern[str], source: str, setting: str, what: str, form: str) -> re.Match[str]:
+    match = pattern.fullmatch(source.removeprefix(_SCHEME))
+    if match is None:
+        raise ConfigError(f"{setting}: {short_repr(source)} names no {what} of the hub. The form is {form}.")
+    return match
+
+
+def _folder_of(match: re.Match[str], parent: pathlib.Path) -> pathlib.Path:
+    return parent / "--".join(part.replace("/", "-") for part in match.groups(default="") if part)
+
+
+def _lora_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
+    form = "hf://ORG/NAME[/FILE.safetensors][@REVISION]"
+    match = _match(_LORA, source, "engine.loras", "LoRA", form)
+    org, name, file, revision = match.groups()
+    repo, ignored = f"{org}/{name}", [] if file else ["*/*"]  # folders of a repository with a whole model
+    snapshot = _download(repo, revision, [file or "*.safetensors"], ignored, "LoRAs")
+    files = [snapshot / file] if file else sorted(snapshot.glob("*.safetensors"))
+    if not files or not files[0].is_file():
+        raise ModelError(f"engine.loras: {repo!r} on the hub has no {file or 'file of safetensors outside folders'}.")
+    folder = _folder_of(match, parent)
+    names = {name if len(files) == 1 else f"{name}-{each.stem}": each for each in files}
+    _link({f"{name}.safetensors": each for name, each in names.items()}, folder)
+    return folder
+
+
+def _controlnet_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
+    match = _match(_CONTROLNET, source, "engine.controlnets", "ControlNet", "hf://ORG/NAME[@REVISION]")
+    org, name, revision = match.groups()
+    repo = f"{org}/{name}"
+    snapshot = _download(repo, revision, _CONTROLNET_FILES, [], "ControlNet")
+    if not any(snapshot.glob(f"{_STEM}*.safetensors")):
+        snapshot = _download(repo, revision, _CONTROLNET_FILES_FP16, [], "ControlNet")
+    folder = _folder_of(match, parent)
+    _link({name: snapshot}, folder)
+    return folder / name
+
+
+def _download(repo: str, revision: str | None, allowed: list[str], ignored: list[str], what: str) -> pathlib.Path:
+    """Return the folder with those of the repository's files that `allowed` and not `ignored` name."""
+    import huggingface_hub  # takes half a second, which other settings need not spend
+
+    try:
+        return pathlib.Path(
+            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
+        )
+    except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
+        error_line = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"the {what} of {repo!r} could not be downloaded from the hub: {error_line} Check the id, the network and "
+            "HF_TOKEN, or give a folder."
+        ) from error
+
+
+def _link(targets: Mapping[str, pathlib.Path], folder: pathlib.Path) -> None:
+    """Make `folder` one of links to `targets`, by their names; a server that runs sees no gap."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as directory:
+        for name, target in targets.items():
+            link = pathlib.Path(directory) / name
+            link.symlink_to(target.resolve())
+            link.rename(folder / name)
+    for stale in folder.iterdir():
+        if stale.name not in targets:
+            stale.unlink()
