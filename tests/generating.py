@@ -38,3 +38,28 @@ def generate(executor, requests, arrivals=None, frames=None):
 
 def difference(a, b):
     return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):
+    """The latents of each request's image, from a batch of all."""
+    model_decode, found, executor_decode = executor.model.decode, {}, type(executor)._decode
+    decoding = []  # of the call that runs
+
+    def decode(latents):
+        for latent, assignment in zip(latents, decoding[-1], strict=False):
+            found[assignment.image.attempt_id] = latent.clone()
+        return model_decode(latents)
+
+    def decode_images(self, assignments):
+        decoding.append(assignments)
+        executor_decode(self, assignments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.model, "decode", decode)
+        patch.setattr(type(executor), "_decode", decode_images)
+        generate(executor, requests, arrivals, frames)
+    return found
+
+
+def relative(left, right):
+    return float((left - right).abs().max() / right.abs().max())

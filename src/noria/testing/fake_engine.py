@@ -353,7 +353,8 @@ def _draw(payload: DiffusionPayload, data: memoryview | None, colour: tuple[int,
     if payload.has_mask:
         assert data is not None
         frame = np.frombuffer(data, np.uint8)
-        start, mask = frame[: pixels.size].reshape(pixels.shape), frame[pixels.size :].reshape(pixels.shape[:2])
+        start, mask = frame[: pixels.size], frame[pixels.size : pixels.size // 3 * 4]
+        start, mask = start.reshape(pixels.shape), mask.reshape(pixels.shape[:2])
         pixels = np.where(mask[..., None], pixels, start)
     return pixels.tobytes()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from generating import generate
+from generating import final_latents, generate, relative
 from lora_files import save_diffusers_lora, save_kohya_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -74,31 +74,6 @@ def make_request(spec, number, *loras, **fields):
         }
         | fields,
     )
-
-
-def final_latents(executor, requests, monkeypatch, arrivals=None):
-    """The latents of each request's image, from a batch of all."""
-    model_decode, found, executor_decode = executor.model.decode, {}, type(executor)._decode
-    decoding = []  # of the call that runs
-
-    def decode(latents):
-        for latent, assignment in zip(latents, decoding[-1], strict=False):
-            found[assignment.image.attempt_id] = latent.clone()
-        return model_decode(latents)
-
-    def decode_images(self, assignments):
-        decoding.append(assignments)
-        executor_decode(self, assignments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(executor.model, "decode", decode)
-        patch.setattr(type(executor), "_decode", decode_images)
-        generate(executor, requests, arrivals=arrivals)
-    return found
-
-
-def relative(left, right):
-    return float((left - right).abs().max() / right.abs().max())
 
 
 def sixteen(spec, folder, names):

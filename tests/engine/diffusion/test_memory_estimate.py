@@ -13,6 +13,7 @@ from noria.engine.diffusion.auto_settings import Machine, resolve_auto
 from noria.engine.diffusion.memory_estimate import MemoryEstimate, estimate_memory
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.conditioning import collate
+from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
 
 FOLDERS = {
@@ -74,3 +75,26 @@ def test_slots_are_those_that_fit() -> None:
     )
     assert [estimate.needed(slots) for slots in (1, 4, 8)] == [1000 + 5 + 25, 1000 + 20 + 100, 1000 + 40 + 160]
     assert [estimate.slots_in(num_bytes) for num_bytes in (1029, 1030, 1199, 1200)] == [0, 1, 7, 8]
+
+
+def test_controlnets_are_counted(tmp_path: Any) -> None:
+    spec = open_model(str(tiny_models.save_stable_diffusion_xl(tmp_path / "model")))
+    edges = tiny_models.save_controlnet(tmp_path / "edges", tmp_path / "model")
+    config = resolve_auto(EngineConfig(controlnets=(str(edges),)), spec, "cpu", Machine(1, has_cuda=False))
+    estimate, bare = estimate_memory(spec, config), estimate_memory(spec, EngineConfig(dtype="float32"))
+    model = FAMILIES[spec.family].load(spec, config, "cpu")
+    part = model.controlnets._parts["edges"]
+    assert estimate.weights == dict(bare.weights) | {
+        "ControlNet edges": sum(parameter.nbytes for parameter in part.parameters())
+    }
+    shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
+    with torch.inference_mode():
+        (prompt,) = model.text_encode(["a photograph"])
+    images = torch.zeros(4, 3, spec.default_height_px, spec.default_width_px)
+    controls = [ControlRows("edges", torch.arange(4), images, torch.ones(4), 4)]
+
+    def predict() -> None:
+        model.predict(torch.zeros(4, *shape), torch.ones(4), collate([prompt] * 4), None, controls)
+
+    assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
+    assert estimate.row > bare.row

@@ -306,11 +306,11 @@ def test_nothing_is_kept_of_what_has_ended(tiny):
 @pytest.mark.parametrize(
     ("changes", "data", "field", "words"),
     [
-        ({"strength": 0.5}, None, "image", "48 × 32 pixels take 4608"),
+        ({"strength": 0.5}, None, "image", "has 0 bytes, and not the 4608 of a start image of 48 × 32 pixels"),
         ({"strength": 0.5}, bytes(4607), "image", "has 4607 bytes"),
-        ({"strength": 0.5, "has_mask": True}, bytes(4608), "image", "with a mask take 6144"),
+        ({"strength": 0.5, "has_mask": True}, bytes(4608), "image", "not the 6144 of a start image and a mask"),
         ({"strength": 0.5}, bytes(6144), "image", "has 6144 bytes"),
-        ({"strength": None}, bytes(4608), "data", "without strength"),
+        ({"strength": None}, bytes(4608), "data", "4608 bytes, and not the 0 of no image"),
         ({"strength": None, "has_mask": True}, None, "mask", "needs a start image"),
         ({"strength": 0.0}, bytes(4608), "strength", "above 0"),
         ({"strength": 1.5}, bytes(4608), "strength", "at most 1, got 1.5"),
@@ -341,7 +341,7 @@ def test_the_pixels_that_wait_are_bounded():
     with pytest.raises(QueueFull, match="9216 bytes of 10000"):
         reader.read(request.payload, frame(request), (4, 8, 12))
     held.pop()
-    assert reader.read(request.payload, frame(request), (4, 8, 12)) is not None
+    assert reader.read(request.payload, frame(request), (4, 8, 12))[0] is not None
 
 
 def test_a_sampler_is_compiled_for_each_first_step(tiny):

@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.controls import active_controls
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.latents import LatentSlots
@@ -225,6 +226,11 @@ class DiffusionExecutor:
             [batch.inputs_BCHW for batch in batches],
             batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
             [self._guided[step.image] for batch in batches for step in batch.steps],
+            [
+                active_controls(prepared.controls, step.call, self.model)
+                for batch in batches
+                for step, prepared in zip(batch.steps, batch.prepared, strict=True)
+            ],
         )
         previews: list[PreviewPixels] = []
         thumbnails: list[PreviewPixels] = []

@@ -5,17 +5,20 @@ A call has a row for each image's prompt and, before all these, one for the nega
 Shapes: B images of one size, R rows of a call.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from noria.engine.diffusion.controls import ActiveControl
 from noria.engine.diffusion.lora_cache import Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.prompt_embeddings import CollatedRows
 from noria.models.diffusion.conditioning import Conditioning
-from noria.models.diffusion.diffusion_model import DiffusionModel, LatentRows
+from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel, LatentRows
+from noria.models.diffusion.unet_models.controlnet import ControlRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +39,30 @@ class GuidedCalls:
         self._rows = CollatedRows()
 
     def predict(
-        self, inputs: Sequence[torch.Tensor], timesteps: np.ndarray, images: Sequence[GuidedImage]
+        self,
+        inputs: Sequence[torch.Tensor],
+        timesteps: np.ndarray,
+        images: Sequence[GuidedImage],
+        controls: Sequence[Sequence[ActiveControl]],
     ) -> list[torch.Tensor]:
         """Make one call; return the outputs [B, C, H, W] float32 of each of `inputs`.
 
-        `inputs` are [B, C, H, W] for each size; more than one only for a model whose calls mix sizes. `timesteps` and
-        `images` are those of all inputs, in order.
+        `inputs` are [B, C, H, W] for each size; more than one only for a model whose calls mix sizes. `timesteps`,
+        `images` and `controls` are those of all inputs, in order.
         """
         guided = [b for b, image in enumerate(images) if image.negative is not None]
         positions = guided + list(range(len(images)))
+        predict, control_rows = self._model.predict, self._control_rows(positions, controls)
+        if control_rows:
+            assert isinstance(self._model, ControlledModel)
+            predict = functools.partial(self._model.predict, controls=control_rows)
         rows = [each.negative for each in images if each.negative is not None] + [each.prompt for each in images]
         padding = self._bucket(len(rows)) - len(rows)
         positions, rows = positions + positions[:1] * padding, rows + rows[:1] * padding
         positions_R = self._to_device(positions)
         scales = np.array([image.scale for image in images], np.float32)
         with self._loras.denoising([images[b].adapters for b in positions]):
-            outputs_R = self._model.predict(
+            outputs_R = predict(
                 inputs[0][positions_R] if len(inputs) == 1 else _rows_at(positions, inputs),
                 self._to_device(timesteps)[positions_R],
                 self._rows.get(rows),
@@ -81,6 +92,21 @@ class GuidedCalls:
             )
             combined.append(self._model.guidance.combine(prompted, uncond, self._to_device(scales_B)))
         return combined
+
+    def _control_rows(self, positions: Sequence[int], controls: Sequence[Sequence[ActiveControl]]) -> list[ControlRows]:
+        """Return the rows that each ControlNet steers, of a call with the images at `positions`."""
+        steered: dict[str, list[tuple[int, ActiveControl]]] = {}
+        for row, b in enumerate(positions):
+            for control in controls[b]:
+                steered.setdefault(control.name, []).append((row, control))
+        found = []
+        for name, rows in sorted(steered.items()):  # in one order, so that their sum is the same in any batch
+            padded = rows + rows[:1] * (self._bucket(len(rows)) - len(rows))
+            scales = np.array([control.scale for _, control in padded], np.float32)
+            images_N3hw = torch.stack([control.image_3HW for _, control in padded])
+            at = self._to_device([row for row, _ in padded])
+            found.append(ControlRows(name, at, images_N3hw, self._to_device(scales), len(rows)))
+        return found
 
     def _bucket(self, num_rows: int) -> int:
         return next((bucket for bucket in self._buckets if bucket >= num_rows), num_rows)

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noria.config import EngineConfig
+from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel
+from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
 from noria.models.weights import num_tensor_parameters, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -37,7 +39,7 @@ class MemoryEstimate:
     """Bytes of a model with its settings, for images of its default size."""
 
     weights: Mapping[str, int]  # by part
-    row: int  # of a denoiser's call, for each row
+    row: int  # of a denoiser's call, for each row, steered by a ControlNet if there is one
     decoded_image: int  # of decoding, for each image
     prompt: int  # of encoding one
     slot: int  # of the samples and outputs that a slot keeps
@@ -76,6 +78,9 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     weights = {
         part: _ITEM_BYTES[config.dtype] * num_tensor_parameters(read_weights(spec.path, part, stem))
         for part, stem in family.weight_stems.items()
+    } | {
+        f"ControlNet {name}": _ITEM_BYTES[config.dtype] * folder.num_parameters
+        for name, folder in ControlNetFolders.of(config).for_model(spec).items()
     }
     return MemoryEstimate(
         weights=weights,
@@ -91,7 +96,13 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
 def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
     latents, each = torch.empty(num_rows, *shape, device="meta"), torch.empty(num_rows, device="meta")
     guidance = each if model.guidance.embedded else None
-    return model.predict(latents, each, collate([conditioning] * num_rows), guidance)
+    rows = collate([conditioning] * num_rows)
+    if not isinstance(model, ControlledModel) or not model.controlnets.digests:
+        return model.predict(latents, each, rows, guidance)
+    name, (_, height, width), scale = next(iter(model.controlnets.digests)), shape, model.latent_scale
+    images = torch.empty(num_rows, 3, height * scale, width * scale, device="meta")
+    control = ControlRows(name, torch.empty(num_rows, dtype=torch.long, device="meta"), images, each, num_rows)
+    return model.predict(latents, each, rows, guidance, controls=[control])
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.controls import PreparedControl, prepare_controls
 from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
@@ -28,6 +29,7 @@ class PreparedImageRequest(BaseImageRequest):
     call_size: tuple[int, int] | None  # see `DiffusionModel`
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
     start: StartLatents | None = None
+    controls: tuple[PreparedControl, ...] = ()
 
     @property
     def num_calls(self) -> int:
@@ -48,8 +50,8 @@ class RequestPreparer:
         """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).
 
         Raises `errors.InvalidField` if diffusers rejects it, if it has more images than slots and queue hold, if a LoRA
-        cannot be loaded or the start image is not as the settings say; `errors.QueueFull` while those of other requests
-        fill the cache or the memory.
+        cannot be loaded, a ControlNet is not, or the images are not as the settings say; `errors.QueueFull` while those
+        of other requests fill the cache or the memory.
         """
         payload = request.payload
         if payload.n > self._max_images:
@@ -57,7 +59,7 @@ class RequestPreparer:
                 f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
             )
         shape = self._model.latent_shape(payload.width, payload.height)
-        start = self._start_frames.read(payload, data, shape)
+        start, control_images = self._start_frames.read(payload, data, shape)
         table = compile_sampler(
             payload.scheduler,
             self._model.scheduler_config,
@@ -77,6 +79,7 @@ class RequestPreparer:
             call_size=self._model.call_size(payload.width, payload.height),
             adapters=self._loras.load(payload.loras, request.model),
             start=start,
+            controls=prepare_controls(payload.controls, control_images, table.num_calls, self._model, request.model),
         )
 
     def is_compiled(self, request: ImageRequest) -> bool:

@@ -43,8 +43,12 @@ class BaseImageRequest:
 
     @property
     def num_rows(self) -> int:
-        """Rows of each image in a model call: two with guidance."""
-        return 2 if self.guided else 1
+        """Rows of each image in a model call, as its cost counts them: two with guidance.
+
+        A ControlNet is the first half of a UNet, so that one for two rows counts as one row more.
+        """
+        rows = 2 if self.guided else 1
+        return rows + -(-rows * len(self.request.payload.controls) // 2)
 
     @property
     def num_tokens(self) -> tuple[int, ...]:

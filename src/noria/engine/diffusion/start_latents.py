@@ -1,9 +1,10 @@
 """What a request begins with: the pixels and the mask that it brings, until they are latents.
 
 The frame of data is [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, of which 128 and more is
-repainted.
+repainted; then [height, width, 3] for each control.
 """
 
+import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from noria.engine.diffusion.controls import ControlImage
 from noria.errors import InvalidField, QueueFull
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.vae import LatentDistribution
@@ -68,59 +70,84 @@ class StartLatents:
 class StartFrameReader:
     """Reads frames of data. Any thread may use it.
 
-    A prepared request holds its start image, so nothing has to be returned, whatever ends the request.
+    A prepared request holds what is read for it, so nothing has to be returned, whatever ends the request.
     """
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self._max_waiting_bytes = max_waiting_bytes
-        self._alive: weakref.WeakSet[StartLatents] = weakref.WeakSet()
+        self._alive: weakref.WeakSet[StartLatents | ControlImage] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def read(
         self, payload: DiffusionPayload, data: memoryview | None, latent_shape: tuple[int, int, int]
-    ) -> StartLatents | None:
-        """Return what a request begins with, or None if it has no start image.
+    ) -> tuple[StartLatents | None, tuple[ControlImage, ...]]:
+        """Return what a request begins with, None if it has no start image, and the images of its controls.
 
         Raises:
             InvalidField: the frame, the mask or the strength do not fit together.
             QueueFull: the pixels of requests that wait fill the memory for them.
 
         """
-        if payload.strength is None:
-            if data is not None:
-                raise InvalidField("an image request without strength has no data beside its settings", field="data")
-            if payload.has_mask:
-                raise InvalidField("a mask needs a start image", field="mask")
-            return None
+        if payload.strength is None and payload.has_mask:
+            raise InvalidField("a mask needs a start image", field="mask")
         check_strength(payload)
-        num_pixels = payload.height * payload.width
-        expected = (4 if payload.has_mask else 3) * num_pixels
-        if data is None or data.nbytes != expected:
+        num_bytes, expected = len(data or b""), _num_bytes(payload)
+        if num_bytes != expected or (data is None) != (expected == 0):
             raise InvalidField(
-                f"the start image has {'no' if data is None else data.nbytes} bytes; {payload.width} × "
-                f"{payload.height} pixels{' with a mask' if payload.has_mask else ''} take {expected}",
-                field="image",
+                f"the data has {num_bytes} bytes, and not the {expected} of {_describe(payload)} of {payload.width} × "
+                f"{payload.height} pixels",
+                field="data" if payload.strength is None else "image",
             )
+        if data is None:
+            return None, ()
+        shape = payload.height, payload.width, 3
         frame = np.frombuffer(data, np.uint8)
-        repainted_HW = None
-        if payload.has_mask:
-            _, height, width = latent_shape
-            mask = frame[3 * num_pixels :].reshape(payload.height, payload.width)
-            # Diffusers' resizing takes the pixel at the top left of each latent.
-            repainted_HW = mask[:: payload.height // height, :: payload.width // width] >= _REPAINTED
+        num_of_controls = len(payload.controls) * math.prod(shape)
+        of_start, of_controls = np.split(frame, [len(frame) - num_of_controls])
         with self._lock:
-            waiting_bytes = sum(start.waiting_bytes for start in list(self._alive))
-            if waiting_bytes and waiting_bytes + 3 * num_pixels > self._max_waiting_bytes:
+            waiting_bytes = sum(each.waiting_bytes for each in list(self._alive))
+            if waiting_bytes and waiting_bytes + len(frame) > self._max_waiting_bytes:
                 raise QueueFull(
-                    f"the start images of requests that wait take {waiting_bytes} bytes of {self._max_waiting_bytes}",
+                    f"the images of requests that wait take {waiting_bytes} bytes of {self._max_waiting_bytes}",
                     retry_after_s=_RETRY_AFTER_S,
                 )
-            pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()  # without the frame
-            # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
-            begins_with_noise = payload.has_mask and payload.strength == 1
-            start = StartLatents(pixels_HW3, repainted_HW, begins_with_noise=begins_with_noise)
-            self._alive.add(start)
-        return start
+            # Copies, which do not keep the frame.
+            start = _read_start(payload, of_start, latent_shape) if payload.strength is not None else None
+            controls = tuple(ControlImage(pixels_HW3.copy()) for pixels_HW3 in of_controls.reshape(-1, *shape))
+            self._alive.update(controls if start is None else (start, *controls))
+        return start, controls
+
+
+def _num_bytes(payload: DiffusionPayload) -> int:
+    """Return how long the frame of a request is."""
+    of_start = 0 if payload.strength is None else 4 if payload.has_mask else 3
+    return (of_start + 3 * len(payload.controls)) * payload.height * payload.width
+
+
+def _describe(payload: DiffusionPayload) -> str:
+    """Name what the frame of a request has."""
+    parts = [
+        *(["a start image"] if payload.strength is not None else []),
+        *(["a mask"] if payload.has_mask else []),
+        *(["images of controls: " + str(len(payload.controls))] if payload.controls else []),
+    ]
+    return " and ".join(parts) or "no image"
+
+
+def _read_start(
+    payload: DiffusionPayload, frame: NDArray[np.uint8], latent_shape: tuple[int, int, int]
+) -> StartLatents:
+    num_pixels = payload.height * payload.width
+    repainted_HW = None
+    if payload.has_mask:
+        _, height, width = latent_shape
+        mask = frame[3 * num_pixels :].reshape(payload.height, payload.width)
+        # Diffusers' resizing takes the pixel at the top left of each latent.
+        repainted_HW = mask[:: payload.height // height, :: payload.width // width] >= _REPAINTED
+    pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()
+    # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
+    begins_with_noise = payload.has_mask and payload.strength == 1
+    return StartLatents(pixels_HW3, repainted_HW, begins_with_noise=begins_with_noise)
 
 
 def check_strength(payload: DiffusionPayload) -> None:
