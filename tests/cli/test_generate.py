@@ -1,5 +1,6 @@
 """`noria generate` writes files with generation metadata, and repeats the settings of such files."""
 
+import contextlib
 import pathlib
 
 import msgspec
@@ -15,6 +16,7 @@ from noria.images.metadata_io import read_metadata, save_options
 from noria.models.catalog import open_model
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import EngineRequest
+from tiny_models import save_controlnet
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def generated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[E
         config: Config, spec: DiffusionModelSpec, request: EngineRequest, data: bytes | None
     ) -> list[RawImage]:
         requests.append(request)
-        assert (data is None) == (request.payload.strength is None)
+        assert (data is None) == (request.payload.strength is None and not request.payload.controls)
         size = request.payload.width, request.payload.height
         black = memoryview(bytes(3 * size[0] * size[1]))
         return [RawImage(request.payload.seed + index, *size, black) for index in range(request.payload.n)]
@@ -184,3 +186,42 @@ def test_start_images_that_cannot_be_used_are_rejected(generated, capsys, flags,
     assert main(["generate", "a circle", *flags]) == 2
     assert says in capsys.readouterr().err
     assert generated == []
+
+
+@pytest.fixture
+def with_edges(tmp_path, tiny_folder, generated):
+    """A ControlNet for a tiny model and an image for it; returns the arguments of a command with both."""
+    edges = save_controlnet(tmp_path / "edges", tiny_folder)
+    Image.new("RGB", (48, 32), "white").save(tmp_path / "lines.png")
+    return ["--model", str(tiny_folder), "--controlnets", str(edges)]
+
+
+def test_controls_are_names_and_files(with_edges, generated, capsys):
+    controls = ["--control", "edges:lines.png:0.5", "--control", "edges:lines.png"]
+    assert main(["generate", "a", *with_edges, *controls, "-o", "b.png"]) == 0
+    (request,) = generated
+    first, second = request.payload.controls
+    assert (first.name, first.scale, second.scale) == ("edges", 0.5, 1.0)
+    assert (request.payload.width, request.payload.height) == (48, 32)
+    assert main(["show", "b.png"]) == 0
+    assert f"edges:0.5 ({first.digest}, image {first.image_digest}), edges:1 (" in capsys.readouterr().out
+    assert main(["generate", "--like", "b.png", *with_edges]) == 2
+    assert "was made with ControlNets: edges:0.5 (image" in capsys.readouterr().err
+    assert main(["generate", "--like", "b.png", *with_edges, *controls[:2], "-o", "c.png"]) == 0
+    assert generated[-1].payload.controls == (first,)
+
+
+@pytest.mark.parametrize(
+    ("control", "words"),
+    [
+        ("edges", "'edges' is not NAME:FILE or NAME:FILE:SCALE"),
+        (":lines.png", "is not NAME:FILE"),
+        ("edges:none.png", "none.png' cannot be read"),
+        ("other:lines.png", "has no ControlNet 'other'; allowed are 'edges'"),
+        ("edges:lines.png:3", "the scale of 'edges' is 3.0"),
+    ],
+)
+def test_other_controls_are_rejected(with_edges, capsys, control, words):
+    with contextlib.suppress(SystemExit):  # of argparse
+        assert main(["generate", "a", *with_edges, "--control", control]) != 0
+    assert words in capsys.readouterr().err

@@ -37,7 +37,7 @@ from noria.frontend.routes.image_metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
-from noria.images.start_image import ImageFiles, StartImage
+from noria.images.start_image import ImageFiles, RequestImages
 from noria.models.catalog import open_model
 from noria.protocol import messages
 from noria.protocol.text import TextResult, TextTimings
@@ -386,11 +386,11 @@ def start_image_seeds():
 def open_start_images():
     def read(data):
         try:
-            pixels = StartImage(ImageFiles(data, data)).pixels(3, 2)
+            pixels = RequestImages(ImageFiles(data, data, controls=(data,))).pixels(3, 2)
         except (UnreadableImage, InvalidField) as error:
             error.message.encode()  # it is sent
             return False
-        assert len(pixels) == 3 * 2 * 4
+        assert len(pixels) == 3 * 2 * (4 + 3)
         return True
 
     yield read

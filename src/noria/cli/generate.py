@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
 from noria.protocol.diffusion import Lora
+from noria.protocol.request import ControlField
 from noria.settings import list_settings
 
 if TYPE_CHECKING:
@@ -42,6 +43,14 @@ def add_to(commands: Any) -> list[Parser]:
     add("--image", metavar="FILE", type=pathlib.Path, help="a start image; its size is the default one")
     add("--mask", metavar="FILE", type=pathlib.Path, help="of the image's size: white is repainted, black is kept")
     add("--strength", type=float, help="how much of the start image is replaced, up to 1 (0.8)")
+    add(
+        "--control",
+        dest="controls",
+        action="append",
+        metavar="NAME:FILE[:SCALE]",
+        type=argument_type(_parse_control),
+        help="a ControlNet by its name and its image, of scale 1 unless said otherwise; repeat it for several",
+    )
     add("--no-metadata", dest="metadata", action="store_false", help="write files without generation metadata")
     add_settings(parser, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
     return [parser]
@@ -75,8 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
         "scheduler": arguments.scheduler,
         "loras": arguments.adapters and tuple(arguments.adapters),
         "strength": arguments.strength,
+        "controls": arguments.controls and tuple(control for control, _ in arguments.controls),
     }
-    start_image = local_generation.read_start_image(arguments.image, arguments.mask)
+    images = local_generation.read_images(
+        arguments.image, arguments.mask, [file for _, file in arguments.controls or ()]
+    )
     body = local_generation.build_body(
         {name: value for name, value in flags.items() if value is not None},
         source,
@@ -86,8 +98,29 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with logging_here("generate", config.log_level, config.log_format):
         return local_generation.generate_files(
-            config=config, body=body, output=arguments.output, source=source, start_image=start_image
+            config=config, body=body, output=arguments.output, source=source, images=images
         )
+
+
+def _parse_control(text: str) -> tuple[ControlField, pathlib.Path]:
+    """Return the control and the file of `NAME:FILE` or `NAME:FILE:SCALE`; what follows the last colon may be a scale.
+
+    Raises:
+        ValueError: there is no name or no file.
+
+    """
+    name, _, file = text.partition(":")
+    rest, _, scale = file.rpartition(":")
+    if not name or not file:
+        raise ValueError(f"{short_repr(text)} is not NAME:FILE or NAME:FILE:SCALE")
+    try:
+        return (
+            (ControlField(name, scale=float(scale)), pathlib.Path(rest))
+            if rest
+            else (ControlField(name), pathlib.Path(file))
+        )
+    except ValueError:
+        return ControlField(name), pathlib.Path(file)
 
 
 def _parse_lora(text: str) -> Lora:

@@ -6,7 +6,7 @@ import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from noria.frontend.services.image_writer import write_images
 from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
-from noria.images.start_image import ImageFiles, StartImage
+from noria.images.start_image import ImageFiles, RequestImageFacts, RequestImages
 from noria.models.catalog import open_model_of
+from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from noria.engine.diffusion.preparation import PreparedImageRequest
 
 
-# The fields of a file's metadata that a new request repeats. Its model is only compared.
+# The fields of a file's metadata that a new request repeats. Its model is only compared, its controls have no images.
 _REPEATED_FIELDS = tuple(
-    set(GenerationMetadata.__struct_fields__) & set(ImageRequestBody.__struct_fields__) - {"model"}
+    set(GenerationMetadata.__struct_fields__) & set(ImageRequestBody.__struct_fields__) - {"model", "controls"}
 )
 
 
@@ -57,14 +58,20 @@ def build_body(flags: Mapping[str, Any], source: SourceImage | None, **options: 
     return ImageRequestBody(**(repeated | dict(flags)), **options)
 
 
-def read_start_image(image: pathlib.Path | None, mask: pathlib.Path | None) -> StartImage | None:
-    """Return the start image in these files, if there is one. Raises ImageFileError, UnreadableImage, InvalidField."""
-    if image is None:
-        if mask is not None:
-            raise InvalidField("--mask needs an --image, of which it says what is repainted.")
-        return None
+def read_images(
+    image: pathlib.Path | None, mask: pathlib.Path | None, controls: Sequence[pathlib.Path]
+) -> RequestImages:
+    """Return the images in these files. Raises ImageFileError, UnreadableImage, InvalidField."""
+    if image is None and mask is not None:
+        raise InvalidField("--mask needs an --image, of which it says what is repainted.")
     try:
-        return StartImage(ImageFiles(image.read_bytes(), None if mask is None else mask.read_bytes()))
+        return RequestImages(
+            ImageFiles(
+                None if image is None else image.read_bytes(),
+                None if mask is None else mask.read_bytes(),
+                controls=tuple(file.read_bytes() for file in controls),
+            )
+        )
     except OSError as error:
         raise ImageFileError(f"{short_repr(error.filename)} cannot be read: {error.strerror}.") from error
 
@@ -75,7 +82,7 @@ def generate_files(
     body: ImageRequestBody,
     output: pathlib.Path,
     source: SourceImage | None = None,
-    start_image: StartImage | None = None,
+    images: RequestImages,
 ) -> int:
     """Generate the images of `body` and write `output`, or `output-0`, `output-1`, … for several images.
 
@@ -91,7 +98,7 @@ def generate_files(
     _check_writable(output)
     config = download_hub_adapters(config, os.environ)
     spec = open_model_of(DiffusionModelSpec, config.model)
-    for warning in _differences(source, spec, start_image) if source else ():
+    for warning in _differences(source, spec, images.facts) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)
     request = validate(
         body,
@@ -100,14 +107,15 @@ def generate_files(
         request_id="generate",
         draw_seed=lambda: secrets.randbelow(2**32),
         complete_loras=LoraFolders.of(config.engine).complete,
-        start_image=None if start_image is None else start_image.facts,
+        complete_controls=ControlNetFolders.of(config.engine).complete,
+        images=images.facts,
     )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
     settings = request.payload
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
           f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip
-    data = None if start_image is None else start_image.pixels(settings.width, settings.height)
-    for image in _run_engine(config, spec, request, data):
+    data = images.pixels(settings.width, settings.height)
+    for image in _run_engine(config, spec, request, data or None):
         index = image.seed - settings.seed
         file = output if settings.n == 1 else output.with_stem(f"{output.stem}-{index}")
         try:
@@ -118,12 +126,17 @@ def generate_files(
     return 0
 
 
-def _differences(source: SourceImage, spec: DiffusionModelSpec, start_image: StartImage | None) -> list[str]:
+def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestImageFacts) -> list[str]:
     """Reasons why the new image will differ from `source`.
 
-    Raises InvalidField if the model differs and the user did not name it, or if the start image is missing.
+    Raises InvalidField if the model differs and the user did not name it, or if an image is missing.
     """
-    metadata, differences = source.metadata, []
+    metadata, differences, start_image = source.metadata, [], images.start
+    if metadata.controls and not images.controls:
+        named = ", ".join(f"{each.name}:{each.scale:g} (image {each.image_digest}…)" for each in metadata.controls)
+        raise InvalidField(
+            f"{short_repr(str(source.file))} was made with ControlNets: {named}. Name their images with --control."
+        )
     if metadata.strength is not None and start_image is None:
         digest = "" if metadata.image_digest is None else f" (SHA-256 {metadata.image_digest}…)"
         raise InvalidField(
@@ -131,8 +144,8 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, start_image: Sta
         )
     if start_image is not None:
         for name, was, now in (
-            ("image", metadata.image_digest, start_image.facts.digest),
-            ("mask", metadata.mask_digest, start_image.facts.mask_digest),
+            ("image", metadata.image_digest, start_image.digest),
+            ("mask", metadata.mask_digest, start_image.mask_digest),
         ):
             if was != now and (was or metadata.strength is None):  # A1111's files have no digests
                 differences.append(f"--{name} is not the file that {short_repr(str(source.file))} was made from.")

@@ -57,6 +57,7 @@ from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.jobs.service import JobService, open_job_service, random_worker_id
+from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.encoder.tokens import Tokenizer
 from noria.models.lora_folders import LoraFolders
 from noria.observe.traces.tracer import GLOBAL_TRACER
@@ -112,6 +113,7 @@ def build_app(
         log_prompts=config.log_prompts,
         statistics=statistics,
         loras=LoraFolders.of(config.engine),
+        controlnets=ControlNetFolders.of(config.engine),
     )
     body_reader = JsonBodyReader(config.frontend.max_body_bytes, config.frontend.max_image_bytes, uploads.limiter)
     encoding_service = EncodingService(

@@ -22,7 +22,7 @@ import msgspec
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Control, Lora
 
 _NEGATIVE_PREFIX = "Negative prompt:"
 _VERSION_PREFIX = "noria "  # A1111 interprets a bare "v0.1" as an old version of its own and generates as that did
@@ -58,9 +58,22 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Model": metadata.model,
         "Denoising strength": None if metadata.strength is None else _number(metadata.strength),
         "Lora hashes": ", ".join(f"{lora.name}: {lora.digest}" for lora in metadata.loras if lora.digest) or None,
+        **{f"ControlNet {k}": _describe_control(control) for k, control in enumerate(metadata.controls)},
         "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
     }
     return ((name, str(value)) for name, value in settings.items() if value is not None)
+
+
+def _describe_control(control: Control) -> str:
+    """Return a control as A1111's extension writes it, in quotes, as far as it has the same settings."""
+    settings = {
+        "Module": "none",
+        "Model": control.name + (f" [{control.digest}]" if control.digest else ""),
+        "Weight": _number(control.scale),
+        "Guidance Start": _number(control.start),
+        "Guidance End": _number(control.end),
+    }
+    return ", ".join(f"{name}: {value}" for name, value in settings.items())
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Turns the files of a start image and its mask into the bytes that travel to an engine.
+"""Turns the files of a start image, its mask and images of controls into the bytes that travel to an engine.
 
 The files are untrusted. Their size is read and limited before any pixel is decoded; `pixel_chunks.py` takes away what
 pixels do not need. An image of 16 megapixels takes up to 200 MB while it is decoded and resized.
@@ -46,12 +46,18 @@ MaskRule = Literal["white", "transparent", "alpha or white"]
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The files of a start image and, if only a part of it is repainted, of the mask of that part."""
+    """The files of a start image and, if only a part of it is repainted, of the mask of that part; and of controls."""
 
-    image: bytes
+    image: bytes | None = None
     mask: bytes | None = None
     mask_rule: MaskRule = "white"
     inverts_mask: bool = False
+    controls: tuple[bytes, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(len(file) for file in (self.image or b"", self.mask or b"", *self.controls))
 
 
 class StartImageFacts(NamedTuple):
@@ -61,6 +67,48 @@ class StartImageFacts(NamedTuple):
     height_px: int
     digest: str
     mask_digest: str | None  # None: there is no mask
+
+
+class ControlImageFacts(NamedTuple):
+    """What is known of a control's image without its pixels. The digest is of the file: 12 digits of SHA-256."""
+
+    width_px: int
+    height_px: int
+    digest: str
+
+
+class RequestImageFacts(NamedTuple):
+    """What is known of the images of a request."""
+
+    start: StartImageFacts | None = None
+    controls: tuple[ControlImageFacts, ...] = ()
+
+
+class RequestImages:
+    """The start image of a request, if it has one, and the images of its controls."""
+
+    def __init__(self, files: ImageFiles) -> None:
+        """Read the sizes in the files. Raises UnreadableImage and InvalidField as `StartImage`."""
+        self._start = None if files.image is None else StartImage(files)
+        self._controls = [_Source(f"controls[{k}].image", file) for k, file in enumerate(files.controls)]
+        digests = [_digest(file) for file in files.controls]
+        controls = [
+            ControlImageFacts(*each.size_px, digest) for each, digest in zip(self._controls, digests, strict=True)
+        ]
+        self.facts: RequestImageFacts = RequestImageFacts(
+            None if self._start is None else self._start.facts, tuple(controls)
+        )
+
+    def pixels(self, width_px: int, height_px: int) -> bytes:
+        """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each control.
+
+        Images of controls are resized as start images are, and changed in no other way. Raises as `StartImage.pixels`.
+        """
+        frames = [] if self._start is None else [self._start.pixels(width_px, height_px)]
+        for control in self._controls:
+            with control.decode() as image:
+                frames.append(_rgb(image, (width_px, height_px)).tobytes())
+        return b"".join(frames)
 
 
 class StartImage:
@@ -75,11 +123,12 @@ class StartImage:
 
         """
         self._mask_rule, self._inverts_mask = files.mask_rule, files.inverts_mask
+        assert files.image is not None
         self._image = _Source("image", files.image)
         self._mask = None if files.mask is None else _Source("mask", files.mask)
         width_px, height_px = self._image.size_px
         mask_digest = None if files.mask is None else _digest(files.mask)
-        self.facts = StartImageFacts(width_px, height_px, _digest(files.image), mask_digest)
+        self.facts: StartImageFacts = StartImageFacts(width_px, height_px, _digest(files.image), mask_digest)
         if self._mask is not None and self._mask.size_px != self._image.size_px:
             width_px, height_px = self._mask.size_px
             raise InvalidField(
@@ -110,10 +159,10 @@ class StartImage:
 
 
 class _Source:
-    """A file that is called `name` in errors."""
+    """A file that is called `name` in errors, of the field that this begins with."""
 
     def __init__(self, name: str, file: bytes) -> None:
-        self._name = name
+        self._name, self._field = name, name.partition("[")[0]
         with self._readable():
             self._chunks: PixelChunks = find_pixels(file)
         size = self._chunks.width_px, self._chunks.height_px
@@ -121,7 +170,7 @@ class _Source:
             raise UnreadableImage(
                 f"{name} has {size[0]} × {size[1]} pixels; at most {MAX_PIXELS // 10**6} megapixels and {MAX_SIDE_PX} "
                 "pixels a side are allowed.",
-                field=name,
+                field=self._field,
             )
         self._turn = _TURNS.get(_orientation(file))
         is_upright = self._turn is None or self._turn in _UPRIGHT_TURNS
@@ -145,9 +194,9 @@ class _Source:
         try:
             yield
         except UnknownFormatError as error:
-            raise UnreadableImage(f"{self._name} is no PNG, WebP or JPEG.", field=self._name) from error
+            raise UnreadableImage(f"{self._name} is no PNG, WebP or JPEG.", field=self._field) from error
         except _ERRORS_OF_PILLOW as error:
-            raise UnreadableImage(f"{self._name} is damaged, or not supported: {error}.", field=self._name) from error
+            raise UnreadableImage(f"{self._name} is damaged, or not supported: {error}.", field=self._field) from error
 
 
 def _orientation(file: bytes) -> int:

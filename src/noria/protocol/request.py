@@ -8,6 +8,7 @@ model files or on schedulers.
 
 from typing import Any, Generic, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora
@@ -19,6 +20,16 @@ ImageFormat = Literal["png", "webp", "jpeg"]
 Priority = Literal["low", "normal", "high"]
 
 PayloadT_co = TypeVar("PayloadT_co", bound=Payload, covariant=True)
+
+
+class ControlField(Struct, frozen=True, forbid_unknown_fields=True):
+    """A ControlNet that steers the image by an image: a file in base64, or as a data: URL."""
+
+    name: str
+    image: str | None = None  # only in a form, whose files are apart
+    scale: float = 1.0
+    start: float = 0.0  # of the steps, as a part of them: it steers those that are wholly between start and end
+    end: float = 1.0
 
 
 class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +50,18 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     image: str | None = None  # the start image: a file in base64, or as a data: URL
     mask: str | None = None  # likewise; white is repainted
     strength: float | None = None
+    controls: tuple[ControlField, ...] = ()  # their residuals are added
+
+    @property
+    def images(self) -> list[str]:
+        """All images in base64."""
+        found = [self.image, self.mask, *(control.image for control in self.controls)]
+        return [image for image in found if image is not None]
+
+    def without_images(self) -> "ImageRequestBody":
+        """Return the body without its images, which are long."""
+        controls = tuple(msgspec.structs.replace(control, image=None) for control in self.controls)
+        return msgspec.structs.replace(self, image=None, mask=None, controls=controls)
 
 
 class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):

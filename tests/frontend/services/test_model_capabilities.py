@@ -58,7 +58,7 @@ def test_capabilities_have_the_limits_of_loras_and_start_images(client, capabili
 
 
 def test_capabilities_have_the_operators_limits(spec):
-    capabilities = capabilities_of(spec, FrontendConfig(max_steps=5, max_image_bytes=2048), ["ink"])
+    capabilities = capabilities_of(spec, FrontendConfig(max_steps=5, max_image_bytes=2048), ["ink"], ["edges"])
     assert capabilities.start_image.max_bytes == 2048
-    assert capabilities.loras == ["ink"]
+    assert (capabilities.loras, capabilities.controlnets) == (["ink"], ["edges"])
     assert msgspec.to_builtins(capabilities.settings["inference_steps"])["default"] == 5

@@ -11,7 +11,7 @@ from noria.config import FrontendConfig
 from noria.errors import InvalidField
 from noria.frontend.services import request_validation
 from noria.frontend.services.request_validation import limits, validate
-from noria.images.start_image import StartImageFacts
+from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.protocol.request import ImageRequestBody
 from noria.sampling import noise
 
@@ -131,13 +131,13 @@ def test_priority_and_deadline_come_from_the_body_or_else_the_headers(client, en
 
 
 def start_image(width_px, height_px):
-    return StartImageFacts(width_px, height_px, "0123456789ab", None)
+    return RequestImageFacts(StartImageFacts(width_px, height_px, "0123456789ab", None))
 
 
 @given(width=st.integers(1, 20_000), height=st.integers(1, 20_000))
 def test_the_size_of_any_image_can_be_generated(spec, width, height):
     body = ImageRequestBody("p", seed=0)
-    payload = validate(body, spec, FrontendConfig(), "id", unused_seed, start_image=start_image(width, height)).payload
+    payload = validate(body, spec, FrontendConfig(), "id", unused_seed, images=start_image(width, height)).payload
     for side in (payload.width, payload.height):
         assert spec.min_side_px <= side <= spec.max_side_px
         assert side % spec.multiple_px == 0
@@ -149,16 +149,16 @@ def test_of_a_start_image_at_least_one_step_is_made(spec, strength, num_steps):
     body = ImageRequestBody("p", seed=0, strength=strength, inference_steps=num_steps)
     if int(strength * num_steps) == 0:
         with pytest.raises(InvalidField, match="leaves none of"):
-            validate(body, spec, FrontendConfig(), "id", unused_seed, start_image=start_image(64, 64))
+            validate(body, spec, FrontendConfig(), "id", unused_seed, images=start_image(64, 64))
         return
-    payload = validate(body, spec, FrontendConfig(), "id", unused_seed, start_image=start_image(64, 64)).payload
+    payload = validate(body, spec, FrontendConfig(), "id", unused_seed, images=start_image(64, 64)).payload
     assert payload.num_steps == int(strength * num_steps)
 
 
 def test_flow_models_make_a_step_of_every_strength(spec):
     flow = msgspec.structs.replace(spec, schedulers=("flow-euler",), default_scheduler="flow-euler")
     body = ImageRequestBody("p", strength=0.2, inference_steps=4)
-    payload = validate(body, flow, FrontendConfig(), "id", lambda: 0, start_image=start_image(64, 64)).payload
+    payload = validate(body, flow, FrontendConfig(), "id", lambda: 0, images=start_image(64, 64)).payload
     assert payload.num_steps == 1
 
 
@@ -167,7 +167,7 @@ def test_a_scheduler_that_cannot_begin_with_an_image_is_rejected(spec):
     body = ImageRequestBody("p", scheduler="ipndm")
     assert validate(body, spec, FrontendConfig(), "id", lambda: 0).payload.scheduler == "ipndm"
     with pytest.raises(InvalidField, match=r"'ipndm' cannot begin with an image.*use one of ddim") as caught:
-        validate(body, spec, FrontendConfig(), "id", lambda: 0, start_image=start_image(64, 64))
+        validate(body, spec, FrontendConfig(), "id", lambda: 0, images=start_image(64, 64))
     assert caught.value.field == "scheduler"
 
 
@@ -175,5 +175,5 @@ def test_a_scheduler_that_cannot_begin_with_an_image_is_rejected(spec):
 def test_invalid_strengths_are_rejected(spec, value):
     body = ImageRequestBody("p", strength=value)
     with pytest.raises(InvalidField, match=r"strength .* 1\.0") as caught:
-        validate(body, spec, FrontendConfig(), "id", lambda: 0, start_image=start_image(64, 64))
+        validate(body, spec, FrontendConfig(), "id", lambda: 0, images=start_image(64, 64))
     assert caught.value.field == "strength"

@@ -53,7 +53,8 @@ def paths() -> dict[str, Any]:
             "post": operation(
                 "Generate images with A1111's API",
                 "Bounds are those of `/t2i`. Features that Noria does not have are rejected unless they are off. As in "
-                "A1111, numbers may be strings, and unknown fields are ignored.",
+                "A1111, numbers may be strings, and unknown fields are ignored. ControlNets are units of "
+                "`alwayson_scripts.controlnet`.",
                 body=Txt2Img,
                 content=json_content(Txt2ImgResponse),
             )

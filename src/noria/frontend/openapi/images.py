@@ -7,7 +7,13 @@ from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTEN
 from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
-from noria.frontend.services.request_validation import DEFAULT_STRENGTH, MAX_LORA_WEIGHT, MAX_LORAS
+from noria.frontend.services.request_validation import (
+    DEFAULT_STRENGTH,
+    MAX_CONTROL_SCALE,
+    MAX_CONTROLS,
+    MAX_LORA_WEIGHT,
+    MAX_LORAS,
+)
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
@@ -40,6 +46,8 @@ DESCRIPTIONS = {
     "metadata": "whether the files contain their settings",
     "loras": "LoRA adapters by name, whose changes are added, each with a `weight` (1); a `digest` must be that of the "
     "file",
+    "controls": "ControlNets that steer the images, each by an image of its own, in the formats of `image`, that is "
+    "used as it is: no edges are detected in it; their residuals are added. `start` and `end` are parts of the steps",
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
     "and `height` are its own by default",
     "mask": "likewise, of the image's size; white is repainted, black is kept",
@@ -50,8 +58,12 @@ DESCRIPTIONS = {
 def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
     """Add the samplers, the sizes, and what the bodies' types do not say."""
     schemas["Lora"]["properties"]["weight"] |= {"minimum": -MAX_LORA_WEIGHT, "maximum": MAX_LORA_WEIGHT}
+    control = schemas["ControlField"]["properties"]
+    for name, most in (("scale", MAX_CONTROL_SCALE), ("start", 1.0), ("end", 1.0)):
+        control[name] |= {"minimum": 0.0, "maximum": most}
     for body in (ImageRequestBody, GenerationsRequestBody, EditsFields):
         schemas[body.__name__]["properties"]["loras"]["maxItems"] = MAX_LORAS
+        schemas[body.__name__]["properties"]["controls"]["maxItems"] = MAX_CONTROLS
         if spec is not None:
             schemas[body.__name__]["properties"]["scheduler"] |= {
                 "anyOf": [{"enum": list(spec.schedulers)}, {"enum": _other_spellings(spec)}, {"type": "null"}],
@@ -128,7 +140,13 @@ def _describe_form(schema: dict[str, Any]) -> None:
     schema["properties"] |= {
         name: {"type": "string", "format": "binary", "description": description} for name, description in files.items()
     }
-    schema["properties"]["loras"] = {"type": "string", "description": f"JSON: {DESCRIPTIONS['loras']}"}
+    schema["properties"]["control"] = {
+        "type": "array",
+        "items": {"type": "string", "format": "binary"},
+        "description": "the images of `controls`, in their order",
+    }
+    for name in ("loras", "controls"):
+        schema["properties"][name] = {"type": "string", "description": f"JSON: {DESCRIPTIONS[name]}"}
     schema["required"] = [*schema["required"], "image"]
 
 

@@ -152,10 +152,19 @@ def usable_settings(
 
 
 def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
-    """Return the start image and its mask, if the file was made from them: it does not contain them."""
-    if metadata.strength is None:
-        return []
+    """Return the start image, its mask and the controls that the file was made from: it does not contain them."""
     rejected = [
+        RejectedSetting(
+            "controls",
+            control,
+            f"the file was made with the ControlNet {short_repr(control.name)}, whose image it does not contain: send "
+            "it in controls.",
+        )
+        for control in metadata.controls
+    ]
+    if metadata.strength is None:
+        return rejected
+    rejected += [
         RejectedSetting(
             "image",
             metadata.image_digest,

@@ -86,7 +86,7 @@ class ImageRoutes:
     async def _admit(self, http: Request) -> AdmittedRequest:
         async with self._body_reader.receive(http) as raw:
             body = apply_headers(decode(raw, ImageRequestBody), http.headers)
-            self._body_reader.check_length(raw, body.image, body.mask)
+            self._body_reader.check_length(raw, *body.images)
             client, api_client = client_id_of(http), http.state.api_client
             admitting = self._generation_service.admit(body, api_client, http.state.request_id, client=client)
             del raw, body  # with images they are long

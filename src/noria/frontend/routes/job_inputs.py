@@ -1,7 +1,8 @@
 """The `input` of jobs of images: a body of the route that its `endpoint` names."""
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsReque
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.diffusion import DiffusionPayload
-from noria.protocol.request import ImageRequestBody
+from noria.protocol.request import ControlField, ImageRequestBody
 
 ENDPOINTS = ("/t2i", "/v1/images/generations")
 
@@ -27,11 +28,46 @@ class JobRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     webhook_events_filter: list[Literal["start", "completed"]] | None = None
 
 
-def take_images(job_input: dict[str, Any]) -> dict[str, str]:
-    """Remove and return the files in base64 of an input for `/t2i`."""
-    if job_input.get("endpoint", ENDPOINTS[0]) != ENDPOINTS[0]:
-        return {}
-    return {name: job_input.pop(name) for name in ("image", "mask") if isinstance(job_input.get(name), str)}
+def images_in(job_input: Mapping[str, Any]) -> list[str]:
+    """Return the files in base64 of an input."""
+    controls = job_input.get("controls")
+    holders = [each for each in controls if isinstance(each, dict)] if isinstance(controls, list) else []
+    found = [job_input.get("image"), job_input.get("mask"), *(each.get("image") for each in holders)]
+    return [image for image in found if isinstance(image, str)]
+
+
+@dataclasses.dataclass
+class JobImages:
+    """The files in base64 of the input of a job, which are long."""
+
+    start: dict[str, str] = dataclasses.field(default_factory=dict)  # `image` and `mask`
+    controls: dict[int, str] = dataclasses.field(default_factory=dict)  # by their number
+
+    def put_back(self, controls: Sequence[ControlField]) -> tuple[ControlField, ...]:
+        """Return the controls with their images."""
+        return tuple(msgspec.structs.replace(control, image=self.controls.get(k)) for k, control in enumerate(controls))
+
+    def clear(self) -> None:
+        """Drop the files."""
+        self.start.clear()
+        self.controls.clear()
+
+
+def take_images(job_input: dict[str, Any]) -> JobImages:
+    """Remove and return the files in an input: those of `/t2i`, of other endpoints only those of controls."""
+    names = ("image", "mask") if job_input.get("endpoint", ENDPOINTS[0]) == ENDPOINTS[0] else ()
+    start = {name: job_input.pop(name) for name in names if isinstance(job_input.get(name), str)}
+    controls = job_input.get("controls")
+    if not isinstance(controls, list):
+        return JobImages(start)
+    return JobImages(
+        start,
+        {
+            k: control.pop("image")
+            for k, control in enumerate(controls)
+            if isinstance(control, dict) and isinstance(control.get("image"), str)
+        },
+    )
 
 
 def digest_of(body: JobRequestBody) -> str:
@@ -43,13 +79,18 @@ def stored_input(sent: Mapping[str, Any], payload: DiffusionPayload) -> dict[str
     """Return the `input` of a job without ignored fields, with its seed, and with digests in place of images."""
     stored = {name: value for name, value in sent.items() if name not in IGNORED_FIELDS}
     digests = {"image": payload.image_digest, "mask": payload.mask_digest}
+    if payload.controls:
+        stored["controls"] = [
+            {**of_sent, "image": f"sha256:{control.image_digest}"}
+            for of_sent, control in zip(sent["controls"], payload.controls, strict=True)
+        ]
     return stored | {"seed": payload.seed} | {name: f"sha256:{each}" for name, each in digests.items() if each}
 
 
 async def admit_input(
     generation_service: GenerationService,
     job_input: Mapping[str, Any],
-    images: dict[str, str],
+    images: JobImages,
     api_client: ApiClient,
     request_id: str,
     headers: Mapping[str, str],
@@ -74,16 +115,23 @@ async def admit_input(
         if endpoint == ENDPOINTS[0]:
             body = decode(msgspec.json.encode(fields), ImageRequestBody)
             _reject_streaming(body)
-            body = msgspec.structs.replace(apply_headers(body, headers), **images)
+            body = msgspec.structs.replace(
+                apply_headers(body, headers), **images.start, controls=images.put_back(body.controls)
+            )
             images.clear()
             admitting = generation_service.admit(body, api_client, request_id, client=client, is_job=True)
             del body
             return await admitting
         generations_body = decode(msgspec.json.encode(fields), GenerationsRequestBody)
         _reject_streaming(generations_body)
-        return await admit_generation(
+        controls = images.put_back(generations_body.controls)
+        generations_body = msgspec.structs.replace(generations_body, controls=controls)
+        images.clear()
+        admitting = admit_generation(
             generation_service, generations_body, api_client, request_id, headers, client=client, is_job=True
         )
+        del generations_body, controls
+        return await admitting
     except (InvalidField, UnreadableImage, BodyTooLarge) as error:
         if error.field is not None and not error.field.startswith("X-"):  # not a header
             error.field = f"input.{error.field}"

@@ -21,7 +21,14 @@ from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.job_inputs import JobRequestBody, admit_input, digest_of, stored_input, take_images
+from noria.frontend.routes.job_inputs import (
+    JobRequestBody,
+    admit_input,
+    digest_of,
+    images_in,
+    stored_input,
+    take_images,
+)
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
 from noria.frontend.services.texts.encoding import EncodingService
@@ -133,15 +140,14 @@ class JobRoutes:
         """Return the job in the body of `http`, and its number of images."""
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, JobRequestBody)
-            self._body_reader.check_length(raw, body.input.get("image"), body.input.get("mask"))
+            self._body_reader.check_length(raw, *images_in(body.input))
             del raw  # with images it is long
             return await cancel_on_disconnect(http, self._new_job(http, body))
 
     async def _new_job(self, http: Request, body: JobRequestBody) -> tuple[NewJob, int]:
         api_client: ApiClient = http.state.api_client
         job_id, client, threads = new_job_id(), client_id_of(http), self._generation_service.upload_threads
-        has_image = "image" in body.input
-        digest = await threads.run(client, digest_of, body) if has_image else digest_of(body)
+        digest = await threads.run(client, digest_of, body) if images_in(body.input) else digest_of(body)
         images = take_images(body.input)
         admitted = await admit_input(
             self._generation_service, body.input, images, api_client, job_id, http.headers, client=client

@@ -1,7 +1,8 @@
 """OpenAI's routes that start from an image: `POST /v1/images/edits`; `/v1/images/variations` is not supported.
 
 The unmodified openai-python client works. The body is a form, whose fields are those of `/v1/images/generations`, a
-file `image` and, if only a part of it is to be repainted, a file `mask` that is transparent there.
+file `image` and, if only a part of it is to be repainted, a file `mask` that is transparent there; for each of the
+`controls` a file `control`, in their order.
 """
 
 import msgspec
@@ -19,6 +20,7 @@ from noria.frontend.services.generation import AdmittedRequest, GenerationServic
 from noria.images.start_image import ImageFiles
 
 _IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a list
+_CONTROL_NAMES = ("control", "control[]")
 
 
 class EditsFields(GenerationsRequestBody, frozen=True, forbid_unknown_fields=True):
@@ -78,12 +80,13 @@ class EditRoutes:
 def _files(form: Form) -> ImageFiles:
     images = [file for name in _IMAGE_NAMES for file in form.files.get(name, [])]
     masks = form.files.get("mask", [])
-    for name in (*_IMAGE_NAMES, "mask"):
+    known = (*_IMAGE_NAMES, *_CONTROL_NAMES, "mask")
+    for name in known:
         if name in form.fields:
             raise InvalidField(f"{name} is a text; send a file.", field=name)
     for name in form.files:
-        if name not in (*_IMAGE_NAMES, "mask"):
-            raise InvalidField(f"unknown file {name[:80]!r}. Known are: image, mask.", field=name[:80])
+        if name not in known:
+            raise InvalidField(f"unknown file {name[:80]!r}. Known are: image, mask, control.", field=name[:80])
     if not images:
         raise InvalidField("image is missing; send a PNG, WebP or JPEG file.", field="image")
     if len(images) > 1:
@@ -93,7 +96,8 @@ def _files(form: Form) -> ImageFiles:
         )
     if len(masks) > 1:
         raise InvalidField(f"mask is there {len(masks)} times; one is allowed.", field="mask")
-    return ImageFiles(images[0], masks[0] if masks else None, "transparent")
+    controls = tuple(file for name in _CONTROL_NAMES for file in form.files.get(name, []))
+    return ImageFiles(images[0], masks[0] if masks else None, "transparent", controls=controls)
 
 
 def _fields(form: Form) -> EditsFields:
@@ -101,9 +105,13 @@ def _fields(form: Form) -> EditsFields:
     fields: dict[str, object] = {
         name: value for name, value in form.fields.items() if value or name in ("prompt", "negative_prompt")
     }
-    if "loras" in fields:
-        try:
-            fields["loras"] = msgspec.json.decode(form.fields["loras"])
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise InvalidField(f"loras is no JSON: {error}.", field="loras") from error
-    return decode(msgspec.json.encode(fields), EditsFields, strict=False)
+    for name in ("loras", "controls"):
+        if name in fields:
+            try:
+                fields[name] = msgspec.json.decode(form.fields[name])
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                raise InvalidField(f"{name} is no JSON: {error}.", field=name) from error
+    body = decode(msgspec.json.encode(fields), EditsFields, strict=False)
+    if any(control.image is not None for control in body.controls):
+        raise InvalidField("controls: send images of controls as files `control` of the form.", field="controls")
+    return body

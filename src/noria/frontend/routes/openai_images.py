@@ -20,7 +20,7 @@ from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import PreviewImage, Update
 from noria.frontend.engines.pool import PoolLoad
 from noria.frontend.http import sse
-from noria.frontend.http.body import JsonBodyReader
+from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
@@ -37,7 +37,7 @@ from noria.frontend.services.start_images import LoadFiles
 from noria.protocol.diffusion import DiffusionModelSpec, Lora
 from noria.protocol.messages import ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
+from noria.protocol.request import ControlField, ImageFormat, ImageRequest, ImageRequestBody, Priority
 from noria.protocol.text import EncoderModelSpec
 
 MAX_IGNORED_CHARS = 1024
@@ -72,6 +72,7 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     deadline_ms: int | None = None
     metadata: bool = True
     loras: tuple[Lora, ...] = ()
+    controls: tuple[ControlField, ...] = ()
 
 
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -191,20 +192,17 @@ class OpenAIRoutes:
     def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
         self._engine_pool, self._config = generation_service.engine_pool, generation_service.config
-        self._loras = generation_service.loras
         self._created = int(time.time())
 
     async def generations(self, http: Request) -> Response:
         """Generate images; returns them in base64, or as a stream of events."""
-        body = await self._body_reader.read_json(http, GenerationsRequestBody)
-        admitted = await admit_generation(
-            self._generation_service,
-            body,
-            http.state.api_client,
-            http.state.request_id,
-            http.headers,
-            client=client_id_of(http),
-        )
+        async with self._body_reader.receive(http) as raw:
+            body = decode(raw, GenerationsRequestBody)
+            self._body_reader.check_length(raw, *(control.image for control in body.controls))
+            service, state, client = self._generation_service, http.state, client_id_of(http)
+            admitting = admit_generation(service, body, state.api_client, state.request_id, http.headers, client=client)
+            del raw, body  # with images they are long
+            admitted = await cancel_on_disconnect(http, admitting)
         return await respond(http, self._generation_service, admitted, "image_generation")
 
     async def models(self, _: Request) -> Response:
@@ -221,9 +219,8 @@ class OpenAIRoutes:
         if isinstance(spec, EncoderModelSpec):
             load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
             precision = self._engine_pool.precision(spec)
-            return json_response(
-                EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities, precision)
-            )
+            encoder = EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities, precision)
+            return json_response(encoder)
         assert isinstance(spec, DiffusionModelSpec)
         detail = ModelDetail(
             id=spec.name,
@@ -248,8 +245,9 @@ class OpenAIRoutes:
         return ModelCard(spec.name, self._created, await self._capabilities(spec))
 
     async def _capabilities(self, spec: DiffusionModelSpec) -> ModelCapabilities:
-        loras = await asyncio.to_thread(self._loras.files, spec.name)  # reads folders
-        return capabilities_of(spec, self._config, loras)
+        loras = await asyncio.to_thread(self._generation_service.loras.files, spec.name)  # reads folders
+        controlnets = await asyncio.to_thread(self._generation_service.controlnets.for_model, spec)
+        return capabilities_of(spec, self._config, loras, controlnets)
 
 
 async def respond(
@@ -282,10 +280,12 @@ async def admit_generation(
     `load_files` and `strength` are of a start image.
     """
     image_body = apply_headers(_as_image_body(body, strength), headers)
+    admitting = generation_service.admit(
+        image_body, api_client, request_id, body.output_compression, load_files, client=client, is_job=is_job
+    )
+    del body, image_body, load_files  # with images they are long
     try:
-        return await generation_service.admit(
-            image_body, api_client, request_id, body.output_compression, load_files, client=client, is_job=is_job
-        )
+        return await admitting
     except InvalidField as error:
         if error.field in ("width", "height"):  # this body has no such fields
             error.field = "size"
@@ -371,6 +371,7 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None) -> Imag
         stream=bool(body.stream),
         partial_images=body.partial_images or 0,
         loras=body.loras,
+        controls=body.controls,
         strength=strength,
     )
 

@@ -28,14 +28,15 @@ from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.services.image_writer import to_base64, write_images
-from noria.frontend.services.request_validation import MAX_LORAS, CompleteLoras, no_loras, validate
+from noria.frontend.services.request_validation import MAX_LORAS, NO_IMAGES, CompleteLoras, no_loras, validate
 from noria.frontend.services.span_attributes import add_request_attributes
 from noria.frontend.services.start_images import NUM_UPLOAD_THREADS, LoadFiles, StartImages, files_of
 from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
 from noria.frontend.statistics.built_in import image_values, request_values
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.images.metadata import metadata_for
-from noria.images.start_image import StartImageFacts
+from noria.images.start_image import RequestImageFacts
+from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.lora_folders import LoraFolders
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
@@ -79,8 +80,8 @@ class AdmittedRequest:
     # Whose quota the images count in; None for jobs, which are charged at submission.
     api_client: ApiClient | None = None
     body: ImageRequestBody | None = None  # as the client sent it, without images; None for jobs
-    start_image: StartImageFacts | None = None  # None also for jobs
-    data: bytes | None = None  # the pixels of the start image, as the engine gets them
+    images: RequestImageFacts = NO_IMAGES  # of its body; none for jobs
+    data: bytes | None = None  # the pixels of its images, as the engine gets them
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,10 @@ class GenerationService:
         log_prompts: LogPrompts = "off",
         statistics: StatisticsRecorder | None = None,
         loras: LoraFolders | None = None,
+        controlnets: ControlNetFolders | None = None,
     ) -> None:
         self.engine_pool = engine_pool
-        self.loras = loras or LoraFolders(())
+        self.loras, self.controlnets = loras or LoraFolders(()), controlnets or ControlNetFolders(())
         self._statistics = statistics or StatisticsRecorder()
         self.config = config
         self.tracer = tracer
@@ -173,7 +175,7 @@ class GenerationService:
         client: str = "",
         is_job: bool = False,
     ) -> AdmittedRequest:
-        """Validate `body`, fill in defaults, read its start image or that of `load_files` if the quota allows.
+        """Validate `body`, fill in defaults, read its images or those of `load_files` if the quota allows.
 
         `client` is who takes turns in reading, as `concurrency_limits.py` names it. A rejection is counted and logged.
         Raises RequestError or EngineUnavailable.
@@ -187,19 +189,21 @@ class GenerationService:
         started = time.monotonic()
         try:
             load_files = load_files or files_of(body)
-            body = msgspec.structs.replace(body, image=None, mask=None)  # they are long
+            body = body.without_images()
             prioritised = api_client.apply_priority(body)
-            start_image = None
+            images = None
             if load_files is not None:
                 backlog_s = self.engine_pool.backlog_s(spec)
                 api_client.images.check(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job)
-                start_image = await self._start_images.open(client, load_files)
+                images = await self._start_images.open(client, load_files)
             load_files = None  # it may hold the files
-            facts = None if start_image is None else start_image.facts
+            facts = NO_IMAGES if images is None else images.facts
             complete_loras: CompleteLoras = no_loras
             if body.loras:
                 found = await self._file_threads.run(client, self._find_loras, body.loras, spec.name)
                 complete_loras = functools.partial(_return_or_raise, found)
+            if body.controls:  # reads folders, which are kept
+                await self._file_threads.run(client, self.controlnets.for_model, spec)
             request = validate(
                 prioritised,
                 spec,
@@ -208,12 +212,13 @@ class GenerationService:
                 self._draw_seed,
                 api_client.name or "",
                 complete_loras,
+                self.controlnets.complete,
                 facts,
             )
             data = None
-            if start_image is not None:
+            if images is not None:
                 size_px = request.payload.width, request.payload.height
-                data = await self._start_images.pixels(client, start_image, *size_px)
+                data = await self._start_images.pixels(client, images, *size_px)
                 request = _with_less_time(request, time.monotonic() - started)
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
@@ -304,7 +309,7 @@ class GenerationService:
             assert admitted.body is not None and isinstance(spec, DiffusionModelSpec), "jobs are not copied"
             payload = admitted.request.payload
             body = msgspec.structs.replace(admitted.body, seed=payload.seed, stream=False, partial_images=0)
-            if admitted.start_image is not None:  # whose pixels have this size
+            if admitted.data is not None:  # pixels of this size
                 body = msgspec.structs.replace(body, width=payload.width, height=payload.height)
             return validate(
                 body,
@@ -313,7 +318,8 @@ class GenerationService:
                 admitted.request.request_id,
                 self._draw_seed,
                 complete_loras=self.loras.complete,
-                start_image=admitted.start_image,
+                complete_controls=self.controlnets.complete,
+                images=admitted.images,
             )
 
         return prepare

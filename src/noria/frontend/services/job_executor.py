@@ -38,12 +38,12 @@ class GenerationJobExecutor:
         generation_service: GenerationService,
         concurrency: int | Literal["auto"],
         num_frontends: Callable[[], int],
-        start_image: Callable[[str], Awaitable[bytes]],
+        images: Callable[[str], Awaitable[bytes]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`start_image` returns the pixels of the start image of a job by its id."""
+        """`images` returns the pixels of the images of a job by its id."""
         self._generation_service, self._clock = generation_service, clock
-        self._concurrency, self._num_frontends, self._start_image = concurrency, num_frontends, start_image
+        self._concurrency, self._num_frontends, self._images = concurrency, num_frontends, images
 
     def available_models(self) -> set[ModelKey]:
         """Return the models that can be used now."""
@@ -74,7 +74,8 @@ class GenerationJobExecutor:
             if isinstance(update, ProgressUpdate):
                 on_progress(msgspec.json.encode(update))
 
-        data = None if request.payload.strength is None else await self._start_image(record.id)
+        payload = request.payload
+        data = await self._images(record.id) if payload.strength is not None or payload.controls else None
         admitted = AdmittedRequest(request, spec, stored.file_format, stored.quality, stored.metadata, data=data)
         result = await self._generation_service.generate(admitted, on_update)
         timings = {**msgspec.structs.asdict(result.timings), "num_steps_run": result.num_steps_run}

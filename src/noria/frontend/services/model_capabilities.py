@@ -54,6 +54,7 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_loras: int  # of a request
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits
+    controlnets: list[str]  # their names
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -85,8 +86,13 @@ def encoder_capabilities_of(spec: EncoderModelSpec, config: FrontendConfig) -> E
     )
 
 
-def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig, loras: Iterable[str]) -> ModelCapabilities:
-    """Return what the model accepts behind a front end with this `config`; `loras` are the names of its adapters."""
+def capabilities_of(
+    spec: DiffusionModelSpec, config: FrontendConfig, loras: Iterable[str], controlnets: Iterable[str]
+) -> ModelCapabilities:
+    """Return what the model accepts behind a front end with this `config`.
+
+    `loras` and `controlnets` are the names of its adapters.
+    """
     return ModelCapabilities(
         version=spec.fingerprint,
         pipeline=spec.pipeline,
@@ -101,4 +107,5 @@ def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig, loras: Ite
         max_loras=MAX_LORAS,
         max_lora_weight=MAX_LORA_WEIGHT,
         start_image=StartImageLimits(config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, DEFAULT_STRENGTH),
+        controlnets=list(controlnets),
     )

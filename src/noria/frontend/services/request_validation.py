@@ -12,12 +12,20 @@ from typing import NamedTuple, Protocol, TypeVar, get_args
 import msgspec
 
 from noria.config import FrontendConfig
-from noria.errors import InvalidField, LoraNotFound, did_you_mean, short_repr
+from noria.errors import ControlNetNotFound, InvalidField, LoraNotFound, did_you_mean, short_repr
 from noria.images import scheduler_names
-from noria.images.start_image import StartImageFacts
+from noria.images.start_image import ControlImageFacts, RequestImageFacts, StartImageFacts
+from noria.models.controlnet_folders import NO_CONTROLNETS
 from noria.models.lora_folders import NO_LORAS
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora, min_strength, num_skipped_steps
-from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, Priority
+from noria.protocol.diffusion import (
+    Control,
+    DiffusionModelSpec,
+    DiffusionPayload,
+    Lora,
+    min_strength,
+    num_skipped_steps,
+)
+from noria.protocol.request import ControlField, EngineRequest, ImageRequest, ImageRequestBody, Priority
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
 # front end cannot import because it imports torch; a test compares them.
@@ -28,6 +36,8 @@ _MAX_GUIDANCE = 50.0
 MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
 DEFAULT_STRENGTH = 0.8  # as in most of diffusers' pipelines
 MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
+MAX_CONTROLS = 4  # of a request: each costs half a UNet
+MAX_CONTROL_SCALE = 2.0  # A1111's
 
 CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
 """Returns adapters for a model by its name, with their digests; raises LoraNotFound or InvalidField."""
@@ -36,6 +46,20 @@ CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
 def no_loras(loras: Sequence[Lora], model: str) -> tuple[Lora, ...]:
     """Raise LoraNotFound: the server has no adapters."""
     raise LoraNotFound(f"loras: {model} has no LoRA {short_repr(loras[0].name)}; {NO_LORAS}.", field="loras")
+
+
+CompleteControls = Callable[[Sequence[Control], DiffusionModelSpec], tuple[Control, ...]]
+"""Returns controls for a model, with the digests of their ControlNets; raises ControlNetNotFound."""
+
+
+def no_controls(controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[Control, ...]:
+    """Raise ControlNetNotFound: the server has no ControlNets."""
+    raise ControlNetNotFound(
+        f"controls: {spec.name} has no ControlNet {short_repr(controls[0].name)}; {NO_CONTROLNETS}.", field="controls"
+    )
+
+
+NO_IMAGES = RequestImageFacts()
 
 
 class Limits(NamedTuple):
@@ -74,12 +98,13 @@ def validate(
     draw_seed: Callable[[], int],
     client: str = "",
     complete_loras: CompleteLoras = no_loras,
-    start_image: StartImageFacts | None = None,
+    complete_controls: CompleteControls = no_controls,
+    images: RequestImageFacts = NO_IMAGES,
 ) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
-    Without `complete_loras`, there are no adapters. `start_image` is that of `body`, whose own fields of it are not
-    read; its size is the default one.
+    Without `complete_loras`, there are no adapters, without `complete_controls` no ControlNets. `images` are those of
+    `body`, whose own fields of them are not read; the size of the first is the default one.
 
     Raises:
         InvalidField: names the first field whose value is not allowed.
@@ -90,7 +115,9 @@ def validate(
     def checked(field: str, got: float | None) -> float:
         return _check_range(field, got, allowed[field])
 
-    width_px, height_px = (None, None) if start_image is None else fitting_size(start_image, spec)
+    start_image = images.start
+    first = start_image or next(iter(images.controls), None)
+    width_px, height_px = (None, None) if first is None else fitting_size((first.width_px, first.height_px), spec)
     num_steps = int(checked("inference_steps", body.inference_steps))
     scheduler = _resolve_scheduler(body.scheduler, spec)
     return EngineRequest(
@@ -114,6 +141,7 @@ def validate(
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
+            controls=complete_controls(_check_controls(body.controls, images.controls), spec) if body.controls else (),
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -172,13 +200,12 @@ def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None
     return int(checked("partial_images", body.partial_images))
 
 
-def fitting_size(image: StartImageFacts, spec: DiffusionModelSpec) -> tuple[int, int]:
-    """Return width and height in pixels of an image as the model can generate it.
+def fitting_size(sides: tuple[int, int], spec: DiffusionModelSpec) -> tuple[int, int]:
+    """Return width and height in pixels of an image with these `sides` as the model can generate it.
 
     An image with a side above the model's bounds is made smaller, one below larger, with its proportions; then sides
     are rounded down to a multiple, as diffusers does.
     """
-    sides = image.width_px, image.height_px
     scale = min(max(1.0, spec.min_side_px / min(sides)), spec.max_side_px / max(sides))
     width, height = (
         min(max(int(side * scale) // spec.multiple_px * spec.multiple_px, spec.min_side_px), spec.max_side_px)
@@ -224,6 +251,42 @@ def _check_loras(loras: Sequence[Lora]) -> Sequence[Lora]:
                 field="loras",
             )
     return loras
+
+
+def check_num_controls(controls: Sequence[ControlField]) -> None:
+    """Raise InvalidField if a request has too many controls."""
+    if len(controls) > MAX_CONTROLS:
+        raise InvalidField(
+            f"controls has {len(controls)} entries; at most {MAX_CONTROLS} are allowed.", field="controls"
+        )
+
+
+def _check_controls(controls: Sequence[ControlField], images: Sequence[ControlImageFacts]) -> Sequence[Control]:
+    """Return the controls whose `images` are these."""
+    check_num_controls(controls)
+    if len(controls) != len(images):
+        raise InvalidField(
+            f"controls has {len(controls)} entries, but there are {len(images)} images of controls; send one for each.",
+            field="controls",
+        )
+    for control in controls:
+        for field, least, most in (("scale", 0.0, MAX_CONTROL_SCALE), ("start", 0.0, 1.0), ("end", 0.0, 1.0)):
+            if not least <= (got := getattr(control, field)) <= most:  # also true for NaN
+                raise InvalidField(
+                    f"controls: the {field} of {short_repr(control.name)} is {short_repr(got)}; allowed are {least} to "
+                    f"{most}.",
+                    field="controls",
+                )
+        if control.start >= control.end:
+            raise InvalidField(
+                f"controls: the start of {short_repr(control.name)} is {control.start} and its end {control.end}; the "
+                "start must be before the end.",
+                field="controls",
+            )
+    return [
+        Control(control.name, control.scale, control.start, control.end, image_digest=image.digest)
+        for control, image in zip(controls, images, strict=True)
+    ]
 
 
 def _check_range(field: str, got: float | None, limits: Limits) -> float:

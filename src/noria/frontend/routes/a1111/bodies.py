@@ -5,17 +5,18 @@ styles, scripts, …) are rejected unless they are off, because a client would n
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from noria.errors import InvalidField, RequestError, short_repr
-from noria.frontend.services.start_images import LoadFiles, decode_files
+from noria.frontend.routes.a1111.controlnet import FIELD, SCRIPT
+from noria.frontend.services.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.request import ImageRequestBody, Priority
+from noria.protocol.request import ControlField, ImageRequestBody, Priority
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
 _NUM_PREVIEWS = 4
@@ -89,7 +90,7 @@ _UNSUPPORTED_FIELDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "seed_resize_from_w": ("a seed of another size", (-1,)),
     "seed_resize_from_h": ("a seed of another size", (-1,)),
     "script_name": ("scripts", ("None",)),
-    "alwayson_scripts": ("scripts", ()),
+    "alwayson_scripts": ("a script besides controlnet", ()),
     "refiner_checkpoint": ("a refiner", ("None",)),
     "s_churn": ("churn", ()),
     "s_noise": ("another amount of noise", (1,)),
@@ -127,6 +128,7 @@ _A1111_FIELD_NAMES = {
     "scheduler": "sampler_name",
     "model": "sd_model_checkpoint",
     "loras": "prompt",
+    "controls": FIELD,
     "image": "init_images",
     "strength": "denoising_strength",
 }
@@ -135,8 +137,10 @@ _A1111_FIELD_NAMES = {
 def check_body(sent: Mapping[str, Any]) -> None:
     """Raise InvalidField if the body `sent` uses an unsupported feature."""
     scripts = sent.get("alwayson_scripts")
-    if isinstance(scripts, dict) and not any(isinstance(each, dict) and each.get("args") for each in scripts.values()):
-        sent = {**sent, "alwayson_scripts": None}  # scripts without arguments do nothing
+    if isinstance(scripts, dict):  # those without arguments do nothing
+        others = {name: each for name, each in scripts.items() if name.lower() != SCRIPT}
+        are_off = not any(isinstance(each, dict) and each.get("args") for each in others.values())
+        sent = {**sent, "alwayson_scripts": None if are_off else others}
     _reject_unsupported(sent, _UNSUPPORTED_FIELDS)
 
 
@@ -175,8 +179,8 @@ def _unsupported(name: str, value: object, feature: str, off_values: tuple[objec
     )
 
 
-def files_of_image_body(body: Img2Img) -> LoadFiles:
-    """Return what decodes the start image of `body`. Raises InvalidField if there is none, or several."""
+def files_of_image_body(body: Img2Img, controls: Sequence[ControlField]) -> LoadFiles:
+    """Return what decodes the images of `body` and of its controls. Raises InvalidField if not one starts."""
     images = body.init_images or []
     if len(images) != 1:
         raise InvalidField(f"init_images has {len(images)} images; allowed is one.", field="init_images")
@@ -186,10 +190,13 @@ def files_of_image_body(body: Img2Img) -> LoadFiles:
         body.mask or None,
         "alpha or white",
         inverts_mask=bool(body.inpainting_mask_invert),
+        control_images=control_images(controls),
     )
 
 
-def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None) -> ImageRequestBody:
+def as_image_body(
+    body: Txt2Img, settings: Mapping[str, Any], model: str | None, controls: tuple[ControlField, ...]
+) -> ImageRequestBody:
     """Convert `body` with its `settings`, which passed `check_settings`. Raises InvalidField."""
     for name in ("batch_size", "n_iter"):
         got = getattr(body, name)
@@ -215,6 +222,7 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
         metadata=settings.get("enable_pnginfo") is not False if body.metadata is None else body.metadata,
         loras=loras,
         strength=_strength(body),
+        controls=controls,
     )
 
 

@@ -6,7 +6,7 @@ Settings other than the model and the file format are accepted and ignored.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from noria.frontend.routes.a1111.bodies import (
     find_model_name,
     title,
 )
+from noria.frontend.routes.a1111.controlnet import check_proportions, controls_of, resize_modes
 from noria.frontend.routes.a1111.tasks import A1111Tasks
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
 from noria.frontend.services.image_writer import preview_as_base64
@@ -41,6 +42,7 @@ from noria.frontend.services.start_images import LoadFiles
 from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for
+from noria.protocol.request import ControlField
 
 # Clients request these lists when they connect; a server without the features returns them like this. SillyTavern
 # requests all of them.
@@ -125,12 +127,10 @@ class A1111Routes:
 
     async def txt2img(self, http: Request) -> Response:
         """Generate images; returns them in base64."""
-        raw = await self._body_reader.read(http)
-        body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
-        check_body(decode_object(raw))
         try:
-            result, b64_files = await self._generate(http, await self._admit(http, body), body)
-        except InvalidField as error:  # may come from an engine, too
+            admitted, body = await self._admit_text(http)
+            result, b64_files = await self._generate(http, admitted, body)
+        except (InvalidField, UnreadableImage, BodyTooLarge) as error:  # may come from an engine, too
             raise error_in_a1111_terms(error) from error
         return json_response(Txt2ImgResponse(b64_files, body, _generation_info(result, body)), headers=result.headers)
 
@@ -144,16 +144,34 @@ class A1111Routes:
         fields = msgspec.structs.asdict(body)
         return json_response(Img2ImgResponse(b64_files, fields, _generation_info(result, body)), headers=result.headers)
 
+    async def _admit_text(self, http: Request) -> tuple[AdmittedRequest, Txt2Img]:
+        """Return the request and its body."""
+        async with self._body_reader.receive(http) as raw:
+            body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
+            sent = decode_object(raw)
+            check_body(sent)
+            controls = controls_of(sent)
+            self._body_reader.check_length(raw, *(control.image for control in controls))
+            admitting = self._admit(http, body, controls)
+            modes = resize_modes(sent)
+            del raw, sent, controls  # with images they are long
+            return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
+
     async def _admit_image(self, http: Request) -> tuple[AdmittedRequest, Img2Img]:
         """Return the request, and its body without images."""
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, Img2Img, strict=False)
-            self._body_reader.check_length(raw, *(body.init_images or ()), body.mask)
-            check_image_body(decode_object(raw))
-            load_files, body = files_of_image_body(body), msgspec.structs.replace(body, init_images=None, mask=None)
-            admitting = self._admit(http, body, load_files)
-            del raw, load_files  # they are long
-            return await cancel_on_disconnect(http, admitting), body
+            sent = decode_object(raw)
+            check_image_body(sent)
+            controls = controls_of(sent)
+            images = (*(body.init_images or ()), body.mask, *(control.image for control in controls))
+            self._body_reader.check_length(raw, *images)
+            load_files = files_of_image_body(body, controls)
+            body = msgspec.structs.replace(body, init_images=None, mask=None)
+            admitting = self._admit(http, body, controls, load_files)
+            modes = resize_modes(sent)
+            del raw, sent, controls, images, load_files  # they are long
+            return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
 
     async def _generate(
         self, http: Request, admitted: AdmittedRequest, body: Txt2Img
@@ -163,11 +181,13 @@ class A1111Routes:
         send_images = body.send_images is not False
         return result, await self._generation_service.files_as_base64(result) if send_images else []
 
-    async def _admit(self, http: Request, body: Txt2Img, load_files: LoadFiles | None = None) -> AdmittedRequest:
+    async def _admit(
+        self, http: Request, body: Txt2Img, controls: tuple[ControlField, ...], load_files: LoadFiles | None = None
+    ) -> AdmittedRequest:
         overrides = body.override_settings or {}
         check_settings(overrides)
         settings = self._settings_of(http) | overrides
-        image_body = as_image_body(body, settings, self._model_name(settings))
+        image_body = as_image_body(body, settings, self._model_name(settings), controls)
         image_body = apply_headers(image_body, http.headers)
         admitting = self._generation_service.admit(
             image_body,
@@ -176,7 +196,7 @@ class A1111Routes:
             load_files=load_files,
             client=client_id_of(http),
         )
-        del load_files
+        del load_files, controls, image_body
         return await admitting
 
     def _settings_of(self, http: Request) -> dict[str, Any]:
@@ -286,6 +306,13 @@ class A1111Routes:
     async def empty_list(self, http: Request) -> Response:
         """Return the list of a feature that this server does not have."""
         return json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
+
+
+def _with_proportions(admitted: AdmittedRequest, modes: Sequence[object]) -> AdmittedRequest:
+    """Return a request whose controls have these resize modes; raises as `check_proportions`."""
+    payload = admitted.request.payload
+    check_proportions(modes, admitted.images.controls, (payload.width, payload.height))
+    return admitted
 
 
 def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
