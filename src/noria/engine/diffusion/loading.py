@@ -28,8 +28,9 @@ from noria.engine.resources.priority import run_apart
 from noria.engine.runtime import LoadedModel, Runtime
 from noria.errors import ConfigError
 from noria.folders import cache_folder
-from noria.models.catalog import count_parameters, have_same_architecture
+from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
+from noria.models.weights import weight_bytes
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -196,7 +197,8 @@ class _ModelChanges:
 
 
 def _needed_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
-    return count_parameters(spec) * (4 if config.dtype == "float32" else 2)
+    stems, item_bytes = FAMILIES[spec.family].weight_stems, 4 if config.dtype == "float32" else 2
+    return sum(weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items())
 
 
 def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:

@@ -23,11 +23,11 @@ from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.families import FAMILIES
-from noria.models.weights import num_tensor_parameters, read_weights
+from noria.models.weights import weight_bytes
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ANY_SCALE = 50.0  # of guidance: the largest that a request can have
 _WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
 
@@ -74,7 +74,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
     weights = {
-        part: _ITEM_BYTES[config.dtype] * num_tensor_parameters(read_weights(spec.path, part, stem))
+        part: weight_bytes(spec.path, part, stem, ITEM_BYTES[config.dtype])
         for part, stem in family.weight_stems.items()
     }
     return MemoryEstimate(

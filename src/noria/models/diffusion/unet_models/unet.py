@@ -12,6 +12,7 @@ import torch
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import ConditioningRows
+from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.sampling.previews import clean_weights
 
 
@@ -23,7 +24,7 @@ class DenoisingUnet:
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         unet.to(memory_format=self._memory_format)
         set_attention(unet, config.attention)
-        self._dtype: torch.dtype = unet.dtype
+        self._dtype = unquantized_dtype(unet)
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
         self._guidance_width: int | None = unet.config.time_cond_proj_dim
         self._alpha_bars = _alpha_bars(scheduler_config)
