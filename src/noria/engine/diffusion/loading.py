@@ -287,10 +287,16 @@ def load_executor(
 
     machine = detect_machine()
     device = resolve_device(device, machine)
-    if device != "cpu" and (not machine.has_cuda or int(device.partition(":")[2]) >= torch.cuda.device_count()):
+    num_gpus = torch.cuda.device_count() if machine.has_cuda else 0
+    if device != "cpu" and int(device.partition(":")[2]) >= num_gpus:
         raise ConfigError(
-            f"device {device!r} does not exist: torch sees {torch.cuda.device_count()} CUDA devices. "
-            "Use --devices cpu or auto."
+            f"device {device!r} does not exist: torch sees {num_gpus} CUDA devices. Use --devices cpu or auto."
+        )
+    place = config.text_encoder_device
+    if place.startswith("cuda") and int(place.partition(":")[2]) >= num_gpus:
+        raise ConfigError(
+            f"engine.text_encoder_device is {place!r}, which does not exist: torch sees {num_gpus} CUDA devices. Use "
+            "'same' or 'cpu'."
         )
     config = resolve_auto(config, spec, device, machine)
     assert isinstance(config.threads, int)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
 from noria.models.families import FAMILIES
@@ -16,6 +17,17 @@ from noria.models.weights import variant
 from noria.protocol.diffusion import DiffusionModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def text_encoder_placement(config: EngineConfig, device: str) -> tuple[torch.dtype, str]:
+    """Return the dtype and the device of the text encoders of a model on `device`; `config` has no "auto" left.
+
+    On a CPU beside a GPU they are in float32, because few CPUs are fast in another.
+    """
+    dtype = DTYPES[config.dtype]
+    if config.text_encoder_device in ("same", device):
+        return dtype, device
+    return torch.float32 if config.text_encoder_device == "cpu" else dtype, config.text_encoder_device
 
 
 def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch.dtype, device: str) -> Any:
