@@ -25,7 +25,7 @@ def text_encoder_placement(config: EngineConfig, device: str) -> tuple[torch.dty
     On a CPU beside a GPU they are in float32, because few CPUs are fast in another.
     """
     dtype = DTYPES[config.dtype]
-    if config.text_encoder_device in ("same", device):
+    if config.text_encoder_device == "same":
         return dtype, device
     return torch.float32 if config.text_encoder_device == "cpu" else dtype, config.text_encoder_device
 
