@@ -86,6 +86,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "sdpa"
     channels_last: Annotated[bool, Meta(description="keep the UNet's and VAE's tensors in NHWC memory order")] = True
+    text_encoder_device: Annotated[
+        str,
+        Meta(
+            pattern=r"^(same|cpu|cuda:\d{1,3})$",
+            description="where an image model's text encoders are: `same` as the model, `cpu` (in float32), or "
+            "`cuda:N`; prompts whose embeddings are not cached are encoded there while steps wait",
+        ),
+    ] = "same"
     vae_tiling: Annotated[
         bool,
         Meta(

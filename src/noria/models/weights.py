@@ -8,6 +8,7 @@ settings a part needs is checked by its family; this module knows neither torch 
 A part's *stem* is the name of its weight files, without variant, shard and ".safetensors".
 """
 
+import contextlib
 import json
 import math
 import pathlib
@@ -20,6 +21,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from noria.errors import ModelError, short_repr
+from noria.models.quantized_weights import MAX_STATE_BYTES, check_metadata, is_quant_state, logical_shapes
 
 REDOWNLOAD_HINT = "Copy or download the model again."
 
@@ -65,6 +67,11 @@ def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathli
             f"{part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "
             f"are supported. If you trust the file, convert it once: {_conversion_command(folder)}"
         )
+    if any(part.glob("*.gguf")):
+        raise ModelError(
+            f"{single}: missing, and files in the format GGUF are not read. Quantized weights are served as "
+            "safetensors of torchao or bitsandbytes, as save_pretrained writes them."
+        )
     raise ModelError(f"{single}: missing, so the {part_name or 'model'} has no weights. {REDOWNLOAD_HINT}")
 
 
@@ -89,20 +96,60 @@ def _conversion_command(folder: pathlib.Path) -> str:
 
 
 def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
-    """Return the shapes of all tensors of a part, named as in `weight_files`.
+    """Return the shapes of all tensors of a part, named as in `weight_files`; of quantized ones those before.
 
     Raises:
-        ModelError: a file is missing or damaged.
+        ModelError: a file is missing or damaged, or has tensors of a quantization that is not served.
 
     """
     shapes: Shapes = {}
+    states: dict[str, bytes] = {}
     for file in weight_files(folder, part_name, stem):
         shapes |= read_header(file)
+        states |= _read_states(file)
     for file in (folder / part_name).glob(f"{stem}.safetensors.index*.json"):
         missing = sorted(set(_shards(file)) - set(shapes))
         if missing:
             raise ModelError(f"{file}: lists {short_repr(missing[0])}, which no shard contains. {REDOWNLOAD_HINT}")
-    return shapes
+    try:
+        return logical_shapes(shapes, states)
+    except ModelError as error:
+        raise ModelError(f"{folder / part_name}: {error.message} {REDOWNLOAD_HINT}") from error
+
+
+def _read_states(file: pathlib.Path) -> dict[str, bytes]:
+    """Return the contents of the tensors that describe quantized ones, having checked the file's metadata."""
+    with _opened(file) as opened:
+        try:
+            check_metadata(opened.metadata() or {})
+        except ModelError as error:
+            raise ModelError(f"{file}: {error.message}") from error
+        states = {}
+        for name in filter(is_quant_state, opened.keys()):
+            part = opened.get_slice(name)
+            if part.get_dtype() != "U8" or math.prod(part.get_shape()) > MAX_STATE_BYTES:
+                raise ModelError(f"{file}: {short_repr(name)} describes no quantized tensor. {REDOWNLOAD_HINT}")
+            states[name] = opened.get_tensor(name).tobytes()
+        return states
+
+
+def weight_bytes(folder: pathlib.Path, part_name: str, stem: str, item_bytes: int) -> int:
+    """Return the bytes that a part takes if its floating-point numbers of 16 bits and more are converted.
+
+    `item_bytes` are those of one such number; quantized ones stay as they are in the file.
+    """
+    total = 0
+    for file in weight_files(folder, part_name, stem):
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                part = opened.get_slice(name)
+                stored = _STORED_BYTES.get(part.get_dtype(), 1)
+                total += math.prod(part.get_shape()) * (item_bytes if part.get_dtype() in _CONVERTED else stored)
+    return total
+
+
+_CONVERTED = ("F64", "F32", "F16", "BF16")
+_STORED_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 def _shards(index: pathlib.Path) -> dict[str, str]:
@@ -132,12 +179,19 @@ def read_header(file: pathlib.Path) -> Shapes:
         ModelError: missing, truncated, longer than its header says, or not a safetensors file.
 
     """
+    with _opened(file) as opened:
+        names = opened.keys()
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+
+
+@contextlib.contextmanager
+def _opened(file: pathlib.Path) -> Iterator[Any]:
+    """Open a safetensors file. Raises as `read_header`."""
     try:
         size_bytes = file_size_bytes(file)
         try:
             with safe_open(file, framework="np") as opened:
-                names = opened.keys()
-                return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+                yield opened
         except SafetensorError as error:
             raise ModelError(f"{file}: {_describe_damage(file, size_bytes, error)}") from error
     except FileNotFoundError as error:

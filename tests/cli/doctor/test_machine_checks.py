@@ -10,7 +10,7 @@ import torch
 from noria.cli.doctor.encoder_checks import EncoderFacts
 from noria.cli.doctor.machine_checks import Finding, estimate_image_s, examine, format_report, judge
 from noria.cli.doctor.machine_facts import Facts, Gpu
-from noria.engine.diffusion.memory_estimate import MemoryEstimate
+from noria.engine.diffusion.memory_estimate import MemoryEstimate, Remedy
 from noria.engine.encoder.fidelity import Fidelity
 from noria.models.catalog import open_model
 from noria.models.encoder.onnx_export import ExportRecord
@@ -34,6 +34,17 @@ ESTIMATE = MemoryEstimate(
     rows_per_image=2,
     decode_batch=4,
 )
+HALF = Remedy(
+    ("--dtype bfloat16",),
+    dataclasses.replace(ESTIMATE, weights={"unet": 3 * GIB // 8}, row=GIB // 128, decoded_image=0),
+)
+QUANTIZED = Remedy(
+    ("a folder whose unet is quantized to int8",), dataclasses.replace(HALF.estimate, weights={"unet": 7 * GIB // 20})
+)
+BOTH = Remedy(
+    HALF.changes + QUANTIZED.changes, dataclasses.replace(HALF.estimate, weights={"unet": GIB // 4}, row=GIB // 100)
+)
+APART = Remedy(("--text-encoder-device cpu",), dataclasses.replace(HALF.estimate, elsewhere={"text_encoder": GIB}))
 FACTS = Facts(
     python=(3, 11, 7),
     versions={"torch": "2.13.0", "diffusers": "0.42.1", "transformers": "5.23.0", "xformers": None},
@@ -52,6 +63,7 @@ FACTS = Facts(
     additional_model_errors=(),
     num_parameters=6_000_000,
     memory=ESTIMATE,
+    remedies=(),
     costs=None,
     num_keys=0,
     port_error=None,
@@ -120,7 +132,7 @@ def test_with_a_gpu_no_cpu_checks_are_reported() -> None:
         "weights 0.75 GiB in float16 (unet 0.50, vae 0.25); 512×512 px: a call of 64 rows 1.00, decoding 4 images "
         "0.25, 32 slots 0.00"
     )
-    assert Finding("ok", "fits", "1.75 GiB with 32 slots, 0.81 with 1, of 80 GPU memory") in findings
+    assert Finding("ok", "fits", "1.75 GiB in float16 with 32 slots, 0.81 with 1, of 80 GPU memory") in findings
 
 
 CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
@@ -140,14 +152,55 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
     ("fail", "device", {"engine.devices": "cuda:1"}, {"gpus": (GPU,)}, "cuda:1 does not exist: torch sees 1"),
     ("fail", "device", {"engine.devices": "cuda"}, {}, "torch sees 0"),
     ("fail", "model", {}, {"model": "no such folder: x"}, "no such folder: x"),
-    ("fail", "fits", {}, {"memory_bytes": GIB // 2}, "too little; --dtype bfloat16 halves the weights"),
-    ("fail", "fits", {"engine.dtype": "bfloat16"}, {"memory_bytes": GIB // 2}, "of 0.50 free memory: too little"),
+    ("fail", "fits", {}, {"memory_bytes": GIB // 2}, "of 0.50 free memory: too little; no setting that Noria knows"),
+    (
+        "fail",
+        "fits",
+        {},
+        {"memory_bytes": GIB // 2, "remedies": (HALF, QUANTIZED, BOTH)},
+        "too little; use --dtype bfloat16 (up to 4 slots), or a folder whose unet is quantized to int8 (up to 6 slots)",
+    ),
+    (
+        "fail",
+        "fits",
+        {},
+        {"memory_bytes": int(0.4 * GIB), "remedies": (HALF, QUANTIZED, BOTH)},
+        "too little; use --dtype bfloat16 and a folder whose unet is quantized to int8 (up to 5 slots)",
+    ),
+    (
+        "fail",
+        "fits",
+        {},
+        {"gpus": (Gpu("A GPU", GIB // 2),), "remedies": (APART,)},
+        "use --text-encoder-device cpu (up to 4 slots, 1.00 GiB in main memory)",
+    ),
+    (
+        "fail",
+        "fits",
+        {},
+        {"gpus": (Gpu("A GPU", GIB // 2),), "remedies": (APART,), "memory_bytes": GIB // 2},
+        "no setting that Noria knows is enough",
+    ),
+    (
+        "fail",
+        "fits",
+        {"engine.text_encoder_device": "cpu"},
+        {"gpus": (GPU,), "memory": APART.estimate, "memory_bytes": GIB // 2},
+        "text encoders take 1.00 GiB of main memory, which has 0.50",
+    ),
+    (
+        "ok",
+        "memory",
+        {"engine.text_encoder_device": "cpu"},
+        {"gpus": (GPU,), "memory": APART.estimate},
+        "weights 0.38 GiB in float16 (unet 0.38), and on cpu 1.00 (text_encoder 1.00); ",
+    ),
     (
         "warn",
         "fits",
         {},
         {"memory_bytes": GIB},
-        "1.25 GiB with 16 slots, 0.81 with 1, of 1.00 free memory: tight; use --slots 2",
+        "1.25 GiB in float32 with 16 slots, 0.81 with 1, of 1.00 free memory: tight; use --slots 2",
     ),
     ("warn", "fits", {"engine.devices": "cpu,cpu"}, {"memory_bytes": 2 * GIB}, "tight; use --slots 2"),
     ("fail", "memory", {}, {"memory": "the model cannot be loaded: why"}, "cannot be loaded: why"),

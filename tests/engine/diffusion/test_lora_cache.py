@@ -37,7 +37,7 @@ def get(cache, number, loads=None):
 
 
 def test_a_thousand_adapters_are_cycled_through_a_bounded_cache():
-    cache, loads = LoraCache(CPU, MAX_BYTES), []
+    cache, loads = LoraCache({"unet": CPU}, MAX_BYTES), []
     for number in list(range(1000)) * 2:
         (adapter,) = get(cache, number, loads)
         assert (adapter.digest, float(adapter.weights.layers["unet"]["a"].down[0, 0])) == (f"{number:012}", number)
@@ -51,14 +51,14 @@ def test_a_thousand_adapters_are_cycled_through_a_bounded_cache():
 
 
 def test_the_least_recently_used_is_evicted():
-    cache, loads = LoraCache(CPU, MAX_BYTES), []
+    cache, loads = LoraCache({"unet": CPU}, MAX_BYTES), []
     for number in (0, 1, 2, 3, 4, 5, 6, 0, 7, 0, 1):
         get(cache, number, loads)
     assert loads == ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a1"]
 
 
 def test_an_adapter_larger_than_the_cache_is_rejected_and_changes_nothing():
-    cache = LoraCache(CPU, MAX_BYTES)
+    cache = LoraCache({"unet": CPU}, MAX_BYTES)
     get(cache, 1)
     with pytest.raises(InvalidField, match=r"'a2' takes 216 bytes; engine\.lora_cache_bytes allows 192"):
         cache.get([lora(2)], lambda _: weights_of(2, rank=9))
@@ -66,7 +66,7 @@ def test_an_adapter_larger_than_the_cache_is_rejected_and_changes_nothing():
 
 
 def test_what_is_stacked_counts_once_for_equal_sets_and_at_the_padded_rank():
-    cache = LoraCache(CPU, 1000)
+    cache = LoraCache({"unet": CPU}, 1000)
     held = [cache.get([lora(1, weight)], lambda _: weights_of(1, rank=3)) for weight in (1.0, 1.0, 0.5)]
     assert held[0] is held[1]
     assert cache.num_bytes == 3 * 24 + 2 * 4 * 24
@@ -78,7 +78,7 @@ def test_what_is_stacked_counts_once_for_equal_sets_and_at_the_padded_rank():
 
 
 def test_a_request_that_cannot_fit_beside_what_is_held_evicts_nothing():
-    cache = LoraCache(CPU, MAX_BYTES)
+    cache = LoraCache({"unet": CPU}, MAX_BYTES)
     held = [get(cache, number) for number in range(3)]
     get(cache, 3)
     with pytest.raises(QueueFull, match="of accepted requests take 144 bytes; 'a4' takes 96 more"):
@@ -92,11 +92,11 @@ def test_adapters_that_the_device_has_no_memory_for_are_rejected(monkeypatch):
 
     monkeypatch.setattr(LoraWeights, "to", no_memory)
     with pytest.raises(QueueFull, match=r"more than the device's memory has now\. Set engine\.lora_cache_bytes lower"):
-        get(LoraCache(CPU, MAX_BYTES), 1)
+        get(LoraCache({"unet": CPU}, MAX_BYTES), 1)
 
 
 def test_nobody_waits_for_a_file_that_another_thread_reads():
-    cache, reading, finish = LoraCache(CPU, MAX_BYTES), threading.Event(), threading.Event()
+    cache, reading, finish = LoraCache({"unet": CPU}, MAX_BYTES), threading.Event(), threading.Event()
     get(cache, 1)
 
     def load(_):
@@ -118,7 +118,7 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.cache, self.held, self.num_begun = LoraCache(CPU, MAX_BYTES), {}, 0
+        self.cache, self.held, self.num_begun = LoraCache({"unet": CPU}, MAX_BYTES), {}, 0
 
     @rule(number=st.integers(0, 9))
     def begin(self, number):

@@ -10,7 +10,7 @@ import torch
 import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto
-from noria.engine.diffusion.memory_estimate import MemoryEstimate, estimate_memory
+from noria.engine.diffusion.memory_estimate import MemoryEstimate, estimate_memory, find_remedies
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.unet_models.controlnet import ControlRows
@@ -98,3 +98,31 @@ def test_controlnets_are_counted(tmp_path: Any) -> None:
 
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.row > bare.row
+
+
+def test_remedies_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
+    spec = open_model(str(tiny_models.save_flux(tmp_path / "model")))
+    gpu = Machine(1, has_cuda=True)
+    config = resolve_auto(EngineConfig(dtype="float32"), spec, "cuda:0", gpu)
+    now = estimate_memory(spec, config)
+    remedies = find_remedies(spec, config, "cuda:0")
+    names = [remedy.changes for remedy in remedies]
+    tiled = ("--vae-tiling",)  # 512 px are more than the 8 × 4 that the tiny VAE decodes as one
+    apart, quantized = ("--text-encoder-device cpu",), ("a folder whose transformer is quantized to int8",)
+    assert names == [("--dtype bfloat16",), tiled, apart, quantized, ("--dtype bfloat16", *tiled, *apart, *quantized)]
+    assert all(remedy.estimate.needed(1) < now.needed(1) for remedy in remedies)
+    assert min(remedy.estimate.needed(1) for remedy in remedies) == remedies[-1].estimate.needed(1)
+    by_name = dict(zip(names, (remedy.estimate for remedy in remedies), strict=True))
+    assert sum(by_name["--dtype bfloat16",].weights.values()) == sum(now.weights.values()) // 2
+    texts = {"text_encoder", "text_encoder_2"}
+    assert by_name[apart].elsewhere == {name: num_bytes for name, num_bytes in now.weights.items() if name in texts}
+    assert set(by_name[apart].weights) == {"transformer", "vae"}
+    elsewhere = resolve_auto(EngineConfig(dtype="float32", text_encoder_device="cpu"), spec, "cuda:0", gpu)
+    assert estimate_memory(spec, elsewhere) == by_name[apart]
+
+
+def test_in_bfloat16_on_a_cpu_only_a_quantized_folder_takes_less(tmp_path: Any) -> None:
+    spec = open_model(str(tiny_models.save_stable_diffusion(tmp_path / "model")))
+    config = resolve_auto(EngineConfig(dtype="bfloat16"), spec, "cpu", Machine(1, has_cuda=False))
+    names = [remedy.changes for remedy in find_remedies(spec, config, "cpu")]
+    assert names == [("a folder whose unet is quantized to int8",)]

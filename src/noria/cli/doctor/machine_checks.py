@@ -5,12 +5,12 @@ Speeds are estimates from the project's own measurements, good to a factor of tw
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from noria import __version__
 from noria.cli.doctor import encoder_checks
 from noria.cli.doctor.finding import Finding
 from noria.cli.doctor.machine_facts import Facts, OpenListeners, gather
+from noria.cli.doctor.memory_checks import check_memory
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.auto_settings import (
     FULL_SIZE_PARAMETERS,
@@ -26,15 +26,11 @@ from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.types import BatchKey
 
-if TYPE_CHECKING:
-    from noria.engine.diffusion.memory_estimate import MemoryEstimate
-
 _SLOW_IMAGE_S = 10.0
 _LAUNCH_OVERHEAD_S = 0.007  # of launching the 230 modules of a UNet, independent of their size (measured)
 _SD15_FLOP, _SD15_PARAMETERS, _SD15_LATENTS = 0.803e12, 860e6, 64 * 64  # one row of SD 1.5's UNet
 _CORE_FLOP_S = 130e9  # bfloat16 with AVX512-BF16, measured: SD 1.5's 0.803 TFLOP in 3.1 s on two cores
 _GIB = 2**30
-_MEMORY_SHARE = 0.9  # kernels' workspaces and fragmentation have the rest
 
 
 def examine(config: Config, open_listeners: OpenListeners) -> list[Finding]:
@@ -96,7 +92,7 @@ def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfi
     if isinstance(facts.memory, str):
         yield Finding("fail", "memory", facts.memory)
     elif facts.memory is not None:
-        yield from _check_memory(facts.memory, facts, spec, engine, devices)
+        yield from check_memory(facts.memory, facts, spec, engine, devices)
     if "cpu" in devices:
         yield _check_precision(facts, engine)
         yield from _check_threads(facts, engine, devices.count("cpu"))
@@ -164,44 +160,6 @@ def _check_device(facts: Facts, device: str) -> Finding:
     return Finding(
         "ok", "device", f"{device}: {facts.gpus[index].name}, {facts.gpus[index].memory_bytes / _GIB:.0f} GiB"
     )
-
-
-def _check_memory(
-    estimate: "MemoryEstimate", facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig, devices: list[str]
-) -> Iterator[Finding]:
-    """What the model needs, and whether the device has it; what a GPU needs that is not here is said, too."""
-    assert isinstance(engine.slots, int)
-    largest = sorted(estimate.weights.items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in largest)
-    rows = engine.slots * estimate.rows_per_image
-    yield Finding(
-        "ok",
-        "memory",
-        f"weights {_gib(sum(estimate.weights.values()))} GiB in {engine.dtype} ({parts}); "
-        f"{spec.default_width_px}×{spec.default_height_px} px: a call of {rows} rows {_gib(rows * estimate.row)}, "
-        f"decoding {engine.decode_batch} images {_gib(engine.decode_batch * estimate.decoded_image)}, "
-        f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}",
-    )
-    if devices[0] == "cpu":
-        available_bytes, where = facts.memory_bytes // max(devices.count("cpu"), 1), "free memory"
-    elif facts.gpus:
-        available_bytes, where = min(gpu.memory_bytes for gpu in facts.gpus), "GPU memory"
-    else:
-        return
-    needed, smallest, fitting = estimate.needed(engine.slots), estimate.needed(1), estimate.slots_in(available_bytes)
-    text = f"{_gib(needed)} GiB with {engine.slots} slots, {_gib(smallest)} with 1, of {_gib(available_bytes)} {where}"
-    if not fitting:
-        hint = "; --dtype bfloat16 halves the weights" if engine.dtype == "float32" else ""
-        yield Finding("fail", "fits", f"{text}: too little{hint}")
-    elif needed > _MEMORY_SHARE * available_bytes:
-        slots = max(estimate.slots_in(int(_MEMORY_SHARE * available_bytes)), 1)
-        yield Finding("warn", "fits", f"{text}: tight; use --slots {slots}")
-    else:
-        yield Finding("ok", "fits", text)
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.2f}" if num_bytes < 10 * _GIB else f"{num_bytes / _GIB:.0f}"
 
 
 def _check_precision(facts: Facts, engine: EngineConfig) -> Finding:

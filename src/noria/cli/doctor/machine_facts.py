@@ -27,9 +27,12 @@ from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.memory_estimate import MemoryEstimate
+    from noria.engine.diffusion.memory_estimate import MemoryEstimate, Remedy
 
 OpenListeners = Callable[[FrontendConfig], AbstractContextManager[list[socket.socket]]]
+
+MEMORY_SHARE = 0.9
+"""Of a device's memory; kernels' workspaces and fragmentation have the rest."""
 
 _PACKAGES = ("torch", "diffusers", "transformers", "xformers", "onnxruntime", "tokenizers")
 
@@ -63,6 +66,7 @@ class Facts:
     additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
     num_parameters: int  # of all the model's parts
     memory: "MemoryEstimate | str | None"  # or why the libraries cannot build it; None: of no diffusion model
+    remedies: "tuple[Remedy, ...]"  # if it does not fit, what would take less memory
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
     num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
     port_error: str | None  # why the server cannot listen, or cannot use its certificate
@@ -73,6 +77,12 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     """Gather all facts. Imports torch, and downloads the model of a hub id. Does not raise: errors are facts, too."""
     torch_error, has_sdpa, gpus = _inspect_torch()
     model, num_parameters = _inspect_model(config.model)
+    memory_bytes = _available_bytes()
+    memory, remedies = (
+        _estimate_memory(config, model, memory_bytes, gpus)
+        if torch_error is None and isinstance(model, DiffusionModelSpec)
+        else (None, ())
+    )
     return Facts(
         python=sys.version_info[:3],
         versions={package: _version(package) for package in _PACKAGES},
@@ -85,14 +95,13 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         cpu_flags=frozenset(read_cpuinfo().get("flags", "").split()),
         num_cores=len(os.sched_getaffinity(0)),
         cgroup_cpus=cpu_limit(),
-        memory_bytes=_available_bytes(),
+        memory_bytes=memory_bytes,
         environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
         model=model,
         additional_model_errors=_check_additional_models(config, model),
         num_parameters=num_parameters,
-        memory=_estimate_memory(config, model)
-        if torch_error is None and isinstance(model, DiffusionModelSpec)
-        else None,
+        memory=memory,
+        remedies=remedies,
         costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
         num_keys=_count_keys(config.frontend.api_keys_file),
         port_error=_check_listeners(config.frontend, open_listeners),
@@ -147,15 +156,30 @@ def _check_additional_models(config: Config, first: AnyModelSpec | str) -> tuple
     return tuple(errors)
 
 
-def _estimate_memory(config: Config, spec: DiffusionModelSpec) -> "MemoryEstimate | str":
-    from noria.engine.diffusion.memory_estimate import estimate_memory
+def available_bytes(memory_bytes: int, gpus: tuple[Gpu, ...], devices: list[str]) -> int | None:
+    """Return what each engine has of its device's memory; None: the GPU is not here."""
+    if devices[0] == "cpu":
+        return memory_bytes // max(devices.count("cpu"), 1)
+    return min((gpu.memory_bytes for gpu in gpus), default=None)
+
+
+def _estimate_memory(
+    config: Config, spec: DiffusionModelSpec, memory_bytes: int, gpus: tuple[Gpu, ...]
+) -> "tuple[MemoryEstimate | str, tuple[Remedy, ...]]":
+    """Return the estimate, or why there is none; and the remedies, which take seconds each, if it does not fit."""
+    from noria.engine.diffusion.memory_estimate import estimate_memory, find_remedies
 
     machine = detect_machine()
-    device = resolve_device(config.engine.devices[0], machine)
+    devices = [resolve_device(name, machine) for name in config.engine.devices]
+    engine = resolve_auto(config.engine, spec, devices[0], machine)
+    assert isinstance(engine.slots, int)
     try:
-        return estimate_memory(spec, resolve_auto(config.engine, spec, device, machine))
+        estimate = estimate_memory(spec, engine)
+        available = available_bytes(memory_bytes, gpus, devices)
+        fits = available is None or estimate.needed(engine.slots) <= MEMORY_SHARE * available
+        return estimate, () if fits else find_remedies(spec, engine, devices[0])
     except NoriaError as error:
-        return error.message
+        return error.message, ()
 
 
 def _load_costs(config: Config, spec: DiffusionModelSpec) -> CostModel | None:

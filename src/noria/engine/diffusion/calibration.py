@@ -252,6 +252,7 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "buckets",
             "decode_batch",
             "vae_tiling",
+            "text_encoder_device",
         )
     }
     versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}

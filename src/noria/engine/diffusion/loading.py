@@ -28,8 +28,9 @@ from noria.engine.resources.priority import run_apart
 from noria.engine.runtime import LoadedModel, Runtime
 from noria.errors import ConfigError
 from noria.folders import cache_folder
-from noria.models.catalog import count_parameters, have_same_architecture
+from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
+from noria.models.weights import weight_bytes
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -196,7 +197,8 @@ class _ModelChanges:
 
 
 def _needed_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
-    return count_parameters(spec) * (4 if config.dtype == "float32" else 2)
+    stems, item_bytes = FAMILIES[spec.family].weight_stems, 4 if config.dtype == "float32" else 2
+    return sum(weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items())
 
 
 def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:
@@ -285,10 +287,16 @@ def load_executor(
 
     machine = detect_machine()
     device = resolve_device(device, machine)
-    if device != "cpu" and (not machine.has_cuda or int(device.partition(":")[2]) >= torch.cuda.device_count()):
+    num_gpus = torch.cuda.device_count() if machine.has_cuda else 0
+    if device != "cpu" and int(device.partition(":")[2]) >= num_gpus:
         raise ConfigError(
-            f"device {device!r} does not exist: torch sees {torch.cuda.device_count()} CUDA devices. "
-            "Use --devices cpu or auto."
+            f"device {device!r} does not exist: torch sees {num_gpus} CUDA devices. Use --devices cpu or auto."
+        )
+    place = config.text_encoder_device
+    if place.startswith("cuda") and int(place.partition(":")[2]) >= num_gpus:
+        raise ConfigError(
+            f"engine.text_encoder_device is {place!r}, which does not exist: torch sees {num_gpus} CUDA devices. Use "
+            "'same' or 'cpu'."
         )
     config = resolve_auto(config, spec, device, machine)
     assert isinstance(config.threads, int)

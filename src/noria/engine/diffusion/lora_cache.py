@@ -8,7 +8,7 @@ counts of a held set of adapters are also the matrices that `lora_rows.py` stack
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,8 +75,9 @@ def padded_rank(rank: int) -> int:
 class LoraCache:
     """At most `max_bytes` of adapters. Any thread may use it; none waits while another reads a file."""
 
-    def __init__(self, device: torch.device, max_bytes: int) -> None:
-        self._device, self._max_bytes = device, max_bytes
+    def __init__(self, devices: Mapping[str, torch.device], max_bytes: int) -> None:
+        """`devices` are those of the model's parts."""
+        self._devices, self._max_bytes = devices, max_bytes
         self._alive: weakref.WeakValueDictionary[str, LoraWeights] = weakref.WeakValueDictionary()  # by digest
         self._held: weakref.WeakValueDictionary[AdaptersKey, Adapters] = weakref.WeakValueDictionary()  # by requests
         self._recent: OrderedDict[str, LoraWeights] = OrderedDict()
@@ -131,7 +132,7 @@ class LoraCache:
         with self._lock:
             self._make_room([lora], weights.nbytes, needed)
             try:
-                return self._touch(lora, weights.to(self._device))
+                return self._touch(lora, weights.to(self._devices))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -6,11 +6,12 @@ bytes of the tensors that exist at once are counted. What kernels allocate insid
 
 import bisect
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -23,13 +24,13 @@ from noria.config import EngineConfig
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel
+from noria.models.diffusion.part_loading import DTYPES, text_encoder_placement
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
-from noria.models.weights import num_tensor_parameters, read_weights
+from noria.models.weights import read_weights, weight_bytes
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ANY_SCALE = 50.0  # of guidance: the largest that a request can have
 _WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
 
@@ -38,13 +39,14 @@ _WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
 class MemoryEstimate:
     """Bytes of a model with its settings, for images of its default size."""
 
-    weights: Mapping[str, int]  # by part
+    weights: Mapping[str, int]  # by part, of those on the model's device
     row: int  # of a denoiser's call, for each row, steered by a ControlNet if there is one
     decoded_image: int  # of decoding, for each image
     prompt: int  # of encoding one
     slot: int  # of the samples and outputs that a slot keeps
     rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
     decode_batch: int
+    elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
 
     def needed(self, slots: int) -> int:
         """Return the bytes of the weights, all slots, and the largest of the three kinds of calls."""
@@ -65,7 +67,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
 
     """
     family = FAMILIES[spec.family]
-    eager = msgspec.structs.replace(config, compile=False, attention="sdpa")
+    eager = msgspec.structs.replace(config, compile=False, attention="sdpa", text_encoder_device="same")
     model: DiffusionModel = family.load(spec, eager, "meta")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
@@ -76,13 +78,13 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
     weights = {
-        part: _ITEM_BYTES[config.dtype] * num_tensor_parameters(read_weights(spec.path, part, stem))
+        part: weight_bytes(spec.path, part, stem, DTYPES[config.dtype].itemsize)
         for part, stem in family.weight_stems.items()
     } | {
-        f"ControlNet {name}": _ITEM_BYTES[config.dtype] * folder.num_parameters
+        f"ControlNet {name}": DTYPES[config.dtype].itemsize * folder.num_parameters
         for name, folder in ControlNetFolders.of(config).for_model(spec).items()
     }
-    return MemoryEstimate(
+    estimate = MemoryEstimate(
         weights=weights,
         row=max(rows[1] - rows[0], rows[0] // 2),
         decoded_image=decoded,
@@ -90,6 +92,79 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         slot=slot,
         rows_per_image=2 if model.guidance.is_active(_ANY_SCALE, "") else 1,
         decode_batch=config.decode_batch,
+    )
+    if config.text_encoder_device == "same":
+        return estimate
+    return _with_texts_elsewhere(spec, estimate, text_encoder_placement(config, "")[0].itemsize)
+
+
+class Remedy(NamedTuple):
+    """Changes, as the operator makes them, by which a model takes less of its device's memory."""
+
+    changes: tuple[str, ...]
+    estimate: MemoryEstimate
+
+
+def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> tuple[Remedy, ...]:
+    """Return what else would take less memory than `config`, each alone, then all together.
+
+    `config` has no "auto" left, and is of an engine on `device`.
+
+    Raises:
+        ModelError: the libraries cannot build a part.
+
+    """
+    estimate, alone, together = estimate_memory(spec, config), [], config
+    settings: list[tuple[str, dict[str, Any]]] = [("--vae-tiling", {"vae_tiling": True})]
+    if config.dtype == "float32":
+        settings.insert(0, ("--dtype bfloat16", {"dtype": "bfloat16"}))
+    for name, changes in settings:
+        changed = estimate_memory(spec, msgspec.structs.replace(config, **changes))
+        if changed.needed(1) < estimate.needed(1):
+            alone.append(Remedy((name,), changed))
+            together = msgspec.structs.replace(together, **changes)
+    all_bytes = estimate_memory(spec, together)
+    if device != "cpu" and config.text_encoder_device == "same":
+        changed = _with_texts_elsewhere(spec, estimate, torch.float32.itemsize)
+        alone.append(Remedy(("--text-encoder-device cpu",), changed))
+        all_bytes = _with_texts_elsewhere(spec, all_bytes, torch.float32.itemsize)
+    part = _denoiser(spec)
+    if _quantized_bytes(spec, config) < estimate.weights[part]:
+        changed = _with_denoiser(spec, estimate, _quantized_bytes(spec, config))
+        alone.append(Remedy((f"a folder whose {part} is quantized to int8",), changed))
+        all_bytes = _with_denoiser(spec, all_bytes, _quantized_bytes(spec, together))
+    if len(alone) < 2:
+        return tuple(alone)
+    return (*alone, Remedy(tuple(name for remedy in alone for name in remedy.changes), all_bytes))
+
+
+def _denoiser(spec: DiffusionModelSpec) -> str:
+    return "transformer" if "transformer" in FAMILIES[spec.family].parts else "unet"
+
+
+def _with_denoiser(spec: DiffusionModelSpec, estimate: MemoryEstimate, num_bytes: int) -> MemoryEstimate:
+    return replace(estimate, weights={**estimate.weights, _denoiser(spec): num_bytes})
+
+
+def _with_texts_elsewhere(spec: DiffusionModelSpec, estimate: MemoryEstimate, item_bytes: int) -> MemoryEstimate:
+    """Return the estimate with the text encoders, whose numbers have `item_bytes`, on another device."""
+    stems = FAMILIES[spec.family].weight_stems
+    elsewhere = {
+        part: weight_bytes(spec.path, part, stem, item_bytes)
+        for part, stem in stems.items()
+        if part.startswith("text_encoder")
+    }
+    weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
+    return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)
+
+
+def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
+    """Return the bytes of the denoiser if its linear layers are in int8, with a scale for each row."""
+    part, item_bytes = _denoiser(spec), DTYPES[config.dtype].itemsize
+    shapes = read_weights(spec.path, part, FAMILIES[spec.family].weight_stems[part]).values()
+    return sum(
+        math.prod(shape) + item_bytes * shape[0] if len(shape) == 2 else item_bytes * math.prod(shape)
+        for shape in shapes
     )
 
 

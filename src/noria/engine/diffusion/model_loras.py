@@ -26,7 +26,9 @@ class ModelLoras:
         if self._folders and config.compile:
             raise ConfigError("engine.loras does not work with engine.compile. Switch off one of them.")
         self._model, self._max_bytes = model, config.lora_cache_bytes
-        self.cache = LoraCache(model.device, config.lora_cache_bytes)
+        self.cache = LoraCache(
+            {name: next(part.parameters()).device for name, part in model.lora_parts.items()}, config.lora_cache_bytes
+        )
         self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if self._folders else {}
         self._denoiser = next(iter(model.lora_parts), "")  # all other parts encode prompts
 

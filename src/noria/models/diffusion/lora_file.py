@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from noria.errors import ModelError, short_repr
+from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.weights import file_size_bytes
 
 MAX_RANK = 512
@@ -100,11 +101,14 @@ class LoraWeights:
         """Bytes of all tensors."""
         return sum(each.down.nbytes + each.up.nbytes for part in self.layers.values() for each in part.values())
 
-    def to(self, device: torch.device) -> "LoraWeights":
-        """Return it on `device`."""
+    def to(self, devices: Mapping[str, torch.device]) -> "LoraWeights":
+        """Return it with the layers of each part on that part's device."""
         return LoraWeights(
             {
-                part: {name: LoraLayer(each.down.to(device), each.up.to(device)) for name, each in layers.items()}
+                part: {
+                    name: LoraLayer(each.down.to(devices[part]), each.up.to(devices[part]))
+                    for name, each in layers.items()
+                }
                 for part, layers in self.layers.items()
             }
         )
@@ -113,7 +117,9 @@ class LoraWeights:
 def read_lora(
     file: pathlib.Path, parts: Mapping[str, torch.nn.Module], dtype: torch.dtype, max_bytes: int
 ) -> LoraWeights:
-    """Return the adapter in `file` for the loaded `parts` of a model, the denoiser first, on the CPU in `dtype`.
+    """Return the adapter in `file` for the loaded `parts` of a model, the denoiser first, on the CPU.
+
+    It is in `dtype`, and for a text encoder in that one's own.
 
     Raises:
         ModelError: the file is larger than `max_bytes` or damaged, has another format than LoRA or numbers that are not
@@ -140,9 +146,10 @@ def read_lora(
     for (part, name), (down, up) in pairs.items():
         module = _find_module(file, parts, part, name)
         scale = _scale(file, metadata, part, name, down.shape[0] if down.ndim else 0)
-        layer = _fit(f"{file.name}: {part}.{name}", module, down.to(dtype), (up.float() * scale).to(dtype))
+        kind = dtype if part == next(iter(parts)) else unquantized_dtype(parts[part])
+        layer = _fit(f"{file.name}: {part}.{name}", module, down.to(kind), (up.float() * scale).to(kind))
         if not (layer.down.isfinite().all() and layer.up.isfinite().all()):
-            raise ModelError(f"{file.name}: {part}.{name} has numbers that are too large for {dtype}.")
+            raise ModelError(f"{file.name}: {part}.{name} has numbers that are too large for {kind}.")
         layers.setdefault(part, {})[_module_name(parts[part], name)] = layer
     return LoraWeights(layers)
 

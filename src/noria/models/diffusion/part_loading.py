@@ -10,12 +10,25 @@ from typing import Any
 
 import torch
 
+from noria.config import EngineConfig
 from noria.errors import ModelError
+from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
 from noria.models.families import FAMILIES
 from noria.models.weights import variant
 from noria.protocol.diffusion import DiffusionModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def text_encoder_placement(config: EngineConfig, device: str) -> tuple[torch.dtype, str]:
+    """Return the dtype and the device of the text encoders of a model on `device`; `config` has no "auto" left.
+
+    On a CPU beside a GPU they are in float32, because few CPUs are fast in another.
+    """
+    dtype = DTYPES[config.dtype]
+    if config.text_encoder_device == "same":
+        return dtype, device
+    return torch.float32 if config.text_encoder_device == "cpu" else dtype, config.text_encoder_device
 
 
 def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch.dtype, device: str) -> Any:
@@ -39,6 +52,11 @@ def load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.
                 else part_class(part_class.config_class.from_pretrained(folder, local_files_only=True))
             )
         return configured.to(dtype).eval().requires_grad_(requires_grad=False)
+    if device == "cpu" and isinstance(read_quantization(folder / "config.json"), BitsAndBytes):
+        raise ModelError(
+            f"{folder}: its weights are quantized by bitsandbytes, whose loader needs a GPU. Use a GPU, or a folder "
+            "that torchao has quantized (Int8WeightOnlyConfig)."
+        )
     part, info = part_class.from_pretrained(
         folder,
         dtype=dtype,
@@ -53,7 +71,17 @@ def load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.
             f"the weights in {folder} do not match its configuration: {len(missing_keys)} parameters are missing or "
             f"have another shape, the first is {missing_keys[0]}. Save the model again with save_pretrained."
         )
+    wanted = {each.dtype for each in part.parameters() if type(each.data).__name__ == "Float8Tensor"} - {dtype}
+    if wanted:
+        name = str(wanted.pop()).removeprefix("torch.")
+        raise ModelError(f"{folder}: its weights in float8 multiply only {name}: set engine.dtype to {name}.")
     return part.to(device).eval().requires_grad_(requires_grad=False)
+
+
+def unquantized_dtype(part: torch.nn.Module) -> torch.dtype:
+    """Return the dtype of a part's inputs: a quantized weight says the one that it was made from."""
+    floats = [each.dtype for each in part.parameters() if type(each) is torch.nn.Parameter and each.is_floating_point()]
+    return floats[0]
 
 
 def load_text_encoder(

@@ -32,6 +32,7 @@ from noria.models.diffusion.part_loading import (
     load_text_encoder,
     load_vae,
     loading,
+    text_encoder_placement,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
@@ -71,13 +72,13 @@ class Flux(PackedFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import FluxTransformer2DModel
             from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
-            clip = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", dtype, device)
-            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_2", dtype, device)
+            clip = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement)
+            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_2", *placement)
             transformer = load_part(FluxTransformer2DModel, spec, "transformer", dtype, device)
             vae = load_vae(spec, dtype, device)
             return cls(clip, t5, transformer, vae, load_scheduler_config(spec), config)
@@ -96,7 +97,9 @@ class Flux(PackedFlow):
         tokens_BTD = text_outputs(self._t5, texts, _MAX_TOKENS).last_hidden_state
         return [
             Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P})
-            for tokens_TD, pooled_P in zip(tokens_BTD.to(self.dtype), pooled_BP.to(self.dtype), strict=True)
+            for tokens_TD, pooled_P in zip(
+                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), strict=True
+            )
         ]
 
     def predict(

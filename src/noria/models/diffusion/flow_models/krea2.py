@@ -34,7 +34,14 @@ from noria.models.diffusion.folders.qwen_folder import (
     NUM_SYSTEM_TOKENS,
     SYSTEM_PROMPT,
 )
-from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_vae,
+    loading,
+    text_encoder_placement,
+)
 from noria.models.weights import read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
@@ -76,7 +83,7 @@ class Krea2(LatentFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import Krea2Transformer2DModel
             from transformers import Qwen2Tokenizer, Qwen3VLModel
@@ -84,7 +91,7 @@ class Krea2(LatentFlow):
             return cls(
                 Qwen2Tokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
                 # Its layers for images are not kept.
-                load_part(Qwen3VLModel, spec, "text_encoder", dtype, device).language_model,
+                load_part(Qwen3VLModel, spec, "text_encoder", *placement).language_model,
                 load_part(Krea2Transformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),
@@ -108,15 +115,15 @@ class Krea2(LatentFlow):
         lengths = [len(ids) for ids in chats]
         tokens = self._tokenizer.pad({"input_ids": chats}, return_tensors="pt")
         outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self.device),
-            attention_mask=tokens.attention_mask.to(self.device),
+            input_ids=tokens.input_ids.to(self._text_encoder.device),
+            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
             output_hidden_states=True,
             use_cache=False,
         )
         hidden_BTLD = torch.stack([outputs.hidden_states[layer] for layer in self._index.text_layers], dim=2)
         return [
             Conditioning({"encoder_hidden_states": hidden_TLD[NUM_SYSTEM_TOKENS:length]})
-            for hidden_TLD, length in zip(hidden_BTLD.to(self.dtype), lengths, strict=True)
+            for hidden_TLD, length in zip(hidden_BTLD.to(self.device, self.dtype), lengths, strict=True)
         ]
 
     def predict(

@@ -11,6 +11,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
 
@@ -45,8 +46,7 @@ class LatentFlow:
             raise ConfigError(f"engine.attention is {config.attention!r}; models with a transformer support 'sdpa'.")
         self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device: torch.device = transformer.device
-        self.dtype: torch.dtype = transformer.dtype
-        self.noise_dtype: torch.dtype = transformer.dtype
+        self.dtype = self.noise_dtype = unquantized_dtype(transformer)
         self._transformer = torch.compile(transformer, dynamic=False) if config.compile else transformer
         self._latent_channels = latent_channels
         self._vae = self.vae_class(vae, config)

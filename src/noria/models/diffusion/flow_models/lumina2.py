@@ -27,7 +27,14 @@ from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
 from noria.models.diffusion.folders.flow_folder import PATCH
 from noria.models.diffusion.folders.lumina2_folder import MAX_PROMPT_TOKENS
-from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_vae,
+    loading,
+    text_encoder_placement,
+)
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
@@ -70,14 +77,14 @@ class Lumina2(LatentFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import Lumina2Transformer2DModel
             from transformers import Gemma2Model, GemmaTokenizer
 
             return cls(
                 GemmaTokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
-                load_part(Gemma2Model, spec, "text_encoder", dtype, device),
+                load_part(Gemma2Model, spec, "text_encoder", *placement),
                 load_part(Lumina2Transformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),
@@ -96,13 +103,13 @@ class Lumina2(LatentFlow):
             texts, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt"
         )
         outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self.device),
-            attention_mask=tokens.attention_mask.to(self.device),
+            input_ids=tokens.input_ids.to(self._text_encoder.device),
+            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
             output_hidden_states=True,
             use_cache=False,
         )
         lengths = tokens.attention_mask.sum(1).tolist()
-        hidden_BTD = outputs.hidden_states[-2].to(self.dtype)
+        hidden_BTD = outputs.hidden_states[-2].to(self.device, self.dtype)
         return [
             Conditioning({"encoder_hidden_states": hidden_TD[:length]})
             for hidden_TD, length in zip(hidden_BTD, lengths, strict=True)

@@ -33,7 +33,14 @@ from noria.models.diffusion.folders.qwen_folder import (
     NUM_SYSTEM_TOKENS,
     SYSTEM_PROMPT,
 )
-from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_vae,
+    loading,
+    text_encoder_placement,
+)
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
@@ -73,7 +80,7 @@ class QwenImage(LatentFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import QwenImageTransformer2DModel
             from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
@@ -81,7 +88,7 @@ class QwenImage(LatentFlow):
             return cls(
                 Qwen2Tokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
                 # Its layers for images and its head are not kept.
-                load_part(Qwen2_5_VLForConditionalGeneration, spec, "text_encoder", dtype, device).model.language_model,
+                load_part(Qwen2_5_VLForConditionalGeneration, spec, "text_encoder", *placement).model.language_model,
                 load_part(QwenImageTransformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),
@@ -105,12 +112,12 @@ class QwenImage(LatentFlow):
         max_length = NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS
         tokens = self._tokenizer(chats, padding=True, max_length=max_length, truncation=True, return_tensors="pt")
         outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self.device),
-            attention_mask=tokens.attention_mask.to(self.device),
+            input_ids=tokens.input_ids.to(self._text_encoder.device),
+            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
             use_cache=False,
         )
         lengths = tokens.attention_mask.sum(1).tolist()
-        hidden_BTD = outputs.last_hidden_state.to(self.dtype)
+        hidden_BTD = outputs.last_hidden_state.to(self.device, self.dtype)
         return [
             Conditioning({"encoder_hidden_states": hidden_TD[NUM_SYSTEM_TOKENS:length]})
             for hidden_TD, length in zip(hidden_BTD, lengths, strict=True)

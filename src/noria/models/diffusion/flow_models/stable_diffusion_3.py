@@ -24,6 +24,7 @@ from noria.models.diffusion.part_loading import (
     load_text_encoder,
     load_vae,
     loading,
+    text_encoder_placement,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
@@ -66,14 +67,14 @@ class StableDiffusion3(LatentFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import SD3Transformer2DModel
             from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
             clip_classes = CLIPTokenizer, CLIPTextModelWithProjection
-            clips = [load_text_encoder(clip_classes, spec, suffix, dtype, device) for suffix in ("", "_2")]
-            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_3", dtype, device)
+            clips = [load_text_encoder(clip_classes, spec, suffix, *placement) for suffix in ("", "_2")]
+            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_3", *placement)
             transformer = load_part(SD3Transformer2DModel, spec, "transformer", dtype, device)
             return cls(clips, t5, transformer, load_vae(spec, dtype, device), load_scheduler_config(spec), config)
 
@@ -97,7 +98,9 @@ class StableDiffusion3(LatentFlow):
         tokens_BTD = torch.cat([clip_BTD, t5_BTD], dim=1)
         return [
             Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P})
-            for tokens_TD, pooled_P in zip(tokens_BTD.to(self.dtype), pooled_BP.to(self.dtype), strict=True)
+            for tokens_TD, pooled_P in zip(
+                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), strict=True
+            )
         ]
 
     def predict(

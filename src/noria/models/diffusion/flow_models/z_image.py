@@ -22,7 +22,14 @@ from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.flow_models.latent_flow import QWEN_CHAT, TRAIN_STEPS, LatentFlow
 from noria.models.diffusion.folders.flow_folder import MAX_PROMPT_TOKENS, PATCH
-from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_vae,
+    loading,
+    text_encoder_placement,
+)
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, shift_of_length
@@ -61,14 +68,14 @@ class ZImage(LatentFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import ZImageTransformer2DModel
             from transformers import Qwen2Tokenizer, Qwen3Model
 
             return cls(
                 Qwen2Tokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
-                load_part(Qwen3Model, spec, "text_encoder", dtype, device),
+                load_part(Qwen3Model, spec, "text_encoder", *placement),
                 load_part(ZImageTransformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),
@@ -95,13 +102,13 @@ class ZImage(LatentFlow):
             chats, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt"
         )
         outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self.device),
-            attention_mask=tokens.attention_mask.to(self.device),
+            input_ids=tokens.input_ids.to(self._text_encoder.device),
+            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
             output_hidden_states=True,
             use_cache=False,
         )
         lengths = tokens.attention_mask.sum(1).tolist()
-        hidden_BTD = outputs.hidden_states[-2].to(self.dtype)
+        hidden_BTD = outputs.hidden_states[-2].to(self.device, self.dtype)
         return [
             Conditioning({"caption": hidden_TD[:length]}) for hidden_TD, length in zip(hidden_BTD, lengths, strict=True)
         ]

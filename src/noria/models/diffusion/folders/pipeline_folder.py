@@ -5,7 +5,7 @@ The `*_folder.py` of a family inspects its folders with it. This module knows ne
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from noria.errors import InvalidField, ModelError, short_repr
 from noria.images import scheduler_names
+from noria.models.diffusion.folders.quantization import SERVED, read_quantization
 from noria.models.families import Family
 from noria.models.weights import REDOWNLOAD_HINT, Shapes, read_object, read_struct, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -91,16 +92,21 @@ def check_files(folder: pathlib.Path, family: Family) -> str:
         if part.startswith("tokenizer"):
             check_chooses_no_code(folder / part / "tokenizer_config.json")
     for part in family.weight_stems:
-        check_chooses_no_code(folder / part / "config.json")
+        file = folder / part / "config.json"
+        is_quantized = part != "vae" and read_quantization(file) is not None
+        check_chooses_no_code(file, {"quantization_config"} if is_quantized else frozenset())
     return str(index["_class_name"])
 
 
-def check_chooses_no_code(file: pathlib.Path) -> None:
-    """Check that a part's configuration, at any depth, chooses no code, and that no adapter replaces the part."""
+def check_chooses_no_code(file: pathlib.Path, checked: Set[str] = frozenset()) -> None:
+    """Check that a part's configuration, at any depth, chooses no code, and that no adapter replaces the part.
+
+    Of its outermost keys, those in `checked` were found to be harmless before.
+    """
     adapter_file = file.parent / "adapter_config.json"
     if adapter_file.exists():
         raise ModelError(f"{adapter_file}: adapters are not supported. Merge it into the model, and remove the file.")
-    pending: list[object] = [read_object(file)]
+    pending: list[object] = [{key: value for key, value in read_object(file).items() if key not in checked}]
     while pending:
         tree = pending.pop()
         if isinstance(tree, dict):
@@ -108,8 +114,7 @@ def check_chooses_no_code(file: pathlib.Path) -> None:
                 if tree[key] and tree[key] not in _CODE_KEYS[key]:
                     raise ModelError(
                         f"{file}: {key} is {short_repr(tree[key])}, by which a model chooses code to import or "
-                        "download. Remove the key; attention is chosen by engine.attention, and quantized models are "
-                        "not supported."
+                        f"download. Remove the key; attention is chosen by engine.attention. Quantized, {SERVED}."
                     )
         pending += tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
 

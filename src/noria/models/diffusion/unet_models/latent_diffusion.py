@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
+from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.unet_models.controlnet import ControlNets
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
@@ -31,8 +32,8 @@ class LatentDiffusion:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
         self.controlnets = controlnets
         self.unet, self.scheduler_config, self.guidance = unet, scheduler_config, guidance
-        self.device, self.dtype = unet.device, unet.dtype
-        self.noise_dtype: torch.dtype = unet.dtype
+        self.device: torch.device = unet.device
+        self.dtype = self.noise_dtype = unquantized_dtype(unet)
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         self._vae = LatentVae(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()

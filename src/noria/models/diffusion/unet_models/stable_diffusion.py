@@ -15,7 +15,14 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.part_loading import DTYPES, load_part, load_scheduler_config, load_vae, loading
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_vae,
+    loading,
+    text_encoder_placement,
+)
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -50,7 +57,7 @@ class StableDiffusion(LatentDiffusion):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import UNet2DConditionModel
             from transformers import CLIPTextModel, CLIPTokenizer
@@ -58,7 +65,7 @@ class StableDiffusion(LatentDiffusion):
             unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
             return cls(
                 CLIPTokenizer.from_pretrained(spec.path / "tokenizer"),
-                load_part(CLIPTextModel, spec, "text_encoder", dtype, device),
+                load_part(CLIPTextModel, spec, "text_encoder", *placement),
                 unet,
                 load_vae(spec, dtype, device),
                 load_controlnets(spec, config, device),
@@ -73,12 +80,14 @@ class StableDiffusion(LatentDiffusion):
             list(prompts), padding="max_length", max_length=self._num_tokens, truncation=True, return_tensors="pt"
         )
         mask = (
-            tokens.attention_mask.to(self.device)
+            tokens.attention_mask.to(self.text_encoder.device)
             if getattr(self.text_encoder.config, "use_attention_mask", False)
             else None
         )
-        embeddings_BTD = self.text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
-        return [Conditioning({"encoder_hidden_states": each_TD}) for each_TD in embeddings_BTD.to(self.dtype)]
+        embeddings_BTD = self.text_encoder(tokens.input_ids.to(self.text_encoder.device), attention_mask=mask)[0]
+        return [
+            Conditioning({"encoder_hidden_states": each_TD}) for each_TD in embeddings_BTD.to(self.device, self.dtype)
+        ]
 
     def predict(
         self,

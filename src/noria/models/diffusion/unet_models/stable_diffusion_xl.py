@@ -27,6 +27,7 @@ from noria.models.diffusion.part_loading import (
     load_text_encoder,
     load_vae,
     loading,
+    text_encoder_placement,
 )
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
@@ -71,13 +72,13 @@ class StableDiffusionXL(LatentDiffusion):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import UNet2DConditionModel
             from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-            first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", dtype, device)
-            second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", dtype, device)
+            first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement)
+            second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", *placement)
             unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
             vae = load_vae(spec, dtype, device)
             if dtype is torch.float16 and getattr(vae.config, "force_upcast", False):
@@ -103,16 +104,18 @@ class StableDiffusionXL(LatentDiffusion):
                 truncation=True,
                 return_tensors="pt",
             )
-            outputs = text_encoder(tokens.input_ids.to(self.device), output_hidden_states=True)
+            outputs = text_encoder(tokens.input_ids.to(text_encoder.device), output_hidden_states=True)
             hidden.append(outputs.hidden_states[-2])
             pooled_BP = outputs[0]  # the last one's: with a projection, its pooled output comes first
         assert pooled_BP is not None
-        embeddings_BTD = torch.cat(hidden, dim=-1).to(self.dtype)
+        embeddings_BTD = torch.cat(hidden, dim=-1).to(self.device, self.dtype)
         return [
             _conditioning(tokens_TD, pooled_P)
             if prompt is not None
             else _conditioning(torch.zeros_like(tokens_TD), torch.zeros_like(pooled_P))
-            for prompt, tokens_TD, pooled_P in zip(prompts, embeddings_BTD, pooled_BP.to(self.dtype), strict=True)
+            for prompt, tokens_TD, pooled_P in zip(
+                prompts, embeddings_BTD, pooled_BP.to(self.device, self.dtype), strict=True
+            )
         ]
 
     def predict(

@@ -11,6 +11,7 @@ import torch
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import ConditioningRows
+from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.sampling.previews import clean_weights
 
 
@@ -21,7 +22,7 @@ class DenoisingUnet:
         """`scheduler_config` says the noise schedule and what the UNet predicts; `config` has no "auto" left."""
         self._memory_format = memory_format(config)
         configure(unet, config)
-        self._dtype: torch.dtype = unet.dtype
+        self._dtype = unquantized_dtype(unet)
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
         self._guidance_width: int | None = unet.config.time_cond_proj_dim
         self._alpha_bars = _alpha_bars(scheduler_config)

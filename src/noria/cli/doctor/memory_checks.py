@@ -1,0 +1,83 @@
+"""The checks of `noria doctor` of an image model's memory: whether it fits, and what it would take."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from noria.cli.doctor.finding import Finding, Verdict
+from noria.cli.doctor.machine_facts import MEMORY_SHARE, Facts, available_bytes
+from noria.config import EngineConfig
+from noria.protocol.diffusion import DiffusionModelSpec
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion.memory_estimate import MemoryEstimate
+
+_GIB = 2**30
+_MAX_SLOTS = 256  # of engine.slots
+
+
+def check_memory(
+    estimate: "MemoryEstimate", facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig, devices: list[str]
+) -> Iterator[Finding]:
+    """What the model needs, and whether the device has it; what a GPU needs that is not here is said, too."""
+    assert isinstance(engine.slots, int)
+    rows = engine.slots * estimate.rows_per_image
+    elsewhere = sum(estimate.elsewhere.values())
+    yield Finding(
+        "ok",
+        "memory",
+        f"weights {_gib(sum(estimate.weights.values()))} GiB in {engine.dtype} ({_list(estimate.weights)})"
+        + (
+            f", and on {engine.text_encoder_device} {_gib(elsewhere)} ({_list(estimate.elsewhere)})"
+            if elsewhere
+            else ""
+        )
+        + f"; {spec.default_width_px}×{spec.default_height_px} px: a call of {rows} rows {_gib(rows * estimate.row)}, "
+        f"decoding {engine.decode_batch} images {_gib(engine.decode_batch * estimate.decoded_image)}, "
+        f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}",
+    )
+    available = available_bytes(facts.memory_bytes, facts.gpus, devices)
+    if available is None:
+        return
+    where = "free memory" if devices[0] == "cpu" else "GPU memory"
+    needed, smallest, usable = estimate.needed(engine.slots), estimate.needed(1), int(MEMORY_SHARE * available)
+    text = (
+        f"{_gib(needed)} GiB in {engine.dtype} with {engine.slots} slots, {_gib(smallest)} with 1, of "
+        f"{_gib(available)} {where}"
+    )
+    if needed <= usable:
+        yield Finding("ok", "fits", text)
+    else:
+        verdict: Verdict = "warn" if estimate.slots_in(available) else "fail"
+        slots = estimate.slots_in(usable)
+        hints = [f"--slots {slots}"] if slots else []
+        hints += _describe_remedies(facts, usable, slots, len(devices))
+        advice = f"use {', or '.join(hints)}" if hints else "no setting that Noria knows is enough"
+        yield Finding(verdict, "fits", f"{text}: {'tight' if verdict == 'warn' else 'too little'}; {advice}")
+    if engine.text_encoder_device == "cpu" and elsewhere * len(devices) > facts.memory_bytes:
+        yield Finding(
+            "fail",
+            "fits",
+            f"text encoders take {_gib(elsewhere * len(devices))} GiB of main memory, which has "
+            f"{_gib(facts.memory_bytes)}: use --text-encoder-device same",
+        )
+
+
+def _describe_remedies(facts: Facts, usable: int, slots: int, num_engines: int) -> Iterator[str]:
+    """Yield the changes by which more than `slots` fit; all of them together only if none is enough alone."""
+    is_one_enough = False
+    for remedy in facts.remedies:
+        fitting = min(remedy.estimate.slots_in(usable), _MAX_SLOTS)
+        elsewhere = num_engines * sum(remedy.estimate.elsewhere.values())
+        if fitting <= slots or elsewhere > facts.memory_bytes or (is_one_enough and len(remedy.changes) > 1):
+            continue
+        is_one_enough = True
+        moved = f", {_gib(elsewhere)} GiB in main memory" if elsewhere else ""
+        yield f"{' and '.join(remedy.changes)} (up to {fitting} slots{moved})"
+
+
+def _list(weights: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {_gib(num)}" for name, num in sorted(weights.items(), key=lambda part: -part[1]))
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.2f}" if num_bytes < 10 * _GIB else f"{num_bytes / _GIB:.0f}"
