@@ -66,7 +66,8 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
         allocated_bytes(lambda: model.decode(torch.zeros(2, *shape))), rel=0.2
     )
     assert estimate.rows_per_image == (1 if family in ("flux", "flux-2-klein, distilled") else 2)
-    assert sum(estimate.weights.values()) == 4 * count_parameters(spec)
+    # Counters of batches, which are no parameters, have eight bytes.
+    assert sum(estimate.weights.values()) == pytest.approx(4 * count_parameters(spec), abs=8)
 
 
 def test_slots_are_those_that_fit() -> None:

@@ -26,6 +26,7 @@ from noria.models.diffusion.part_loading import (
     load_text_encoder,
     load_vae,
     loading,
+    text_encoder_placement,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
@@ -58,12 +59,12 @@ class Chroma(PackedFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import ChromaTransformer2DModel
             from transformers import T5EncoderModel, T5TokenizerFast
 
-            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "", dtype, device)
+            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "", *placement)
             transformer = load_part(ChromaTransformer2DModel, spec, "transformer", dtype, device)
             return cls(t5, transformer, load_vae(spec, dtype, device), load_scheduler_config(spec), config)
 
@@ -76,12 +77,13 @@ class Chroma(PackedFlow):
             truncation=True,
             return_tensors="pt",
         )
-        mask_BT = tokens.attention_mask.to(self.device)
-        hidden_BTD = self._text_encoder(tokens.input_ids.to(self.device), attention_mask=mask_BT)[0].to(self.dtype)
-        shown_BT = torch.arange(mask_BT.shape[1], device=self.device) <= mask_BT.sum(1, keepdim=True)
+        mask_BT = tokens.attention_mask.to(self._text_encoder.device)
+        outputs = self._text_encoder(tokens.input_ids.to(self._text_encoder.device), attention_mask=mask_BT)
+        hidden_BTD = outputs[0].to(self.device, self.dtype)
+        shown_BT = torch.arange(mask_BT.shape[1], device=mask_BT.device) <= mask_BT.sum(1, keepdim=True)
         return [
             Conditioning({"encoder_hidden_states": hidden_TD, "attention_mask": shown_T})
-            for hidden_TD, shown_T in zip(hidden_BTD, shown_BT.to(self.dtype), strict=True)
+            for hidden_TD, shown_T in zip(hidden_BTD, shown_BT.to(self.device, self.dtype), strict=True)
         ]
 
     def predict(

@@ -32,6 +32,7 @@ from noria.models.diffusion.part_loading import (
     load_text_encoder,
     load_vae,
     loading,
+    text_encoder_placement,
 )
 from noria.models.diffusion.vae import LatentVae, PatchedVae
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -72,13 +73,13 @@ class Flux2Klein(LatentFlow):
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
-        dtype = DTYPES[config.dtype]
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import Flux2Transformer2DModel
             from transformers import Qwen2Tokenizer, Qwen3Model
 
             return cls(
-                load_text_encoder((Qwen2Tokenizer, Qwen3Model), spec, "", dtype, device),
+                load_text_encoder((Qwen2Tokenizer, Qwen3Model), spec, "", *placement),
                 load_part(Flux2Transformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),
@@ -101,12 +102,12 @@ class Flux2Klein(LatentFlow):
             return_tensors="pt",
         )
         hidden_states = self._text_encoder(
-            input_ids=tokens.input_ids.to(self.device),
-            attention_mask=tokens.attention_mask.to(self.device),
+            input_ids=tokens.input_ids.to(self._text_encoder.device),
+            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
             output_hidden_states=True,
             use_cache=False,
         ).hidden_states
-        tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.dtype)
+        tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.device, self.dtype)
         return [Conditioning({"encoder_hidden_states": tokens_TD}) for tokens_TD in tokens_BTD]
 
     def predict(
