@@ -105,7 +105,7 @@ def test_an_interrupted_bench_prints_what_there_is(expired, status, monkeypatch,
 
 def test_steps_are_measured_where_only_torch_and_diffusers_are_installed(tmp_path):
     """And missing packages are named. A fresh process hides the other libraries from imports."""
-    hidden = ("msgspec", "transformers", "psutil", "starlette", "zmq", "prometheus_client", "sqlalchemy")
+    hidden = ("msgspec", "transformers", "peft", "psutil", "starlette", "zmq", "prometheus_client", "sqlalchemy")
     script = f"""
 import sys
 from importlib.machinery import PathFinder

@@ -261,4 +261,4 @@ def test_images_of_torchaos_models_are_those_of_the_pipelines(tmp_path: pathlib.
         assert (of_all, of_denoiser) == (of_all_quantized, of_denoiser_quantized), name
         assert found["estimated_bytes"] < 4 * of_all, name
         if "lora" in found:
-            assert (found["lora"] > 5, found["lora alone"] <= 1, found["lora others"] <= 1) == (True,) * 3, name
+            assert (found["lora"] > 0, found["lora alone"] <= 1, found["lora others"] <= 1) == (True,) * 3, name

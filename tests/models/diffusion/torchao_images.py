@@ -136,7 +136,8 @@ def examine(name, folder):
         "estimated_bytes": sum(estimate_memory(spec, executor.config).weights.values()),
     }
     if executor.model.lora_parts:
-        save_diffusers_lora(folder.parent / "all.safetensors", executor.model.lora_parts, rank=2)
+        layers = ("to_q", "to_k", "to_v", "w1", "w2") if spec.family == "z-image" else ()  # not those that merge rows
+        save_diffusers_lora(folder.parent / "all.safetensors", executor.model.lora_parts, *layers, rank=2)
         lora = Lora("all", 0.7, digest_of(folder.parent / "all.safetensors"))
         adapted = DiffusionExecutor(
             executor.model, EngineConfig(dtype=dtype, slots=8, threads=1, loras=(str(folder.parent),))

@@ -61,6 +61,8 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> 
     control = schemas["ControlField"]["properties"]
     for name, most in (("scale", MAX_CONTROL_SCALE), ("start", 1.0), ("end", 1.0)):
         control[name] |= {"minimum": 0.0, "maximum": most}
+    control["image"] = {"type": "string", "minLength": 1}  # a form's `controls`, whose images are files, is a text here
+    schemas["ControlField"]["required"] = ["name", "image"]
     for body in (ImageRequestBody, GenerationsRequestBody, EditsFields):
         schemas[body.__name__]["properties"]["loras"]["maxItems"] = MAX_LORAS
         schemas[body.__name__]["properties"]["controls"]["maxItems"] = MAX_CONTROLS
