@@ -14,6 +14,7 @@ import json
 import logging
 import pathlib
 import shutil
+import struct
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from google.protobuf.message import DecodeError
 from PIL import Image
 from safetensors.numpy import save
 
+import gguf_files
 from fuzz import mutation
 from fuzz.in_process_server import InProcessServer, framed
 from noria.config import FrontendConfig
@@ -612,6 +614,34 @@ def open_loras():
         yield read
 
 
+def gguf_seeds():
+    """Small files, one with an array in its fields."""
+    yield gguf_files.gguf_bytes({"a.weight": ((4, 32), "Q8_0"), "a.bias": ((4,), "F32")})
+    array = gguf_files.field("general.tags", 9, struct.pack("<IQ", 8, 2) + gguf_files.string("a") * 2)
+    yield gguf_files.gguf_bytes({"a.weight": ((4, 32), "BF16")}, (array,))
+
+
+@contextlib.contextmanager
+def open_ggufs():
+    """Read headers."""
+    from noria.models.gguf_file import read_gguf_header
+
+    with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
+        file = pathlib.Path(name) / "a.gguf"
+
+        def read(data):
+            file.write_bytes(data)
+            try:
+                header = read_gguf_header(file)
+            except ModelError as error:
+                error.message.encode()
+                return False
+            assert sum(tensor.stored_bytes for tensor in header.tensors.values()) <= len(data)
+            return True
+
+        yield read
+
+
 TARGETS = {
     "http": Target(open_http, http_seeds, lambda mutate: None, 0.05),
     "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
@@ -633,5 +663,6 @@ TARGETS = {
         0.05,
     ),
     "loras": Target(open_loras, lora_seeds, lambda mutate: None, 0.02, max_bytes=2000),
+    "ggufs": Target(open_ggufs, gguf_seeds, lambda mutate: None, 0.02, max_bytes=2000),
     "messages": Target(open_messages, message_seeds, mutation.message_pack, 0.32, max_bytes=2000),
 }

@@ -51,7 +51,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     transformer, vae = _read_sizes(folder, family)
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     expected = {"in_channels": (1, transformer.in_channels)}
-    check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
+    check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight", "img_in.weight"), expected)
     steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
     return make_spec(
         folder,

@@ -77,7 +77,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     caption = {"hidden_size": (0, transformer.hidden_size), "cap_feat_dim": (1, transformer.cap_feat_dim)}
     for part, names, expected in (
         ("text_encoder", ("embed_tokens.weight", "model.embed_tokens.weight"), embedding),
-        ("transformer", ("time_caption_embed.caption_embedder.1.weight",), caption),
+        ("transformer", ("time_caption_embed.caption_embedder.1.weight", "cap_embedder.1.weight"), caption),
         ("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, transformer.in_channels)}),
     ):
         check_layer(folder, family, part, shapes[part], names, expected)
