@@ -79,12 +79,29 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="CPU threads of one operation; `auto` is the usable cores divided by the engines"),
     ] = "auto"
     attention: Annotated[
-        Literal["sdpa", "plain", "sliced", "xformers"],
+        Literal[
+            "auto",
+            "sdpa",
+            "plain",
+            "sliced",
+            "xformers",
+            "flash",
+            "flash_varlen",
+            "sage",
+            "sage_varlen",
+            "_flash_3",
+            "_flash_varlen_3",
+            "_native_cudnn",
+            "_native_efficient",
+            "_native_flash",
+            "_native_math",
+        ],
         Meta(
-            description="attention implementation: `sdpa` and `xformers` are memory-efficient, `sliced` is attention "
-            "slicing, `plain` is neither"
+            description="attention implementation: `auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` are "
+            "for UNets, the others diffusers' names of those for transformers. Which a model allows: docs/models.md. "
+            "Those of the hub (`…_hub`) are not allowed, because they download code"
         ),
-    ] = "sdpa"
+    ] = "auto"
     channels_last: Annotated[bool, Meta(description="keep the UNet's and VAE's tensors in NHWC memory order")] = True
     text_encoder_device: Annotated[
         str,

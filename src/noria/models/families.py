@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noria.config import EngineConfig
-from noria.errors import ModelError, short_repr
+from noria.errors import ConfigError, ModelError, short_repr
 from noria.extras import check_installed
 from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES
 from noria.models.weights import REDOWNLOAD_HINT, read_object
@@ -49,6 +49,7 @@ class Family:
     # "module:name" of what is called, which is imported only then:
     inspect_with: str  # (folder, family) → spec; the module must not import torch
     load_with: str  # (spec, config, device) → what the kind's runtime runs
+    attention: tuple[str, ...] = ("sdpa",)  # the values of `engine.attention` that its masks allow
     gpu_dtype: str = (
         "float16"  # of a diffusion model on a GPU, unless the operator chooses: not where float16 overflows
     )
@@ -69,6 +70,23 @@ class Family:
         if name not in allowed:
             raise ModelError(f"{file}: the {part or 'model'} is a {short_repr(name)}; supported: {', '.join(allowed)}.")
         return str(name)
+
+    def check_attention(self, name: str) -> str:
+        """Return `name`, a value of `engine.attention`, and for "auto" torch's own.
+
+        Raises:
+            ConfigError: it cannot compute what the family's calls need.
+
+        """
+        if name == "auto":
+            return "sdpa"
+        if name not in self.attention:
+            reason = ", because it takes no masks" if name in MASKLESS_ATTENTION and len(self.attention) > 1 else ""
+            raise ConfigError(
+                f"engine.attention is {name!r}, which {self.name} does not allow{reason}; allowed are auto, "
+                f"{', '.join(self.attention)}."
+            )
+        return name
 
     def inspect(self, folder: pathlib.Path) -> AnyModelSpec:
         """Check a folder and return its spec, without name and fingerprint.
@@ -91,6 +109,12 @@ class Family:
         """
         return pkgutil.resolve_name(self.load_with)(spec, config, device)
 
+
+_UNET_ATTENTION = ("sdpa", "plain", "sliced", "xformers")
+# Of transformers that call diffusers' dispatcher of attention, with masks of numbers, of padded tokens, or none.
+_WITH_ANY_MASK = ("sdpa", "_native_cudnn", "_native_efficient", "_native_math")
+_WITH_PADDING = (*_WITH_ANY_MASK, "flash_varlen", "sage_varlen", "_flash_varlen_3")
+MASKLESS_ATTENTION = ("flash", "sage", "_flash_3", "_native_flash")
 
 _STABLE_DIFFUSION_PARTS = {
     "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
@@ -118,6 +142,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.stable_diffusion_folder:inspect",
         load_with="noria.models.diffusion.unet_models.stable_diffusion:StableDiffusion.load",
+        attention=_UNET_ATTENTION,
     ),
     Family(
         name="stable-diffusion-xl",
@@ -135,6 +160,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.stable_diffusion_xl_folder:inspect",
         load_with="noria.models.diffusion.unet_models.stable_diffusion_xl:StableDiffusionXL.load",
+        attention=_UNET_ATTENTION,
     ),
     Family(
         name="z-image",
@@ -154,6 +180,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.z_image_folder:inspect",
         load_with="noria.models.diffusion.flow_models.z_image:ZImage.load",
+        attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -174,6 +201,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.qwen_image_folder:inspect",
         load_with="noria.models.diffusion.flow_models.qwen_image:QwenImage.load",
+        attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -194,6 +222,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.krea2_folder:inspect",
         load_with="noria.models.diffusion.flow_models.krea2:Krea2.load",
+        attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -259,6 +288,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.flux_folder:inspect",
         load_with="noria.models.diffusion.flow_models.flux:Flux.load",
+        attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -279,6 +309,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.chroma_folder:inspect",
         load_with="noria.models.diffusion.flow_models.chroma:Chroma.load",
+        attention=_WITH_ANY_MASK,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -299,6 +330,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.flux_2_klein_folder:inspect",
         load_with="noria.models.diffusion.flow_models.flux_2_klein:Flux2Klein.load",
+        attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
         gpu_dtype="bfloat16",
     ),
     Family(

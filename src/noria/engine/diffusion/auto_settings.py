@@ -55,6 +55,7 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
     return msgspec.structs.replace(
         config,
         dtype=("float32" if on_cpu else FAMILIES[spec.family].gpu_dtype) if config.dtype == "auto" else config.dtype,
+        attention=FAMILIES[spec.family].check_attention(config.attention),
         slots=slots if config.slots == "auto" else config.slots,
         text_encoder_device="same" if config.text_encoder_device == device else config.text_encoder_device,
         threads=max(1, machine.num_cores // len(config.devices)) if config.threads == "auto" else config.threads,

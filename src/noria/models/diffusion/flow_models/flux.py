@@ -34,6 +34,7 @@ from noria.models.diffusion.part_loading import (
     loading,
     text_encoder_placement,
 )
+from noria.models.families import MASKLESS_ATTENTION
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 
@@ -60,8 +61,10 @@ class Flux(PackedFlow):
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
         self._clip, self._t5 = clip, t5
         self._takes_guidance: bool = transformer.config.guidance_embeds
-        # Not in buckets, in which a batch changes no bit, and not if each mixture of sizes would be compiled.
-        self._mixes_sizes = not config.buckets and not config.compile
+        # Not in buckets, in which a batch changes no bit, not if each mixture of sizes would be compiled, and not if
+        # attention takes no masks.
+        takes_masks = config.attention not in MASKLESS_ATTENTION
+        self._mixes_sizes = takes_masks and not config.buckets and not config.compile
         transformer.pos_embed = RowPositions(transformer.pos_embed)
 
     @classmethod

@@ -42,8 +42,7 @@ class LatentFlow:
             ConfigError: a setting does not work with these models.
 
         """
-        if config.attention != "sdpa":
-            raise ConfigError(f"engine.attention is {config.attention!r}; models with a transformer support 'sdpa'.")
+        set_attention(transformer, config.attention)
         self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device: torch.device = transformer.device
         self.dtype = self.noise_dtype = unquantized_dtype(transformer)
@@ -71,6 +70,21 @@ class LatentFlow:
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8."""
         return self._vae.decode(latents_BCHW)
+
+
+def set_attention(transformer: Any, name: str) -> None:
+    """Choose a transformer's implementation of attention, by a value of `engine.attention` that its family allows.
+
+    Torch's own is chosen, too: else a variable of the environment, DIFFUSERS_ATTN_BACKEND, would.
+
+    Raises:
+        ConfigError: its package is not installed.
+
+    """
+    try:
+        transformer.set_attention_backend("native" if name in ("auto", "sdpa") else name)
+    except RuntimeError as error:
+        raise ConfigError(f"engine.attention is {name!r}, which does not work here: {error} Or use 'auto'.") from error
 
 
 def text_outputs(encoder: tuple[Any, Any], texts: Sequence[str], num_tokens: int, **options: bool) -> Any:

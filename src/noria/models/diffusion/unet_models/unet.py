@@ -101,7 +101,7 @@ def set_attention(unet: Any, kind: str) -> None:
         ConfigError: xformers is not installed or does not work on this device.
 
     """
-    if kind == "sdpa":  # torch's scaled_dot_product_attention, diffusers' default
+    if kind in ("auto", "sdpa"):  # torch's scaled_dot_product_attention, diffusers' default
         from diffusers.models.attention_processor import AttnProcessor2_0
 
         unet.set_attn_processor(AttnProcessor2_0())
