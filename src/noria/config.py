@@ -125,6 +125,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     compile: Annotated[bool, Meta(description="torch.compile the UNet: about a minute at start-up; needs buckets")] = (
         False
     )
+    compile_blocks: Annotated[
+        bool,
+        Meta(
+            description="torch.compile only the blocks that the denoiser repeats, of any family, for any number of "
+            "rows and tokens: minutes at start-up, later only calls of kinds that were not warmed up are not "
+            "compiled: docs/models.md"
+        ),
+    ] = False
     encoder_precision: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"],
         Meta(

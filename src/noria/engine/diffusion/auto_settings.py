@@ -33,6 +33,8 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
 
     """
     on_cpu = device == "cpu"
+    if config.compile and config.compile_blocks:
+        raise ConfigError("engine.compile and engine.compile_blocks do not work together. Switch off one of them.")
     if config.compile and not config.buckets:
         raise ConfigError(
             "engine.compile needs engine.buckets, or each new number of rows is compiled while requests wait. "

@@ -249,6 +249,7 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "attention",
             "channels_last",
             "compile",
+            "compile_blocks",
             "buckets",
             "decode_batch",
             "vae_tiling",

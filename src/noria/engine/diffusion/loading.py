@@ -53,11 +53,17 @@ T = TypeVar("T")
 def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig) -> None:
     """Run warm-up requests of the default size: one guided image, or as many images as fill each bucket.
 
+    If blocks are compiled, each kind of call that compiled code differs for comes first.
+
     Raises:
         ModelError: the model cannot generate images on this device with these settings.
 
     """
     assert isinstance(config.slots, int)
+    if config.compile_blocks:
+        from noria.engine.diffusion.block_warmup import warm_up_blocks
+
+        warm_up_blocks(executor.model, spec, config)
     rows = 2 if executor.model.guidance.is_active(2.0, "") else 1
     for bucket in config.buckets or (2,):
         guidance, num_images = 2.0 if bucket > 1 else 0.0, min(max(1, bucket // rows), config.slots)
@@ -146,7 +152,9 @@ class _ModelChanges:
         config = resolve_auto(self._config, spec, self._device, detect_machine())
         check_memory(spec.name, _needed_bytes(spec, config), self._device, self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
-        executor = run_apart(_on_one_core(lambda: self._load_warm(spec, config)), niceness)
+        load = functools.partial(self._load_warm, spec, config)
+        # Compiled code is for the number of threads that it was compiled with.
+        executor = run_apart(load if config.compile_blocks else _on_one_core(load), niceness)
         cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
         alike = None
@@ -184,7 +192,9 @@ class _ModelChanges:
         """Return the memory of models that were dropped to the device."""
         import torch
 
-        if self._config.compile:  # compiled modules refer to themselves; a collection stops the loop for 0.3 s
+        if (
+            self._config.compile or self._config.compile_blocks
+        ):  # compiled modules refer to themselves; a collection stops the loop for 0.3 s
             gc.collect()
         if self._device != "cpu":
             with torch.cuda.device(self._device):
@@ -327,7 +337,7 @@ def _use_private_compile_cache(config: EngineConfig) -> None:
     try:
         make_own_folder(folder)
     except OSError as error:
-        if config.compile:
+        if config.compile or config.compile_blocks:
             raise ConfigError(
                 f"compiled code cannot be kept: {error}. Set engine.cache_dir to another folder."
             ) from error

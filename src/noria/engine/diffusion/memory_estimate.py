@@ -67,7 +67,9 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
 
     """
     family = FAMILIES[spec.family]
-    eager = msgspec.structs.replace(config, compile=False, attention="sdpa", text_encoder_device="same")
+    eager = msgspec.structs.replace(
+        config, compile=False, compile_blocks=False, attention="sdpa", text_encoder_device="same"
+    )
     model: DiffusionModel = family.load(spec, eager, "meta")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():

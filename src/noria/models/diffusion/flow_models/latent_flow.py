@@ -11,6 +11,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.diffusion.block_compilation import compile_blocks
 from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
@@ -43,6 +44,8 @@ class LatentFlow:
 
         """
         set_attention(transformer, config.attention)
+        if config.compile_blocks:
+            compile_blocks(transformer)
         self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device: torch.device = transformer.device
         self.dtype = self.noise_dtype = unquantized_dtype(transformer)

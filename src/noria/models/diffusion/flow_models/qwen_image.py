@@ -62,7 +62,7 @@ class QwenImage(LatentFlow):
         if config.compile:
             raise ConfigError(
                 "engine.compile does not work with Qwen-Image: each mixture of sizes and prompt lengths would be "
-                "compiled. Switch it off."
+                "compiled. Switch it off, or use engine.compile_blocks."
             )
         guidance = Guidance(equal_norms="patches", negative_absent="unguided")
         channels = transformer.config.in_channels // PATCH**2

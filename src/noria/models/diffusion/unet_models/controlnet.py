@@ -89,7 +89,10 @@ def load_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str
 
     folders = ControlNetFolders.of(config).for_model(spec)
     if folders and config.compile:
-        raise ConfigError("engine.controlnets does not work with engine.compile. Switch off one of them.")
+        raise ConfigError(
+            "engine.controlnets does not work with engine.compile. Switch off one of them, or use "
+            "engine.compile_blocks."
+        )
     parts: dict[str, Any] = {}
     for name, folder in folders.items():
         key = folder.path, config.dtype, config.attention, config.channels_last, device

@@ -10,6 +10,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.diffusion.block_compilation import compile_blocks
 from noria.models.diffusion.conditioning import ConditioningRows
 from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.sampling.previews import clean_weights
@@ -22,6 +23,8 @@ class DenoisingUnet:
         """`scheduler_config` says the noise schedule and what the UNet predicts; `config` has no "auto" left."""
         self._memory_format = memory_format(config)
         configure(unet, config)
+        if config.compile_blocks:
+            compile_blocks(unet)
         self._dtype = unquantized_dtype(unet)
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
         self._guidance_width: int | None = unet.config.time_cond_proj_dim
