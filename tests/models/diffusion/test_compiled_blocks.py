@@ -79,10 +79,9 @@ def make_requests(spec, num, *, size=None, same_prompt=False, guidance=3.5, firs
     ]
 
 
+@pytest.mark.slow  # 3 to 15 s for each family, in which torch traces
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "family", ["stable-diffusion", *(pytest.param(each, marks=pytest.mark.slow) for each in list(SAVE)[1:])]
-)  # 3 to 15 s each: torch traces
+@pytest.mark.parametrize("family", SAVE)
 def test_after_the_warm_up_nothing_is_compiled(family, tmp_path, traced, monkeypatch):
     folder = SAVE[family](tmp_path / "model")
     spec, executor = load(folder, compile_blocks=True)
