@@ -135,7 +135,7 @@ class _ModelChanges:
         device: str,
         free_bytes: Callable[[str], int],
     ) -> None:
-        """Of `config` only the dtype can be "auto", which each family resolves."""
+        """Of `config` only dtype and attention can be "auto", which each family resolves."""
         self._executor, self._scheduler, self._config = executor, scheduler, config
         self._device, self._free_bytes = device, free_bytes
 
@@ -350,7 +350,7 @@ def load_executors(
 ) -> "tuple[dict[ModelKey, DiffusionExecutor], EngineConfig]":
     """Return every model's executor, and `config` resolved for all: with the fewest slots that any of them gets.
 
-    Its dtype stays as it is, because families choose different ones; an executor's own `config` has it.
+    Its dtype and attention stay as they are, because families choose; an executor's own `config` has them.
 
     Raises:
         ConfigError: the device does not exist.
