@@ -349,7 +349,7 @@ def test_what_the_libraries_write_is_read(tmp_path: pathlib.Path) -> None:
         assert isinstance(read_quantization(file), Torchao)
 
 
-@pytest.mark.slow  # two minutes: pip makes an environment with torchao, whose import takes seconds
+@pytest.mark.slow  # minutes: pip makes an environment with torchao, whose import takes seconds
 @pytest.mark.timeout(900)
 def test_images_of_quantized_models_are_those_of_the_pipelines(tmp_path: pathlib.Path) -> None:
     python = environment_python("quantized", "torchao==0.18.0", "gguf==0.19.0")
