@@ -19,6 +19,7 @@ from noria.models.families import FAMILIES
 FOLDERS = {
     "stable-diffusion": tiny_models.save_stable_diffusion,
     "stable-diffusion-xl": tiny_models.save_stable_diffusion_xl,
+    "inpainting": lambda folder: tiny_models.save_stable_diffusion(folder, unet=tiny_models.INPAINTING_UNET),
     "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
     "flux": tiny_models.save_flux,
     "flux-2-klein": tiny_models.save_flux_2_klein,
@@ -57,9 +58,10 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     with torch.inference_mode():
         (prompt,) = model.text_encode(["a photograph"])
     guidance = torch.ones(4) if model.guidance.embedded else None
+    latents = torch.zeros(4, 9 if family == "inpainting" else shape[0], *shape[1:])
 
     def predict() -> None:
-        model.predict(torch.zeros(4, *shape), torch.ones(4), collate([prompt] * 4), guidance)
+        model.predict(latents, torch.ones(4), collate([prompt] * 4), guidance)
 
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.decoded_image * 2 == pytest.approx(

@@ -77,6 +77,8 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
+        if model.needs_mask:
+            slot += torch.empty(1 + shape[0], *shape[1:], device="meta").nbytes
     weights = {
         part: weight_bytes(spec.path, part, stem, DTYPES[config.dtype].itemsize)
         for part, stem in family.weight_stems.items()
@@ -169,7 +171,8 @@ def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
 
 
 def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
-    latents, each = torch.empty(num_rows, *shape, device="meta"), torch.empty(num_rows, device="meta")
+    channels = 2 * shape[0] + 1 if model.needs_mask else shape[0]
+    latents, each = torch.empty(num_rows, channels, *shape[1:], device="meta"), torch.empty(num_rows, device="meta")
     guidance = each if model.guidance.embedded else None
     rows = collate([conditioning] * num_rows)
     if not isinstance(model, ControlledModel) or not model.controlnets.digests:

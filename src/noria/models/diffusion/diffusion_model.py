@@ -1,6 +1,9 @@
 """The interface of a loaded diffusion model, as the executor uses it.
 
 Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size.
+
+A model for inpainting takes 2 · C + 1 channels and returns C: the latents, the mask (1: repainted) and the latents of
+its start image without what is repainted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +31,7 @@ class DiffusionModel(Protocol):
     guidance: Guidance
     scheduler_config: dict[str, Any]
     lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names; the denoiser first
+    needs_mask: bool  # whether it is for inpainting
     preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
@@ -56,7 +60,7 @@ class DiffusionModel(Protocol):
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
     ) -> LatentRows:
-        """Return the denoiser's output for each row, of its shape, as the model's scheduler takes it.
+        """Return the denoiser's output for each row, of the latents' shape, as the model's scheduler takes it.
 
         Rows come as a list only to a model whose calls mix sizes; `guidance_R` are the scales of a model that embeds
         them.
@@ -68,7 +72,7 @@ class DiffusionModel(Protocol):
         ...
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
         ...
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

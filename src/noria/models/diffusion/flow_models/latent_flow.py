@@ -26,6 +26,7 @@ class LatentFlow:
     """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer."""
 
     vae_class: ClassVar[type[LatentVae]] = LatentVae
+    needs_mask: bool = False
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class LatentFlow:
         return np.stack([np.ones_like(timesteps_B), -timesteps_B / TRAIN_STEPS]).astype(np.float32)
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
         return self._vae.encode(pixels_BHW3)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
