@@ -37,7 +37,7 @@ class RandomModel:
     def __init__(self, device: torch.device, dtype: torch.dtype, config: EngineConfig, unet: Any, vae: Any) -> None:
         self.device, self.dtype, self.noise_dtype = device, dtype, dtype
         self.latent_channels, self.latent_scale = 4, 8
-        self.guidance, self.needs_mask = CLASSIFIER_FREE, False
+        self.guidance, self.inpainting = CLASSIFIER_FREE, None
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet}
         self._text_shape = SD15.num_tokens, unet.config.cross_attention_dim
         self.scheduler_config: dict[str, Any] = {

@@ -4,10 +4,11 @@ What is not repainted the samples after each call keep, but not those of a model
 what is kept in its input.
 
 Draws of an image follow diffusers' pipelines: one that samples its start image's latents, its noise, and with a mask
-one that samples the latents of what is kept, which only models for inpainting use. Such a model draws nothing for the
-start image if it begins with noise alone.
+one that samples the latents of what is kept, which only models for inpainting use. Of these, UNets draw nothing for the
+start image if they begin with noise alone.
 
-Shapes: B images of a step, M of them with a mask, C latent channels, H × W latent size, E elements of C × H × W.
+Shapes: B images of a step, M of them with a mask, C latent channels, H × W latent size, E elements of C × H × W; of a
+mask M is its channels.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class MaskedImages:
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
         self._images: dict[ItemId, _MaskedImage] = {}
-        self._inputs: dict[ItemId, torch.Tensor] = {}  # of a model for inpainting: [1 + C, H, W] for each image
+        self._inputs: dict[ItemId, torch.Tensor] = {}  # of a model for inpainting: [M + C, H, W] for each image
 
     def begin(self, item: ItemId, prepared: PreparedImageRequest, noise: NoiseStream) -> torch.Tensor:
         """Return the first sample of an image that has a start image, [C, H, W] float32.
@@ -51,7 +52,7 @@ class MaskedImages:
         device, table, start = self._model.device, prepared.table, prepared.start
         assert start is not None
         assert table.image_weights is not None
-        if self._model.needs_mask and start.begins_with_noise:
+        if self._model.inpainting is not None and start.begins_with_noise:
             first_CHW = table.init_noise_sigma * noise.initial().to(device, torch.float32)
         else:
             latents_CHW = self._sample(start.encoded, noise)
@@ -60,17 +61,17 @@ class MaskedImages:
             if start.begins_with_noise:
                 of_image, of_noise = 0.0, table.init_noise_sigma
             first_CHW = of_image * latents_CHW + of_noise * noise_CHW
-        if start.repainted_HW is None:
+        if start.repainted_MHW is None:
             return first_CHW
-        repainted_HW = torch.from_numpy(start.repainted_HW).to(device)
-        if self._model.needs_mask:
+        repainted_MHW = torch.from_numpy(start.repainted_MHW).to(device)
+        if self._model.inpainting is not None:
             kept_CHW = self._sample(start.kept, noise)
-            self._inputs[item] = torch.cat([repainted_HW[None].float(), kept_CHW])
+            self._inputs[item] = self._model.inpainting.join(repainted_MHW.float(), kept_CHW)
             return first_CHW
         if start.encoded.deviation_BCHW is not None:
             noise.of_start_image(latents_CHW.dtype)
         self._images[item] = _MaskedImage(
-            latents_CHW.flatten(), noise_CHW.flatten(), repainted_HW.expand(latents_CHW.shape).flatten()
+            latents_CHW.flatten(), noise_CHW.flatten(), repainted_MHW.expand(latents_CHW.shape).flatten()
         )
         return first_CHW
 
@@ -83,8 +84,8 @@ class MaskedImages:
         return latents_CHW.float()
 
     def with_masks(self, steps: Sequence[Step], latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the inputs of the model: of one for inpainting [B, C + 1 + C, H, W], else the latents."""
-        if not self._model.needs_mask:
+        """Return the inputs of the model: the latents and, of one for inpainting, M + C channels more."""
+        if self._model.inpainting is None:
             return latents_BCHW
         return torch.cat([latents_BCHW, torch.stack([self._inputs[step.image] for step in steps])], dim=1)
 

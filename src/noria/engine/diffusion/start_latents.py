@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from noria.engine.diffusion.controls import ControlImage
 from noria.errors import InvalidField, QueueFull
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.diffusion_model import DiffusionModel, InpaintingInput
 from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionPayload, min_strength
 
@@ -33,19 +33,19 @@ class StartLatents:
     def __init__(
         self,
         pixels_HW3: NDArray[np.uint8],
-        repainted_HW: NDArray[np.bool_] | None,
+        repainted_MHW: NDArray[np.bool_] | None,
         mask_HW: NDArray[np.bool_] | None,
         *,
         begins_with_noise: bool,
     ) -> None:
-        """`pixels_HW3` and `mask_HW` are of the image's size, `repainted_HW` of the latents'; True is repainted.
+        """`pixels_HW3` and `mask_HW` are of the image's size, `repainted_MHW` of the latents'; True is repainted.
 
-        `mask_HW` is None but for a model for inpainting, which gets the latents of what it keeps.
+        `mask_HW` is None but for a model for inpainting, which gets the latents of what it keeps; M is 1 but for it.
         """
         self._pixels: tuple[NDArray[np.uint8], NDArray[np.bool_] | None] | None = (pixels_HW3, mask_HW)
         self._encoded: LatentDistribution | None = None
         self._kept: LatentDistribution | None = None
-        self.repainted_HW, self.begins_with_noise = repainted_HW, begins_with_noise
+        self.repainted_MHW, self.begins_with_noise = repainted_MHW, begins_with_noise
 
     @property
     def waiting_bytes(self) -> int:
@@ -115,9 +115,9 @@ class StartFrameReader:
     A prepared request holds what is read for it, so nothing has to be returned, whatever ends the request.
     """
 
-    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES, *, needs_mask: bool = False) -> None:
-        """With `needs_mask` they are for a model for inpainting."""
-        self._max_waiting_bytes, self._needs_mask = max_waiting_bytes, needs_mask
+    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES, inpainting: InpaintingInput | None = None) -> None:
+        """`inpainting` is that of the model that they are for."""
+        self._max_waiting_bytes, self._inpainting = max_waiting_bytes, inpainting
         self._alive: weakref.WeakSet[StartLatents | ControlImage] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -133,7 +133,7 @@ class StartFrameReader:
         """
         if payload.strength is None and payload.has_mask:
             raise InvalidField("a mask needs a start image", field="mask")
-        if self._needs_mask and not payload.has_mask:
+        if self._inpainting is not None and not payload.has_mask:
             raise InvalidField("this model is for inpainting, and needs a start image and a mask", field="mask")
         check_strength(payload)
         num_bytes, expected = len(data or b""), _num_bytes(payload)
@@ -165,19 +165,29 @@ class StartFrameReader:
     def _read_start(
         self, payload: DiffusionPayload, frame: NDArray[np.uint8], latent_shape: tuple[int, int, int]
     ) -> StartLatents:
-        num_pixels = payload.height * payload.width
-        repainted_HW = mask_HW = None
+        num_pixels, inpainting = payload.height * payload.width, self._inpainting
+        repainted_MHW = mask_HW = None
         if payload.has_mask:
-            _, height, width = latent_shape
             mask_HW = frame[3 * num_pixels :].reshape(payload.height, payload.width) >= _REPAINTED
-            # Diffusers' resizing takes the pixel at the top left of each latent.
-            repainted_HW = mask_HW[:: payload.height // height, :: payload.width // width].copy()
+            repainted_MHW = _mask_of_latents(mask_HW, latent_shape, inpainting.mask_channels if inpainting else 1)
         pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()
         # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
         begins_with_noise = payload.has_mask and payload.strength == 1
-        return StartLatents(
-            pixels_HW3, repainted_HW, mask_HW if self._needs_mask else None, begins_with_noise=begins_with_noise
-        )
+        if inpainting is None:
+            mask_HW = None
+        elif inpainting.always_has_start:
+            begins_with_noise = False
+        return StartLatents(pixels_HW3, repainted_MHW, mask_HW, begins_with_noise=begins_with_noise)
+
+
+def _mask_of_latents(
+    mask_HW: NDArray[np.bool_], latent_shape: tuple[int, int, int], num_channels: int
+) -> NDArray[np.bool_]:
+    """Return the first pixels of each latent's block as [M, H, W]; of one, diffusers' resizing takes the top left."""
+    _, height, width = latent_shape
+    block = mask_HW.shape[0] // height
+    pixels_MHW = mask_HW.reshape(height, block, width, block).transpose(1, 3, 0, 2).reshape(-1, height, width)
+    return pixels_MHW[:num_channels].copy()
 
 
 def _num_bytes(payload: DiffusionPayload) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.diffusion.diffusion_model import InpaintingInput
 from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
@@ -26,7 +27,7 @@ class LatentFlow:
     """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer."""
 
     vae_class: ClassVar[type[LatentVae]] = LatentVae
-    needs_mask: bool = False
+    inpainting: InpaintingInput | None = None
 
     def __init__(
         self,

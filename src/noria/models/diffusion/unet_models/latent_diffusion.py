@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
+from noria.models.diffusion.diffusion_model import InpaintingInput
 from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.unet_models.controlnet import ControlNets
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
@@ -38,7 +39,8 @@ class LatentDiffusion:
         self._vae = LatentVae(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
         self._latent_channels: int = unet.config.out_channels
-        self.needs_mask: bool = unet.config.in_channels != self._latent_channels
+        is_for_inpainting = unet.config.in_channels != self._latent_channels
+        self.inpainting = InpaintingInput(1, mask_is_first=True, always_has_start=False) if is_for_inpainting else None
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return [C, H, W] of the latents of an image of this size."""
