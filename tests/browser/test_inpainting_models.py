@@ -25,7 +25,7 @@ def server(tmp_path_factory):
         pipeline="StableDiffusionInpaintPipeline",
     )
     options = ["--slots", "4", "--queue-limit-s", "600", "--hang-timeout-s", "600"]
-    with running_server(["bundled", "--additional-models", str(folder), *options]) as running:
+    with running_server([str(folder), "--additional-models", "bundled", *options]) as running:
         yield running
 
 
@@ -47,8 +47,6 @@ def test_nothing_is_sent_before_there_is_an_image_and_a_mask(page, server, check
     sent = []
     page.on("request", lambda request: sent.append(request) if request.url.endswith("/t2i") else None)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8))
-    expect(page.locator("#image-needed")).to_be_hidden()
-    page.locator("#model").select_option("repaint")
     expect(page.locator("#image-needed")).to_be_visible()
     generate(page, prompt="a ring", inference_steps=2, seed=3)
     expect(page.locator("#image-error")).to_have_text("repaint repaints a part of an image: choose one.")
@@ -65,11 +63,25 @@ def test_nothing_is_sent_before_there_is_an_image_and_a_mask(page, server, check
     page.click("#painter-use")
     expect(page.locator("#mask-error")).to_be_hidden()
     page.click("#generate")
-    card(page, "done").wait_for()
+    card(page, "finished").wait_for()
     body = json.loads(sent[0].post_data)
     assert (body["model"], body["strength"], len(sent)) == ("repaint", 1, 1)
     answer = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"stream": False, "partial_images": 0})
     mask = Image.open(io.BytesIO(base64.b64decode(body["mask"].partition(",")[2])))
     assert (pixels(answer.content).shape, mask.size) == ((32, 48, 3), (48, 32))
-    page.locator("#model").select_option("bundled")
+    page.locator("#model").select_option("noria-shapes")
     expect(page.locator("#mask-none")).to_be_visible()
+    expect(page.locator("#image-needed")).to_be_hidden()
+
+
+def test_sample_traffic_brings_a_mask(open_page, server):
+    page = open_page(f"http://127.0.0.1:{server.port}/live")
+    page.get_by_role("button", name="Send sample traffic").click()
+    with page.expect_response(lambda response: response.url.endswith("/t2i"), timeout=TIMEOUT_MS) as response:
+        assert response.value.status == 200
+    body = json.loads(response.value.request.post_data)
+    image, mask = (Image.open(io.BytesIO(base64.b64decode(body[name].partition(",")[2]))) for name in ("image", "mask"))
+    assert image.size == mask.size == (32, 32)
+    assert [mask.convert("L").getpixel((5, y)) for y in (15, 16)] == [0, 255]
+    page.get_by_role("button", name="Stop sample traffic").click()
+    open_page.ignore_logged(429, optional=True)
