@@ -4,6 +4,7 @@ This module knows neither torch nor what the parts compute; `flux.py` loads them
 """
 
 import pathlib
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -53,6 +54,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
     fills = transformer.in_channels != vae.latent_channels * PATCH**2
+    of_inpainting: dict[str, Any] = {"needs_mask": True, "default_strength": 1.0} if fills else {}
     steps, guidance = (50, 30.0) if fills else (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
     return make_spec(
         folder,
@@ -64,7 +66,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         steps=steps,
         guidance=guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
-        **({"needs_mask": True, "default_strength": 1.0} if fills else {}),
+        **of_inpainting,
     )
 
 
