@@ -313,6 +313,31 @@ def test_a_client_over_its_quota_is_rejected_before_its_image_is_read(serve, new
         assert client.post("/v1/jobs", json={"input": {"prompt": "p", "image": "damaged"}}).status_code == 429
 
 
+def test_requests_of_a_key_at_the_same_time_count_before_images_are_read(serve, new_engine, tmp_path, monkeypatch):
+    opened, go = [], threading.Event()
+    open_files = StartImages._open
+    monkeypatch.setattr(
+        StartImages, "_open", lambda self, load: (opened.append(1), go.wait(30), open_files(self, load))[-1]
+    )
+    token, table = generate_key("alice")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f"{table}max_images_in_flight = 2\n")
+    config = Config(data_dir=str(tmp_path / "data"), frontend=FrontendConfig(api_keys_file=str(keys)))
+    headers = {"authorization": f"Bearer {token}"}
+    with (
+        serve(config, new_engine()) as (url, _),
+        httpx.Client(base_url=url, verify=False, headers=headers) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        sent = [pool.submit(t2i, client) for _ in range(8)]
+        wait_until(lambda: sum(each.done() for each in sent) == 6)
+        go.set()
+        assert sorted(each.result().status_code for each in sent) == [200, 200, *[429] * 6]
+        assert len(opened) == 2
+        assert t2i(client, n=2).status_code == 200
+
+
 def test_a_client_that_disconnects_gives_up_its_turn(client, engine, monkeypatch):
     opened, removed, go = [], [], threading.Event()
     open_files, remove = StartImages._open, FairThreads._remove
