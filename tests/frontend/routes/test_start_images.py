@@ -19,11 +19,13 @@ import pytest
 from PIL import Image
 
 from noria.config import Config, FrontendConfig, JobsConfig
+from noria.errors import UnreadableImage
 from noria.frontend.access.api_keys import generate_key
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.routes.image_metadata import MAX_UPLOADS_PER_CLIENT
-from noria.frontend.services.start_images import StartImages
+from noria.frontend.services import start_images
+from noria.frontend.services.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, StartImage
 from waiting import wait_until
@@ -246,6 +248,22 @@ def test_texts_that_are_no_base64_are_rejected(client, engine, text):
     response = client.post("/t2i", json={"prompt": "p", "image": text})
     assert (response.status_code, response.json()["error"]["param"]) == (422, "image")
     assert engine.submitted == []
+
+
+def test_long_files_are_decoded_in_pieces_as_at_once(monkeypatch):
+    monkeypatch.setattr(start_images, "_PIECE_CHARS", 64)
+    content = bytes(range(256)) * 2
+    for num_bytes in range(40, 110):
+        text = b64(content[:num_bytes])
+        with_lines = "\r\n".join(text[k : k + 19] for k in range(0, len(text), 19))
+        for each in (text, with_lines):
+            assert decode_files(each, None).image == content[:num_bytes]
+        after_padding = [f"{text}QUJD"] if text[-1] == "=" else []
+        for damaged in (text[:-1], f"{text[:50]}*{text[51:]}", *after_padding):
+            with pytest.raises(UnreadableImage, match="is not base64"):
+                decode_files(damaged, None)
+    with pytest.raises(UnreadableImage, match="is not base64"):
+        decode_files(b64(content[:46]) + b64(content[:46]), None)  # the first ends with a piece
 
 
 def traced_bytes(call):

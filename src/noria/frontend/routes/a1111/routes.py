@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from noria.errors import BodyTooLarge, InvalidField, UnreadableImage
 from noria.frontend.access.concurrency_limits import client_id_of
-from noria.frontend.http.body import JsonBodyReader, decode, decode_object
+from noria.frontend.http.body import JsonBodyReader, decode_with_ignored
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import A1111_ROOT
@@ -147,8 +147,7 @@ class A1111Routes:
     async def _admit_text(self, http: Request) -> tuple[AdmittedRequest, Txt2Img]:
         """Return the request and its body."""
         async with self._body_reader.receive(http) as raw:
-            body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
-            sent = decode_object(raw)
+            body, sent = decode_with_ignored(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
             check_body(sent)
             controls = controls_of(sent)
             self._body_reader.check_length(raw, *(control.image for control in controls))
@@ -160,8 +159,7 @@ class A1111Routes:
     async def _admit_image(self, http: Request) -> tuple[AdmittedRequest, Img2Img]:
         """Return the request, and its body without images."""
         async with self._body_reader.receive(http) as raw:
-            body = decode(raw, Img2Img, strict=False)
-            sent = decode_object(raw)
+            body, sent = decode_with_ignored(raw, Img2Img, strict=False)
             check_image_body(sent)
             controls = controls_of(sent)
             images = (*(body.init_images or ()), body.mask, *(control.image for control in controls))
@@ -211,8 +209,7 @@ class A1111Routes:
         settings = self._settings_of(http)
         if http.method == "POST":
             raw = await self._body_reader.read(http)
-            decode(raw, Options)
-            sent = decode_object(raw)
+            _, sent = decode_with_ignored(raw, Options)
             check_settings(sent)
             changed = {name: sent[name] for name in Options.__struct_fields__ if sent.get(name)}
             self._generation_service.resolve_model(self._model_name(changed))  # raises if the model is unknown
