@@ -28,6 +28,8 @@ from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+JSON, FORM = "application/json", "multipart/form-data"
+
 # The default max_body_bytes at 35 kB/s. Without a limit, a body that stops half-way would hold its connection forever.
 _TIMEOUT_S = 30.0
 
@@ -99,21 +101,22 @@ class JsonBodyReader:
 
         """
         if not any_type:
-            _check_media_type(http, "application/json")
+            _check_media_type(http, JSON)
         if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
             return await read_bytes(http, self._max_bytes)
         with contextlib.ExitStack() as slots:
             return await read_bytes(http, self._max_bytes, self._slot_taker(http, slots))
 
     @contextlib.asynccontextmanager
-    async def receive(self, http: Request, media_type: str = "application/json") -> AsyncIterator[bytes]:
+    async def receive(self, http: Request, *media_types: str) -> AsyncIterator[bytes]:
         """Yield the raw body of a request that may have images. It is not kept here.
 
-        A large one counts until the context ends, so that those that wait to be decoded do.
+        Its Content-Type is one of `media_types`, by default JSON. A large one counts until the context ends, so that
+        those that wait to be decoded do.
 
         Raises: as `read`.
         """
-        _check_media_type(http, media_type)
+        media_type = _check_media_type(http, *(media_types or (JSON,)))
         with contextlib.ExitStack() as slots:
             yield await self._read_with_images(http, slots, media_type)
 
@@ -124,9 +127,8 @@ class JsonBodyReader:
             nonlocal num_elements
             num_elements += sum(map(piece.count, (b",", b"[", b"{")))
 
-        is_json = media_type == "application/json"
         slot_taker = self._slot_taker(http, slots)
-        raw = await read_bytes(http, self._max_bytes_with_images, slot_taker, count if is_json else _ignore)
+        raw = await read_bytes(http, self._max_bytes_with_images, slot_taker, count if media_type == JSON else _ignore)
         # Else decoding takes a long time.
         if len(raw) > self._max_bytes and num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:
             raise BodyTooLarge(
@@ -162,10 +164,13 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
         raise BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
 
 
-def _check_media_type(http: Request, allowed: str) -> None:
-    media_type = http.headers.get("content-type", "")
-    if media_type.partition(";")[0].strip().lower() != allowed:
-        raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send {allowed}.")
+def _check_media_type(http: Request, *allowed: str) -> str:
+    """Return the media type of the body. Raises UnsupportedMediaType."""
+    content_type = http.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in allowed:
+        raise UnsupportedMediaType(f"Content-Type is {short_repr(content_type)}; send {' or '.join(allowed)}.")
+    return media_type
 
 
 def _ignore(_: object) -> None:
