@@ -270,6 +270,7 @@ function throwUnreachable(error) {
 // In the order in which they follow: [field of `timings`, name, CSS class, meaning].
 const STAGES = [
   ["queue_s", "queue", "queue", "waiting to join the running batch"],
+  ["image_encode_s", "image encode", "image-encode", "the start image becomes latents"],
   ["text_encode_s", "text encode", "text-encode", "the text encoder reads the prompt"],
   ["denoise_s", "denoise", "denoise", "the steps"],
   ["decode_s", "decode", "decode", "latents to pixels"],
@@ -278,7 +279,8 @@ const STAGES = [
 
 /** The timings of a response of POST /t2i: a bar of its stages, their durations, and the prediction. */
 function timingBar({ timings, mean_batch: meanBatch }) {
-  const stages = STAGES.map(([key, name, className, meaning]) => [name, className, meaning, timings[key]]);
+  const present = STAGES.filter(([key]) => key !== "image_encode_s" || timings[key] > 0); // without a start image there is none
+  const stages = present.map(([key, name, className, meaning]) => [name, className, meaning, timings[key]]);
   const text = make("p", { class: "small muted number", text: describeTimings(timings, meanBatch) });
   return make("div", { class: "timing" }, ...stageBar(stages), text);
 }
