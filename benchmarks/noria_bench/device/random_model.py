@@ -20,7 +20,7 @@ from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
-from noria_bench.device.architectures import SD15, build_unet
+from noria_bench.device.architectures import SD15, build_denoiser
 
 _VAE: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
@@ -113,7 +113,7 @@ def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineCo
     with torch.device(device):
         vae = AutoencoderKL(**_VAE)
     vae = vae.to(dtype).eval().requires_grad_(requires_grad=False)
-    return RandomModel(device, dtype, config, build_unet(SD15, device, dtype), vae)
+    return RandomModel(device, dtype, config, build_denoiser(SD15, device, dtype), vae)
 
 
 RANDOM_SPEC = DiffusionModelSpec(
