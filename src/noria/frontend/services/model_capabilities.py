@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.frontend.services.request_validation import MAX_LORA_WEIGHT, MAX_LORAS, limits
+from noria.frontend.services.request_validation import (
+    MAX_CONTROL_SCALE,
+    MAX_CONTROLS,
+    MAX_LORA_WEIGHT,
+    MAX_LORAS,
+    limits,
+)
 from noria.images import scheduler_names
 from noria.images.start_image import MAX_PIXELS, MAX_SIDE_PX
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -56,6 +62,8 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits
     controlnets: list[str]  # their names
+    max_controls: int  # of a request
+    max_control_scale: float
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -111,4 +119,6 @@ def capabilities_of(
             config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, spec.default_strength, spec.needs_mask
         ),
         controlnets=list(controlnets),
+        max_controls=MAX_CONTROLS,
+        max_control_scale=MAX_CONTROL_SCALE,
     )
