@@ -3,8 +3,8 @@
     python benchmarks/gpu_session.py [--out FOLDER] [--budget SECONDS] [--small]
 
 Stages: the tests marked `gpu`, the device bench at published sizes, the cost of LoRAs in a step, a served mix of
-requests. Each has a time limit and a log; a stage that fails does not stop the next. FOLDER gets the stages' results and `session.json`,
-which is written anew after each stage, so that an interrupted session keeps what it has measured.
+requests. Each has a time limit and a log; a stage that fails does not stop the next. FOLDER gets the stages' results
+and `session.json`, which is written anew after each stage, so that an interrupted session keeps what it has measured.
 
 Without a CUDA device, or with --small, the same stages run at a small size on the CPU. The stages run with this
 interpreter and this checkout on PYTHONPATH: Noria's dependencies and pytest have to be there, an installation of Noria

@@ -118,7 +118,7 @@ class Inputs:
     def predict(self, denoiser: Any) -> torch.Tensor:
         """The denoiser's output [R, …]."""
         output = denoiser(self.latents, **self.others, return_dict=False)[0]
-        return torch.stack(output) if isinstance(output, list) else output  # type: ignore[no-any-return]
+        return torch.stack(output) if isinstance(output, list) else output
 
     def in_channels_last(self) -> "Inputs":
         """The same with latents [R, C, H, W] in NHWC order."""

@@ -100,7 +100,7 @@ def _all_gpu_measurements(*, quick: bool) -> tuple[Measurement, ...]:
     for model in ("z-image", "flux"):
         for side_px in (1024, 512):
             # A list of rows has no fixed addresses.
-            modes = ("eager",) if model == "z-image" else ("eager", "graphs")
+            modes: tuple[Mode, ...] = ("eager",) if model == "z-image" else ("eager", "graphs")
             measurements += _step_measurements(model, side_px, TRANSFORMER_ROWS, modes)
         if model == "z-image":
             measurements += [MixedSizesMeasurement(model, (512, 1024), count) for count in (1, 4)]

@@ -87,7 +87,8 @@ def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfi
         "model",
         f"{spec.name}: {facts.num_parameters / 1e6:.1f} M parameters, "
         f"{spec.default_width_px}×{spec.default_height_px} px, "
-        f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}",
+        f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}"
+        + ("; for inpainting: each request needs an image and a mask" if spec.needs_mask else ""),
     )
     others = [name for name in FAMILIES[spec.family].attention if name != engine.attention]
     yield Finding("ok", "attention", f"{engine.attention}; this model also allows {', '.join(others) or 'no other'}")

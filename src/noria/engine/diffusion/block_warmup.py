@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.memory_estimate import input_channels
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.diffusion_model import DiffusionModel, LatentRows
 from noria.observe.logs.log_record import fields
@@ -67,7 +68,8 @@ def _sizes_of_rows(model: DiffusionModel, spec: DiffusionModelSpec, num_rows: in
 
 
 def _latents(model: DiffusionModel, sizes: Sequence[Size]) -> LatentRows:
-    rows = [torch.zeros(model.latent_shape(*size), device=model.device) for size in sizes]
+    shapes = [model.latent_shape(*size) for size in sizes]
+    rows = [torch.zeros(input_channels(model, shape), *shape[1:], device=model.device) for shape in shapes]
     return torch.stack(rows) if len(set(sizes)) == 1 else rows
 
 
