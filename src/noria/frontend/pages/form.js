@@ -145,7 +145,7 @@ export class Form {
   /** The default of a number of the selected model; "" without one. */
   #defaultOf(name) {
     const { settings, start_image: startImage } = this.model.noria;
-    if (name === "strength") return startImage.default_strength;
+    if (name === "strength") return startImage?.default_strength ?? "";
     if (SIZES.includes(name) && this.startImage.size) return ""; // that of the image, which the server fits into the bounds
     return settings[name].default ?? "";
   }
