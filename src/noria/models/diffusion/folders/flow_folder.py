@@ -33,6 +33,16 @@ class Qwen3Config(Struct, frozen=True):
     max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
+class Gemma2Config(Struct, frozen=True):
+    """The settings of a Gemma 2 that must fit the other parts; they have no defaults in a published model."""
+
+    model_type: Literal["gemma2"]
+    hidden_size: Count
+    vocab_size: Count
+    num_hidden_layers: Annotated[int, Meta(ge=2)]
+    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
+
+
 class T5Config(Struct, frozen=True):
     """The settings of T5 that must fit the transformer and the tokenizer."""
 
