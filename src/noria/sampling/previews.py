@@ -17,6 +17,7 @@ from torch.nn import functional
 
 _NUM_EXAMPLES = 24
 _EXAMPLE_LATENTS = 12  # along a side
+_MAX_EXAMPLE_PX = _NUM_EXAMPLES * (_EXAMPLE_LATENTS * 16) ** 2  # a VAE of 32 pixels per latent takes 6 s for each image
 # at zero terminal SNR, √ᾱ = 0 would be a divisor; a noise prediction contains nothing of the image there
 _MIN_ALPHA_BAR = 1e-4
 
@@ -58,8 +59,9 @@ def fit_colours(vae_encode: Callable[[torch.Tensor], torch.Tensor], scale: int) 
 
     `vae_encode` encodes pixels [N, 3, scale·H, scale·W] in -1 to 1 to latents [N, C, H, W] in the UNet's scale.
     """
-    pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)
-    latents_NCHW = torch.cat([vae_encode(part).float().cpu() for part in pixels_N3HW.split(_at_once(scale))])
+    num_examples = min(_NUM_EXAMPLES, max(1, _MAX_EXAMPLE_PX // (_EXAMPLE_LATENTS * scale) ** 2))
+    pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)[:num_examples]
+    latents_NCHW = vae_encode(pixels_N3HW).float().cpu()
     colours_N3HW = functional.avg_pool2d(pixels_N3HW * 127.5 + 127.5, scale)
     targets = colours_N3HW.movedim(1, -1).reshape(-1, 3)
     colours_K3: torch.Tensor = torch.linalg.lstsq(_with_one(latents_NCHW), targets).solution
@@ -79,11 +81,6 @@ def downscale(latents_BCHW: torch.Tensor, max_side: int) -> torch.Tensor:
     """
     block = -(-max(latents_BCHW.shape[-2:]) // max_side)
     return latents_BCHW if block == 1 else functional.avg_pool2d(latents_BCHW, block, ceil_mode=True)
-
-
-def _at_once(scale: int) -> int:
-    """Return how many examples are encoded at once: all for a VAE of 16 pixels per latent, fewer for larger ones."""
-    return max(1, _NUM_EXAMPLES * 16**2 // scale**2)
 
 
 def _with_one(latents_NCHW: torch.Tensor) -> torch.Tensor:
