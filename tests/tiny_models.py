@@ -56,8 +56,13 @@ _DYNAMIC_SHIFT: dict[str, Any] = {
 }
 
 
-def save_stable_diffusion(folder: pathlib.Path, *, unet: dict[str, Any] | None = None) -> pathlib.Path:
-    """Write a StableDiffusionPipeline; `unet` are settings of its UNet. Return the folder."""
+INPAINTING_UNET = {"in_channels": 9}
+
+
+def save_stable_diffusion(
+    folder: pathlib.Path, *, unet: dict[str, Any] | None = None, pipeline: str = "StableDiffusionPipeline"
+) -> pathlib.Path:
+    """Write a folder of the class `pipeline`; `unet` are settings of its UNet. Return the folder."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
@@ -68,7 +73,7 @@ def save_stable_diffusion(folder: pathlib.Path, *, unet: dict[str, Any] | None =
         "unet": UNet2DConditionModel(**_UNET | (unet or {})),
         "vae": AutoencoderKL(**_VAE),
     }
-    _save(folder, "StableDiffusionPipeline", parts, SCHEDULER, requires_safety_checker=False)
+    _save(folder, pipeline, parts, SCHEDULER, requires_safety_checker=False)
     return folder
 
 
@@ -78,9 +83,10 @@ def save_stable_diffusion_xl(
     unet: dict[str, Any] | None = None,
     vae: dict[str, Any] | None = None,
     scheduler: dict[str, Any] | None = None,
+    pipeline: str = "StableDiffusionXLPipeline",
     **index: object,
 ) -> pathlib.Path:
-    """Write a StableDiffusionXLPipeline with changed settings of parts and of model_index.json. Return the folder."""
+    """Write a folder of the class `pipeline` with changed settings of parts and of model_index.json. Return it."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
@@ -105,7 +111,7 @@ def save_stable_diffusion_xl(
     }
     euler = {key: value for key, value in SCHEDULER.items() if not key.startswith(("skip", "set"))}
     euler |= {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "leading"} | (scheduler or {})
-    _save(folder, "StableDiffusionXLPipeline", parts, euler, **index)
+    _save(folder, pipeline, parts, euler, **index)
     return folder
 
 
@@ -531,10 +537,17 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+FILL_TRANSFORMER = {"in_channels": 2 * 16 + 4 * 4**2, "out_channels": 16}
+
+
 def save_flux(
-    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    pipeline: str = "FluxPipeline",
 ) -> pathlib.Path:
-    """Write a FluxPipeline with changed settings of parts. Return the folder."""
+    """Write a folder of the class `pipeline` with changed settings of parts. Return the folder."""
     import torch
     from diffusers import AutoencoderKL, FluxTransformer2DModel
     from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
@@ -559,7 +572,7 @@ def save_flux(
         "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
     }
     randomise(parts["transformer"])
-    _save(folder, "FluxPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
+    _save(folder, pipeline, parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
     return folder
 
 
@@ -670,6 +683,7 @@ def _save(
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
     if pipeline not in (*_OF_QWEN, "Lumina2Pipeline", "SanaPipeline", "PixArtSigmaPipeline"):
-        unused = "safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"
+        is_first = pipeline in ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline")
+        unused = "safety_checker" if is_first else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))

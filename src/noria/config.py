@@ -85,7 +85,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "slicing, `plain` is neither"
         ),
     ] = "sdpa"
-    channels_last: Annotated[bool, Meta(description="keep the UNet's and VAE's tensors in NHWC memory order")] = True
+    channels_last: Annotated[
+        bool | Auto,
+        Meta(description="keep the UNet's and VAE's tensors in NHWC memory order; `auto` is on a CPU, not on a GPU"),
+    ] = "auto"
     text_encoder_device: Annotated[
         str,
         Meta(

@@ -26,8 +26,9 @@ def test_auto_is_the_gpu_if_there_is_one():
 def test_every_auto_is_resolved(spec):
     cpu = resolve_auto(EngineConfig(), spec, "cpu", CPU)
     gpu = resolve_auto(EngineConfig(), spec, "cuda:0", GPU)
-    assert (cpu.dtype, cpu.slots, cpu.threads) == ("float32", 16, 4)
-    assert (gpu.dtype, gpu.slots) == ("float16", 32)
+    assert (cpu.dtype, cpu.slots, cpu.threads, cpu.channels_last) == ("float32", 16, 4, True)
+    assert (gpu.dtype, gpu.slots, gpu.channels_last) == ("float16", 32, False)
+    assert resolve_auto(EngineConfig(channels_last=True), spec, "cuda:0", GPU).channels_last is True
 
 
 def test_a_full_size_model_gets_two_slots_on_a_cpu(spec):

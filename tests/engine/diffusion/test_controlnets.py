@@ -161,6 +161,23 @@ def test_each_scheduler_gives_the_images_of_the_pipelines(served, name):
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
 
 
+@pytest.mark.parametrize("family", ["", "_xl"])
+def test_a_controlnet_of_a_model_for_inpainting_sees_the_latents_alone(family, tmp_path):
+    pipeline = f"StableDiffusion{family[1:].upper()}InpaintPipeline"
+    save = getattr(tiny_models, f"save_stable_diffusion{family}")
+    folder = save(tmp_path / "model", unet=tiny_models.INPAINTING_UNET, pipeline=pipeline)
+    spec, executor = load(folder, [tiny_models.save_controlnet(tmp_path / "edges", folder, in_channels=4)])
+    controls = [[Control("edges", 0.8)], [], [Control("edges", 1.5, 0.2, 0.7)]]
+    requests = [
+        make_request(k, *each, strength=[0.6, 0.8, 1.0][k], has_mask=True, scheduler="euler-a")
+        for k, each in enumerate(controls)
+    ]
+    images = generate_all(executor, requests, [0, 2, 1])
+    for request in (requests[0], requests[2]):
+        theirs = generate_with_pipeline(spec, tmp_path, request)
+        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+
+
 def sixteen():
     """Images with one ControlNet, with two, for some of their steps, with start images and masks, and with none."""
     choices = [

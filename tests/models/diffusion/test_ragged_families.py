@@ -213,13 +213,20 @@ def test_prompts_guidance_and_the_words_before_a_prompt_change_the_image(model, 
     assert min(difference(image, other) for other in images) > PARITY_TOLERANCE
 
 
-def test_images_in_bfloat16_are_near(model):
-    """Their rounding errors grow in random models: by as much in diffusers' pipelines."""
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of diffusers' Krea 2
+def test_images_in_bfloat16_lose_what_those_of_the_pipeline_lose(model):
+    """Rounding errors grow in random models, by more on a GPU than on a CPU."""
     spec, executor, _ = model
     rounded = load(spec.folder, executor.model.device, dtype="bfloat16")[1]
+    rounded_pipe = open_pipeline(spec.folder).to(executor.model.device, torch.bfloat16)
     requests = [make_request(number) for number in range(4)]
     images, of_rounded = generate(executor, requests), generate(rounded, requests)
-    assert all(np.abs(image - of_rounded[key].astype(float)).mean() < 20 for key, image in images.items())
+    losses = [np.abs(image - of_rounded[key].astype(float)).mean() for key, image in images.items()]
+    of_pipeline = [
+        np.abs(image - generate_with_pipeline(rounded_pipe, spec.family, request).astype(float)).mean()
+        for request, image in zip(requests, images.values(), strict=True)
+    ]
+    assert sum(losses) <= 1.5 * sum(of_pipeline) + 4, (losses, of_pipeline)
 
 
 def test_without_a_negative_prompt_an_image_is_not_guided(qwen):

@@ -77,6 +77,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
+        slot += torch.empty(_input_channels(model, shape) - shape[0], *shape[1:], device="meta").nbytes
     weights = {
         part: weight_bytes(spec.path, part, stem, DTYPES[config.dtype].itemsize)
         for part, stem in family.weight_stems.items()
@@ -169,7 +170,8 @@ def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
 
 
 def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
-    latents, each = torch.empty(num_rows, *shape, device="meta"), torch.empty(num_rows, device="meta")
+    latents = torch.empty(num_rows, _input_channels(model, shape), *shape[1:], device="meta")
+    each = torch.empty(num_rows, device="meta")
     guidance = each if model.guidance.embedded else None
     rows = collate([conditioning] * num_rows)
     if not isinstance(model, ControlledModel) or not model.controlnets.digests:
@@ -178,6 +180,11 @@ def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], condi
     images = torch.empty(num_rows, 3, height * scale, width * scale, device="meta")
     control = ControlRows(name, torch.empty(num_rows, dtype=torch.long, device="meta"), images, each, num_rows)
     return model.predict(latents, each, rows, guidance, controls=[control])
+
+
+def _input_channels(model: DiffusionModel, shape: tuple[int, ...]) -> int:
+    """Return those of the latents and, of a model for inpainting, of the mask and of what is kept."""
+    return shape[0] if model.inpainting is None else 2 * shape[0] + model.inpainting.mask_channels
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 from noria.config import FrontendConfig
 from noria.errors import EngineUnavailable
 from noria.frontend.http.paths import A1111_ROOT
+from noria.frontend.openapi.images import EXAMPLE_FILE
 from noria.frontend.openapi.operations import add_bounds, get_only, json_content, operation
 from noria.frontend.routes.a1111 import bodies
 from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
@@ -35,6 +36,10 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None, con
     image_fields["inpainting_mask_invert"]["anyOf"].insert(1, _BOOLEANS)
     if spec is not None:
         add_bounds(image_fields["denoising_strength"], limits(spec, config)["strength"])
+        if spec.needs_mask:
+            schemas["Img2Img"]["required"] = ["init_images", "mask"]
+            image_fields["mask"] = {"type": "string", "description": DESCRIPTIONS["mask"]}
+            schemas["Img2Img"]["example"] = schemas["Img2Img"]["example"] | {"mask": EXAMPLE_FILE}
 
 
 def paths() -> dict[str, Any]:

@@ -135,12 +135,18 @@ def openapi(
         "info": {
             "title": "Noria",
             "version": __version__,
-            "description": "Images from text, and embeddings of texts. "
-            + (f"Serving {spec.name}." if spec else "No image model is ready."),
+            "description": "Images from text, and embeddings of texts. " + _serving(spec),
         },
         "paths": paths,
         "components": components,
     }
+
+
+def _serving(spec: DiffusionModelSpec | None) -> str:
+    if spec is None:
+        return "No image model is ready."
+    needs = ", a model for inpainting: each of its requests needs an image and a mask" if spec.needs_mask else ""
+    return f"Serving {spec.name}{needs}."
 
 
 _SECURITY_SCHEMES = {

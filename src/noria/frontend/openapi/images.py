@@ -8,7 +8,6 @@ from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
 from noria.frontend.services.request_validation import (
-    DEFAULT_STRENGTH,
     MAX_CONTROL_SCALE,
     MAX_CONTROLS,
     MAX_LORA_WEIGHT,
@@ -51,7 +50,7 @@ DESCRIPTIONS = {
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
     "and `height` are its own by default",
     "mask": "likewise, of the image's size; white is repainted, black is kept",
-    "strength": f"how much of the start image is replaced; {DEFAULT_STRENGTH} with an image",
+    "strength": "how much of the start image is replaced",
 } | dict.fromkeys((*IGNORED_FIELDS, "input_fidelity"), "accepted for OpenAI's clients and ignored")
 
 
@@ -87,6 +86,8 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> 
         }
     ]
     _describe_form(schemas["EditsFields"])
+    if spec is not None:
+        _describe_start_image(schemas, spec)
 
 
 def paths() -> dict[str, Any]:
@@ -121,6 +122,20 @@ def paths() -> dict[str, Any]:
             )
         },
     }
+
+
+def _describe_start_image(schemas: dict[str, Any], spec: DiffusionModelSpec) -> None:
+    """Add the default of `strength` and, if requests of the model need an image and a mask, these."""
+    for body in (ImageRequestBody, EditsFields):
+        schema = schemas[body.__name__]
+        schema["properties"]["strength"]["description"] += f"; with an image {spec.default_strength} by default"
+        if spec.needs_mask:
+            schema["required"] = sorted({*schema["required"], "image", "mask"})
+    if spec.needs_mask:
+        body = schemas["ImageRequestBody"]
+        for name in ("image", "mask"):
+            body["properties"][name] = {"type": "string", "description": DESCRIPTIONS[name]}
+        body["example"] = body["example"] | dict.fromkeys(("image", "mask"), EXAMPLE_FILE)
 
 
 def _other_spellings(spec: DiffusionModelSpec) -> list[str]:

@@ -33,7 +33,9 @@ export class Form {
     root.addEventListener("submit", (event) => {
       event.preventDefault();
       this.clearErrors();
-      if (this.ready) onSubmit(this.settings());
+      const missing = this.#missingFile();
+      if (missing) this.showError(missing);
+      else if (this.ready) onSubmit(this.settings());
     });
     root.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) root.requestSubmit();
@@ -105,6 +107,14 @@ export class Form {
     this.#sync();
   }
 
+  /** Which file the selected model needs besides those that are chosen, as an error of its field; null: none. */
+  #missingFile() {
+    if (!this.model?.noria.start_image?.needs_mask) return null;
+    const { image, mask } = this.startImage.value;
+    if (!image) return { param: "image", message: `${this.model.id} repaints a part of an image: choose one.` };
+    return mask ? null : { param: "mask", message: `Paint what ${this.model.id} is to repaint, or choose a file of it.` };
+  }
+
   /** Use this seed from now on; "" is a random one each time. */
   useSeed(seed) {
     byId("seed").value = seed;
@@ -169,6 +179,10 @@ export class Form {
     }
     this.#loras.value = [];
     this.#loras.offer(this.model.noria);
+    const needsMask = this.model.noria.start_image?.needs_mask ?? false;
+    byId("image-needed").hidden = byId("mask-needed").hidden = !needsMask;
+    byId("mask-none").hidden = needsMask;
+    for (const name of ["image", "mask"]) this.#clearError(name);
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";
     byId("scheduler").replaceChildren(
