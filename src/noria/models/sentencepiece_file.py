@@ -18,6 +18,7 @@ SPIECE = "spiece.model"
 _UNIGRAM = 1  # of T5, and the kind if none is named
 _UNKNOWN = 2  # the number of T5's piece for what has none
 _MAX_PIECES = 1_000_000  # those of T5 are 32,000, of multilingual models 256,000
+_ZERO = memoryview(b"\0\0\0\0")  # a score, if there is none
 _MAX_FIELDS = 1000  # of a message in the file
 
 
@@ -44,14 +45,16 @@ def read_vocabulary(file: pathlib.Path) -> Vocabulary:
 
 
 def _parse(data: memoryview) -> Vocabulary:
-    pieces, normalization, kind = [], b"", _UNIGRAM
+    pieces: list[tuple[str, float]] = []
+    normalization, kind = b"", _UNIGRAM
     for number, value in _fields(data, _MAX_PIECES):
         if number == 1:
             piece = dict(_fields(_message(value), _MAX_FIELDS))
-            (score,) = struct.unpack("<f", piece.get(2, b"\0\0\0\0"))
+            (score,) = struct.unpack("<f", _message(piece.get(2, _ZERO)))
             pieces.append((bytes(_message(piece.get(1))).decode(), score))
         elif number == 2:
-            kind = dict(_fields(_message(value), _MAX_FIELDS)).get(3, kind)
+            named = dict(_fields(_message(value), _MAX_FIELDS)).get(3, kind)
+            kind = named if isinstance(named, int) else 0
         elif number == 3:
             normalization = bytes(_message(dict(_fields(_message(value), _MAX_FIELDS)).get(2, memoryview(b""))))
     if kind != _UNIGRAM:
