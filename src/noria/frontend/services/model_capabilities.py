@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.frontend.services.request_validation import MAX_LORA_WEIGHT, MAX_LORAS, limits
+from noria.frontend.services.request_validation import (
+    MAX_CONTROL_SCALE,
+    MAX_CONTROLS,
+    MAX_LORA_WEIGHT,
+    MAX_LORAS,
+    limits,
+)
 from noria.images import scheduler_names
 from noria.images.start_image import MAX_PIXELS, MAX_SIDE_PX
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -56,6 +62,8 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits | None  # None: it cannot begin with one
     controlnets: list[str]  # their names
+    max_controls: int  # of a request
+    max_control_scale: float
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -113,4 +121,6 @@ def capabilities_of(
         if spec.takes_start_images
         else None,
         controlnets=list(controlnets),
+        max_controls=MAX_CONTROLS,
+        max_control_scale=MAX_CONTROL_SCALE,
     )
