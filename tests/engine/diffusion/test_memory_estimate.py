@@ -30,6 +30,8 @@ FOLDERS = {
     "qwen-image": tiny_models.save_qwen_image,
     "krea-2": tiny_models.save_krea2,
     "lumina-2": tiny_models.save_lumina2,
+    "sana": tiny_models.save_sana,
+    "pixart-sigma": tiny_models.save_pixart_sigma,
 }
 
 

@@ -68,3 +68,9 @@ def test_capabilities_have_the_operators_limits(spec):
     assert capabilities.start_image.max_bytes == 2048
     assert (capabilities.loras, capabilities.controlnets) == (["ink"], ["edges"])
     assert msgspec.to_builtins(capabilities.settings["inference_steps"])["default"] == 5
+
+
+def test_a_model_without_start_images_and_loras_offers_none(spec):
+    other = msgspec.structs.replace(spec, takes_start_images=False, takes_loras=False)
+    capabilities = capabilities_of(other, FrontendConfig(), ["ink"], [])
+    assert (capabilities.start_image, capabilities.loras) == (None, [])

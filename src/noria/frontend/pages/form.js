@@ -129,7 +129,7 @@ export class Form {
 
   /** Which file the selected model needs besides those that are chosen, as an error of its field; null: none. */
   #missingFile() {
-    if (!this.model?.noria.start_image.needs_mask) return null;
+    if (!this.model?.noria.start_image?.needs_mask) return null;
     const { image, mask } = this.startImage.value;
     if (!image) return { param: "image", message: `${this.model.id} repaints a part of an image: choose one.` };
     return mask ? null : { param: "mask", message: `Paint what ${this.model.id} is to repaint, or choose a file of it.` };
@@ -175,7 +175,7 @@ export class Form {
   /** The default of a number of the selected model; "" without one. */
   #defaultOf(name) {
     const { settings, start_image: startImage } = this.model.noria;
-    if (name === "strength") return startImage.default_strength;
+    if (name === "strength") return startImage?.default_strength ?? "";
     if (SIZES.includes(name) && this.imageSize) return ""; // that of the image, which the server fits into the bounds
     return settings[name].default ?? "";
   }
@@ -199,7 +199,7 @@ export class Form {
     }
     this.#loras.value = [];
     this.#loras.offer(this.model.noria);
-    const needsMask = this.model.noria.start_image.needs_mask;
+    const needsMask = this.model.noria.start_image?.needs_mask ?? false;
     byId("image-needed").hidden = byId("mask-needed").hidden = !needsMask;
     byId("mask-none").hidden = needsMask;
     for (const name of ["image", "mask"]) this.#clearError(name);

@@ -263,7 +263,7 @@ class A1111Routes:
     async def loras(self, http: Request) -> Response:
         """List the LoRAs of the selected model, without their folders."""
         spec = self._selected_model(http)
-        files = await asyncio.to_thread(self._generation_service.loras.files, spec.name)
+        files = await asyncio.to_thread(self._generation_service.loras.files, spec.name) if spec.takes_loras else {}
         return json_response(
             [{"name": name, "alias": name, "path": file.name, "metadata": {}} for name, file in files.items()]
         )
