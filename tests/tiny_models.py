@@ -433,9 +433,13 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
 
 
 def save_flux(
-    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    pipeline: str = "FluxPipeline",
 ) -> pathlib.Path:
-    """Write a FluxPipeline with changed settings of parts. Return the folder."""
+    """Write a FluxPipeline, or another with the same parts, with changed settings of parts. Return the folder."""
     import torch
     from diffusers import AutoencoderKL, FluxTransformer2DModel
     from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
@@ -460,7 +464,7 @@ def save_flux(
         "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
     }
     randomise(parts["transformer"])
-    _save(folder, "FluxPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
+    _save(folder, pipeline, parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
     return folder
 
 

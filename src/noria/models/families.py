@@ -241,9 +241,9 @@ _ROWS = (
     ),
     Family(
         name="flux",
-        description="FLUX.1 dev and schnell",
+        description="FLUX.1 dev, schnell and Kontext",
         index_file="model_index.json",
-        class_names=("FluxPipeline",),
+        class_names=("FluxPipeline", "FluxKontextPipeline"),
         parts=MappingProxyType(
             {
                 "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],

@@ -13,6 +13,7 @@ from noria.frontend.services.request_validation import (
     MAX_CONTROLS,
     MAX_LORA_WEIGHT,
     MAX_LORAS,
+    MAX_REFERENCES,
 )
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -48,6 +49,8 @@ DESCRIPTIONS = {
     "file",
     "controls": "ControlNets that steer the images, each by an image of its own, in the formats of `image`, that is "
     "used as it is: no edges are detected in it; their residuals are added. `start` and `end` are parts of the steps",
+    "reference_images": "images that the model is shown beside the prompt, in the formats of `image`, for models whose "
+    "`max_references` is above 0; `width` and `height` are by default those of the first one as it is shown",
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
     "and `height` are its own by default",
     "mask": "likewise, of the image's size; white is repainted, black is kept",
@@ -66,6 +69,7 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> 
     for body in (ImageRequestBody, GenerationsRequestBody, EditsFields):
         schemas[body.__name__]["properties"]["loras"]["maxItems"] = MAX_LORAS
         schemas[body.__name__]["properties"]["controls"]["maxItems"] = MAX_CONTROLS
+        schemas[body.__name__]["properties"]["reference_images"]["maxItems"] = MAX_REFERENCES
         if spec is not None:
             schemas[body.__name__]["properties"]["scheduler"] |= {
                 "anyOf": [{"enum": list(spec.schedulers)}, {"enum": _other_spellings(spec)}, {"type": "null"}],
@@ -136,9 +140,11 @@ def _other_spellings(spec: DiffusionModelSpec) -> list[str]:
 def _describe_form(schema: dict[str, Any]) -> None:
     """Add the files of the form of edits, and what is a text in it."""
     files = {
-        "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels; `size` is its own by default",
+        "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels; `size` is its own by default. "
+        "Of a model that takes reference images these, several as `image[]`, unless there is a mask or a strength",
         "mask": "a PNG or WebP file of the image's size; what is transparent in it is repainted",
     }
+    del schema["properties"]["reference_images"]  # they are `image`
     schema["properties"] |= {
         name: {"type": "string", "format": "binary", "description": description} for name, description in files.items()
     }

@@ -2,7 +2,8 @@
 
 The unmodified openai-python client works. The body is a form, whose fields are those of `/v1/images/generations`, a
 file `image` and, if only a part of it is to be repainted, a file `mask` that is transparent there; for each of the
-`controls` a file `control`, in their order.
+`controls` a file `control`, in their order. A model that takes reference images is shown the images, of which it can
+take several; the first one is then a start image only with a mask or a strength.
 """
 
 import msgspec
@@ -10,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noria.errors import InvalidField, OperationNotSupported
+from noria.errors import BodyTooLarge, InvalidField, OperationNotSupported, UnreadableImage
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.multipart import Form, parse_form
 from noria.frontend.routes.openai_images import GenerationsRequestBody, IgnoredText, admit_generation, respond
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
+from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.start_image import ImageFiles
 
 _IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a list
@@ -54,7 +56,10 @@ class EditRoutes:
             parsing = self._generation_service.upload_threads.run(client, parse_form, content_type, raw)
             del raw  # it is long, as the files in it are
             form = await cancel_on_disconnect(http, parsing)
-            load_files, fields = [_files(form)].pop, _fields(form)  # the first one keeps the files until it is called
+            _check_files(form)
+            fields = _fields(form)
+            max_references = self._generation_service.max_references(fields.model)
+            load_files = [_files(form, fields.strength, max_references)].pop  # keeps the files until it is called
             del form
             admitting = admit_generation(
                 self._generation_service,
@@ -67,7 +72,12 @@ class EditRoutes:
                 client=client,
             )
             del load_files
-            return await cancel_on_disconnect(http, admitting)
+            try:
+                return await cancel_on_disconnect(http, admitting)
+            except (InvalidField, UnreadableImage, BodyTooLarge) as error:
+                if error.field != REFERENCES:
+                    raise
+                raise type(error)(error.message.replace(REFERENCES, "image", 1), field="image") from error
 
     async def variations(self, _: Request) -> Response:
         """Raise OperationNotSupported."""
@@ -77,9 +87,8 @@ class EditRoutes:
         )
 
 
-def _files(form: Form) -> ImageFiles:
-    images = [file for name in _IMAGE_NAMES for file in form.files.get(name, [])]
-    masks = form.files.get("mask", [])
+def _check_files(form: Form) -> None:
+    """Raise InvalidField if there are files of other names, texts in place of files, or no image."""
     known = (*_IMAGE_NAMES, *_CONTROL_NAMES, "mask")
     for name in known:
         if name in form.fields:
@@ -87,17 +96,28 @@ def _files(form: Form) -> ImageFiles:
     for name in form.files:
         if name not in known:
             raise InvalidField(f"unknown file {name[:80]!r}. Known are: image, mask, control.", field=name[:80])
-    if not images:
+    if not any(form.files.get(name) for name in _IMAGE_NAMES):
         raise InvalidField("image is missing; send a PNG, WebP or JPEG file.", field="image")
-    if len(images) > 1:
+
+
+def _files(form: Form, strength: float | None, max_references: int) -> ImageFiles:
+    """Return the files of a request for a model that takes so many reference images."""
+    images = [file for name in _IMAGE_NAMES for file in form.files.get(name, [])]
+    masks = form.files.get("mask", [])
+    if len(images) > 1 and not max_references:
         raise InvalidField(
-            f"image is there {len(images)} times; one is allowed: no model of this server takes several.",
-            field="image",
+            f"image is there {len(images)} times; one is allowed: this model does not take several.", field="image"
         )
     if len(masks) > 1:
         raise InvalidField(f"mask is there {len(masks)} times; one is allowed.", field="mask")
     controls = tuple(file for name in _CONTROL_NAMES for file in form.files.get(name, []))
-    return ImageFiles(images[0], masks[0] if masks else None, "transparent", controls=controls)
+    if max_references and not masks and strength is None:
+        return ImageFiles(controls=controls, references=tuple(images))
+    references = images[1:]
+    if masks and len(images) <= max_references:  # as diffusers' pipelines for masks, which show the image, too
+        references = images
+    mask = masks[0] if masks else None
+    return ImageFiles(images[0], mask, "transparent", controls=controls, references=tuple(references))
 
 
 def _fields(form: Form) -> EditsFields:

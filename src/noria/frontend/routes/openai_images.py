@@ -73,6 +73,7 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: bool = True
     loras: tuple[Lora, ...] = ()
     controls: tuple[ControlField, ...] = ()
+    reference_images: tuple[str, ...] = ()
 
 
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -129,12 +130,8 @@ class CompletedImage(Struct, frozen=True, kw_only=True):
     type: str  # image_generation.completed or image_edit.completed
 
 
-NO_USAGE = {
-    "input_tokens": 0,
-    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
-    "output_tokens": 0,
-    "total_tokens": 0,
-}
+_NO_INPUT = {"image_tokens": 0, "text_tokens": 0}
+NO_USAGE = {"input_tokens": 0, "input_tokens_details": _NO_INPUT, "output_tokens": 0, "total_tokens": 0}
 
 
 class ModelCard(Struct, frozen=True):
@@ -198,7 +195,7 @@ class OpenAIRoutes:
         """Generate images; returns them in base64, or as a stream of events."""
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, GenerationsRequestBody)
-            self._body_reader.check_length(raw, *(control.image for control in body.controls))
+            self._body_reader.check_length(raw, *(control.image for control in body.controls), *body.reference_images)
             service, state, client = self._generation_service, http.state, client_id_of(http)
             admitting = admit_generation(service, body, state.api_client, state.request_id, http.headers, client=client)
             del raw, body  # with images they are long
@@ -372,6 +369,7 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None) -> Imag
         partial_images=body.partial_images or 0,
         loras=body.loras,
         controls=body.controls,
+        reference_images=body.reference_images,
         strength=strength,
     )
 

@@ -55,6 +55,7 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits
     controlnets: list[str]  # their names
+    max_references: int  # reference images of a request; 0: it takes none
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -108,4 +109,5 @@ def capabilities_of(
         max_lora_weight=MAX_LORA_WEIGHT,
         start_image=StartImageLimits(config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, DEFAULT_STRENGTH),
         controlnets=list(controlnets),
+        max_references=spec.max_references,
     )

@@ -1,4 +1,4 @@
-"""Checks and describes a folder of FLUX.1: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
+"""Checks and describes a folder of FLUX.1, Kontext too: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
 
 This module knows neither torch nor what the parts compute; `flux.py` loads them.
 """
@@ -8,7 +8,14 @@ import pathlib
 import msgspec
 from msgspec import Struct
 
-from noria.models.diffusion.folders.flow_folder import PATCH, check_fit, packed_schedulers, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.flow_folder import (
+    PATCH,
+    SCHEDULERS_WITH_SIGMAS,
+    check_fit,
+    packed_schedulers,
+    read_flow_scheduler,
+    read_t5,
+)
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -24,6 +31,9 @@ from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
+KONTEXT = "FluxKontextPipeline"
+
+_KONTEXT_GUIDANCE = 2.5  # its authors'
 _TRAINED_LATENTS = 128  # of a side: about a million pixels
 
 
@@ -53,16 +63,21 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
     steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
+    schedulers, is_kontext = packed_schedulers(scheduler), pipeline == KONTEXT
+    if is_kontext:
+        guidance, schedulers = _KONTEXT_GUIDANCE, SCHEDULERS_WITH_SIGMAS
     return make_spec(
         folder,
         family,
         pipeline,
         overrides,
         packed_sides(vae),
-        packed_schedulers(scheduler),
+        schedulers,
         steps=steps,
         guidance=guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
+        max_references=int(is_kontext),  # its pipeline takes more only for several prompts
+        reference_size="preferred" if is_kontext else "area",
     )
 
 
