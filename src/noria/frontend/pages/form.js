@@ -2,6 +2,7 @@
 
 import { byId, make } from "./dom.js";
 import { LoraFields } from "./lora_fields.js";
+import { ReferenceImages } from "./reference_images.js";
 import { sizePresets } from "./request_settings.js";
 import { StartImage } from "./start_image.js";
 
@@ -29,6 +30,13 @@ export class Form {
       onError: (param, message) => this.showError({ param, message }),
       limits: () => this.model?.noria.start_image,
       ...{ onTakeSettings, announce },
+    });
+    this.references = new ReferenceImages({
+      onInput: () => this.#clearError("reference_images"),
+      onChange: () => this.#onReferencesChange(),
+      onError: (param, message) => this.showError({ param, message }),
+      limits: () => this.model.noria.start_image,
+      announce,
     });
     root.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -86,6 +94,7 @@ export class Form {
     settings.prompt = byId("prompt").value;
     settings.negative_prompt = byId("negative_prompt").value || null;
     settings.loras = this.#loras.value;
+    settings.reference_images = this.references.value;
     Object.assign(settings, this.startImage.value);
     if (!settings.image) settings.strength = null;
     return settings;
@@ -96,6 +105,7 @@ export class Form {
     this.clearErrors();
     if (settings.image !== undefined) this.startImage.set(settings).then(() => this.#sync());
     this.#selectModel(this.#models.some(({ id }) => id === settings.model) ? settings.model : byId("model").value);
+    if (settings.reference_images !== undefined) this.references.set(settings.reference_images).then(() => this.#sync());
     for (const name of ["negative_prompt", "seed", "deadline_ms", "priority"]) byId(name).value = "";
     for (const name of [...TEXTS, ...NUMBERS]) {
       if (name !== "model" && settings[name] !== undefined && settings[name] !== null) byId(name).value = settings[name];
@@ -125,7 +135,7 @@ export class Form {
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "loras", "image", "mask", "form"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "loras", "image", "mask", "reference_images", "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
@@ -146,7 +156,7 @@ export class Form {
   #defaultOf(name) {
     const { settings, start_image: startImage } = this.model.noria;
     if (name === "strength") return startImage.default_strength;
-    if (SIZES.includes(name) && this.startImage.size) return ""; // that of the image, which the server fits into the bounds
+    if (SIZES.includes(name) && this.#imageSize) return ""; // that of the image, which the server fits into the bounds
     return settings[name].default ?? "";
   }
 
@@ -169,6 +179,7 @@ export class Form {
     }
     this.#loras.value = [];
     this.#loras.offer(this.model.noria);
+    this.references.offer(this.model.noria);
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";
     byId("scheduler").replaceChildren(
@@ -181,13 +192,25 @@ export class Form {
   /** `isNew`: there is another image, or none any more. */
   #onImageChange(isNew) {
     for (const name of ["image", "mask", "strength"]) this.#clearError(name);
-    if (isNew) {
-      for (const name of SIZES) {
-        this.#clearError(name);
-        if (this.startImage.size || !byId(name).value) byId(name).value = this.#defaultOf(name);
-      }
-    }
+    if (isNew) this.#useSizeOfImages();
     this.#sync();
+  }
+
+  #onReferencesChange() {
+    if (!this.startImage.size) this.#useSizeOfImages();
+    this.#sync();
+  }
+
+  /** The size of the start image, else of the first reference; null without either. */
+  get #imageSize() {
+    return this.startImage.size ?? this.references.size;
+  }
+
+  #useSizeOfImages() {
+    for (const name of SIZES) {
+      this.#clearError(name);
+      if (this.#imageSize || !byId(name).value) byId(name).value = this.#defaultOf(name);
+    }
   }
 
   #preset({ name, width, height }) {
@@ -207,9 +230,10 @@ export class Form {
   #sync() {
     if (!this.model) return;
     const { min, max, multiple } = this.model.noria.settings.width;
-    const ofImage = this.startImage.size ? ". Empty: the start image's. In another shape it is stretched, not cropped" : "";
+    let ofImage = this.references.size ? ". Empty: about the first reference image's" : "";
+    if (this.startImage.size) ofImage = ". Empty: the start image's. In another shape it is stretched, not cropped";
     byId("size-hint").textContent = `${min} to ${max} pixels a side, in multiples of ${multiple}${ofImage}`;
-    for (const name of SIZES) byId(name).placeholder = this.startImage.size ? "image's" : "";
+    for (const name of SIZES) byId(name).placeholder = this.#imageSize ? "image's" : "";
     for (const name of SLIDERS) byId(`${name}-slide`).value = byId(name).value;
     const size = `${byId("width").value}x${byId("height").value}`;
     for (const button of byId("presets").children) button.setAttribute("aria-pressed", String(button.dataset.size === size));

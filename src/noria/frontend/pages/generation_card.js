@@ -78,6 +78,7 @@ export class GenerationCard {
   async #send() {
     const files = {};
     for (const name of ["image", "mask"]) if (this.settings[name]) files[name] = await toDataUrl(this.settings[name]);
+    if (this.settings.reference_images) files.reference_images = await Promise.all(this.settings.reference_images.map(toDataUrl));
     const body = requestBody({ ...this.settings, ...files, stream: true, partial_images: this.previews });
     const options = { method: "POST", headers: { "content-type": "application/json" }, body, signal: this.#abort.signal };
     const response = await fetchWithKey("/t2i", options).catch(throwUnreachable);
@@ -211,13 +212,14 @@ export class GenerationCard {
     frame.append(image.opener, use);
   }
 
-  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, seed, image, mask, strength }) {
+  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, seed, image, mask, strength, reference_images: references }) {
     const last = this.images.length > 1 ? ` to ${imageSeed(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
     const facts = [
       ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler, ...(loras ?? []).map(formatLora)],
       ...[guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`],
       ...[image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
+      ...(references ?? []).map(({ name }) => `shown ${name}`),
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));
   }
@@ -242,11 +244,11 @@ export class GenerationCard {
   #copies() {
     const snippets = Object.entries(SNIPPETS).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
     const buttons = copyButtons(`copy-${this.number}`, snippets, (name) => this.callbacks.announce(`Copied as ${name}.`));
-    const files = [this.used.image, this.used.mask].filter(Boolean);
+    const files = [this.used.image, this.used.mask, ...(this.used.reference_images ?? [])].filter(Boolean);
     if (!files.length) return buttons;
     this.sources = files.map((file) => ({ file, url: URL.createObjectURL(file) }));
     const links = this.sources.map(({ file, url }) => make("a", { href: url, download: file.name, text: file.name }));
-    const names = links.flatMap((each, index) => (index ? [" and ", each] : [each]));
+    const names = links.flatMap((each, index) => (index ? [index < links.length - 1 ? ", " : " and ", each] : [each]));
     return make("div", {}, buttons, make("p", { class: "small muted" }, "The code reads ", ...names, " where it runs."));
   }
 }

@@ -1,7 +1,7 @@
 // A request as code that generates the same image: a command and programs. Pure.
 //
-// They contain no API key: if the server needs one, they read it from NORIA_API_KEY. Of a start image and its mask, which are files
-// in the settings, they have the names, and read them from the folder in which they run.
+// They contain no API key: if the server needs one, they read it from NORIA_API_KEY. Of a start image, its mask and references, which
+// are files in the settings, they have the names, and read them from the folder in which they run.
 
 import { nonEmptyEntries, requestBody } from "./request_settings.js";
 
@@ -17,15 +17,18 @@ export function textSnippets(path, body) {
   return path === "/embed" ? { ...snippets, openai: (origin, needsKey) => openaiTextProgram(body, origin, needsKey) } : snippets;
 }
 
-function curlCommand({ image = null, mask = null, ...settings }, origin, needsKey) {
+function curlCommand({ image = null, mask = null, reference_images: references = null, ...settings }, origin, needsKey) {
   const several = (settings.n ?? 1) > 1;
   const extension = settings.format ?? "png";
-  const name = image?.name === `image.${extension}` || mask?.name === `image.${extension}` ? "result" : "image";
+  const sources = [image, mask, ...(references ?? [])].filter(Boolean);
+  const name = sources.some((file) => file.name === `image.${extension}`) ? "result" : "image";
   const output = several ? "-o images.json" : `-o ${name}.${extension}`;
   const json = requestBody(settings);
-  if (!image) return curl(`${origin}/t2i`, `-d ${shellQuote(json)}`, needsKey, output);
+  if (!sources.length) return curl(`${origin}/t2i`, `-d ${shellQuote(json)}`, needsKey, output);
   // A file is longer than a shell's arguments may be: a here-document, in which the shell reads the files.
-  const files = Object.entries({ image, mask }).map(([field, file]) => (file ? `,"${field}":"$(base64 < ${shellQuote(file.name)} | tr -d '\\n')"` : ""));
+  const content = (file) => `"$(base64 < ${shellQuote(file.name)} | tr -d '\\n')"`;
+  const files = Object.entries({ image, mask }).map(([field, file]) => (file ? `,"${field}":${content(file)}` : ""));
+  if (references) files.push(`,"reference_images":[${references.map(content)}]`);
   const document = `${json.slice(0, -1).replace(/[\\$`]/g, "\\$&")}${files.join("")}}`;
   return `${curl(`${origin}/t2i`, "-d @-", needsKey, `${output} <<EOF`)}${document}\nEOF\n`;
 }
@@ -41,9 +44,13 @@ function curl(url, data, needsKey, output = null) {
   return `${lines.join(" \\\n  ")}\n`;
 }
 
-function pythonProgram({ image = null, mask = null, ...settings }, origin, needsKey) {
+function pythonProgram({ image = null, mask = null, reference_images: references = null, ...settings }, origin, needsKey) {
   const files = Object.entries({ image, mask }).filter(([, file]) => file);
   const reads = files.map(([field, { name }]) => `with open(${JSON.stringify(name)}, "rb") as file:\n    settings["${field}"] = base64.b64encode(file.read()).decode()\n`);
+  if (references) {
+    const names = JSON.stringify(references.map(({ name }) => name));
+    reads.push(`settings["reference_images"] = []\nfor name in ${names}:\n    with open(name, "rb") as file:\n        settings["reference_images"].append(base64.b64encode(file.read()).decode())\n`);
+  }
   return `import base64
 import json
 ${needsKey ? "import os\n" : ""}import urllib.request
@@ -64,8 +71,9 @@ const bearer = `, "Authorization": "Bearer " + os.environ["NORIA_API_KEY"]`;
 const OPENAI_FIELDS = new Set(["prompt", "model", "n", "size", "output_format"]);
 
 function openaiProgram(settings, origin, needsKey) {
-  const { width, height, format, image = null, mask = null, ...rest } = settings;
-  if (image && rest.loras) rest.loras = JSON.stringify(rest.loras); // a form has texts
+  const { width, height, format, image = null, mask = null, reference_images: references = null, ...rest } = settings;
+  const images = [image, ...(references ?? [])].filter(Boolean).map(({ name }) => `open(${JSON.stringify(name)}, "rb")`);
+  if (images.length && rest.loras) rest.loras = JSON.stringify(rest.loras); // a form has texts
   const entries = nonEmptyEntries({ ...rest, size: width && height ? `${width}x${height}` : null, output_format: format });
   const openaiArguments = entries.filter(([name]) => OPENAI_FIELDS.has(name)).map(([name, value]) => `    ${name}=${literal(name, value)},\n`);
   const noriaFields = Object.fromEntries(entries.filter(([name]) => !OPENAI_FIELDS.has(name)));
@@ -75,8 +83,8 @@ ${mask ? "import io\n" : ""}${needsKey ? "import os\n" : ""}
 import openai
 ${mask ? "from PIL import Image\n" : ""}
 ${openaiClient(origin, needsKey)}
-${mask ? openaiMask(mask) : ""}response = client.images.${image ? "edit" : "generate"}(
-${image ? `    image=open(${JSON.stringify(image.name)}, "rb"),\n` : ""}${mask ? '    mask=("mask.png", mask_file.getvalue(), "image/png"),\n' : ""}${openaiArguments.join("")}${extra})
+${mask ? openaiMask(mask) : ""}response = client.images.${images.length ? "edit" : "generate"}(
+${images.length ? `    image=${images.length > 1 ? `[${images.join(", ")}]` : images[0]},\n` : ""}${mask ? '    mask=("mask.png", mask_file.getvalue(), "image/png"),\n' : ""}${openaiArguments.join("")}${extra})
 for image in response.data:
     with open(f"{image.seed}.${format ?? "png"}", "wb") as file:
         file.write(base64.b64decode(image.b64_json))
