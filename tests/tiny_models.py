@@ -55,8 +55,13 @@ _DYNAMIC_SHIFT: dict[str, Any] = {
 }
 
 
-def save_stable_diffusion(folder: pathlib.Path, *, unet: dict[str, Any] | None = None) -> pathlib.Path:
-    """Write a StableDiffusionPipeline; `unet` are settings of its UNet. Return the folder."""
+INPAINTING_UNET = {"in_channels": 9}
+
+
+def save_stable_diffusion(
+    folder: pathlib.Path, *, unet: dict[str, Any] | None = None, pipeline: str = "StableDiffusionPipeline"
+) -> pathlib.Path:
+    """Write a folder of the class `pipeline`; `unet` are settings of its UNet. Return the folder."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
@@ -67,7 +72,7 @@ def save_stable_diffusion(folder: pathlib.Path, *, unet: dict[str, Any] | None =
         "unet": UNet2DConditionModel(**_UNET | (unet or {})),
         "vae": AutoencoderKL(**_VAE),
     }
-    _save(folder, "StableDiffusionPipeline", parts, SCHEDULER, requires_safety_checker=False)
+    _save(folder, pipeline, parts, SCHEDULER, requires_safety_checker=False)
     return folder
 
 
@@ -77,9 +82,10 @@ def save_stable_diffusion_xl(
     unet: dict[str, Any] | None = None,
     vae: dict[str, Any] | None = None,
     scheduler: dict[str, Any] | None = None,
+    pipeline: str = "StableDiffusionXLPipeline",
     **index: object,
 ) -> pathlib.Path:
-    """Write a StableDiffusionXLPipeline with changed settings of parts and of model_index.json. Return the folder."""
+    """Write a folder of the class `pipeline` with changed settings of parts and of model_index.json. Return it."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
@@ -104,7 +110,7 @@ def save_stable_diffusion_xl(
     }
     euler = {key: value for key, value in SCHEDULER.items() if not key.startswith(("skip", "set"))}
     euler |= {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "leading"} | (scheduler or {})
-    _save(folder, "StableDiffusionXLPipeline", parts, euler, **index)
+    _save(folder, pipeline, parts, euler, **index)
     return folder
 
 
@@ -432,6 +438,9 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+FILL_TRANSFORMER = {"in_channels": 2 * 16 + 4 * 4**2, "out_channels": 16}
+
+
 def save_flux(
     folder: pathlib.Path,
     *,
@@ -439,7 +448,7 @@ def save_flux(
     scheduler: dict[str, Any] | None = None,
     pipeline: str = "FluxPipeline",
 ) -> pathlib.Path:
-    """Write a FluxPipeline, or another with the same parts, with changed settings of parts. Return the folder."""
+    """Write a folder of the class `pipeline` with changed settings of parts. Return the folder."""
     import torch
     from diffusers import AutoencoderKL, FluxTransformer2DModel
     from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
@@ -575,6 +584,7 @@ def _save(
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
     if pipeline not in (*_OF_QWEN, "Lumina2Pipeline"):
-        unused = "safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"
+        is_first = pipeline in ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline")
+        unused = "safety_checker" if is_first else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))

@@ -15,7 +15,7 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
 from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
@@ -38,6 +38,7 @@ class RandomModel:
         self.device, self.dtype, self.noise_dtype = device, dtype, dtype
         self.latent_channels, self.latent_scale = 4, 8
         self.guidance = CLASSIFIER_FREE
+        self.inpainting: InpaintingInput | None = None
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet}
         self._text_shape = SD15.num_tokens, unet.config.cross_attention_dim
         self.scheduler_config: dict[str, Any] = {

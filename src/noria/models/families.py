@@ -112,7 +112,7 @@ _ROWS = (
         name="stable-diffusion",
         description="Stable Diffusion 1.x, 2.x and models with the same parts",
         index_file="model_index.json",
-        class_names=("StableDiffusionPipeline",),
+        class_names=("StableDiffusionPipeline", "StableDiffusionInpaintPipeline"),
         parts=MappingProxyType(_STABLE_DIFFUSION_PARTS),
         extra="diffusion",
         packages=("torch", "diffusers", "transformers"),
@@ -123,7 +123,7 @@ _ROWS = (
         name="stable-diffusion-xl",
         description="Stable Diffusion XL and models distilled from it, without the refiner",
         index_file="model_index.json",
-        class_names=("StableDiffusionXLPipeline",),
+        class_names=("StableDiffusionXLPipeline", "StableDiffusionXLInpaintPipeline"),
         parts=MappingProxyType(
             {
                 **_STABLE_DIFFUSION_PARTS,
@@ -241,9 +241,9 @@ _ROWS = (
     ),
     Family(
         name="flux",
-        description="FLUX.1 dev, schnell and Kontext",
+        description="FLUX.1 dev, schnell, Fill and Kontext",
         index_file="model_index.json",
-        class_names=("FluxPipeline", "FluxKontextPipeline"),
+        class_names=("FluxPipeline", "FluxFillPipeline", "FluxKontextPipeline"),
         parts=MappingProxyType(
             {
                 "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],

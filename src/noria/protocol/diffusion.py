@@ -33,6 +33,8 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     reference_size: ReferenceSize = "area"  # how they are resized
     guidance_rescale: float = 0.0  # see `sampling/guidance.py`, also for the next
     cfg_normalization: float = 0.0
+    needs_mask: bool = False  # whether all its requests have a start image and a mask, as a model for inpainting does
+    default_strength: float = 0.8  # of a request with a start image; as in most of diffusers' pipelines
 
 
 class Lora(Struct, frozen=True, forbid_unknown_fields=True):

@@ -183,6 +183,15 @@ def test_openais_client_edits_with_references(web, editors, images, fields, stre
     assert editors.data[0].endswith(b"".join(SHOWN[REFERENCES.index(each)] for each in references))
 
 
+@pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations"])
+def test_forms_have_them_as_files(web, editors, path):
+    files = [("reference_image[]", ("a.png", each)) for each in (PHOTO, OTHER)]
+    answer = web.post(path, data={"prompt": "p", "model": "editor"}, files=files)
+    assert answer.status_code == 200, answer.text
+    assert editors.submitted[0].payload.reference_images == REFERENCES
+    assert editors.data[0] == b"".join(SHOWN)
+
+
 def test_edits_name_their_own_field(web, editors):
     for images, status, message in (
         ([PHOTO] * 3, 400, "image has 3 entries, for editor; at most 2 are allowed."),

@@ -54,6 +54,12 @@ def test_capabilities_have_the_limits_of_loras_and_start_images(client, capabili
     weight = capabilities["max_lora_weight"]
     too_strong = client.post("/t2i", json={"prompt": "p", "loras": [{"name": "ink", "weight": weight + 1}]})
     assert f"allowed are {-weight} to {weight}" in too_strong.json()["error"]["message"]
+    too_many = client.post(
+        "/t2i", json={"prompt": "p", "controls": [{"name": "a"}] * (capabilities["max_controls"] + 1)}
+    )
+    assert too_many.json()["error"]["param"] == "controls"
+    assert f"at most {capabilities['max_controls']}" in too_many.json()["error"]["message"]
+    assert capabilities["max_control_scale"] == 2.0
     assert capabilities["start_image"]["default_strength"] >= capabilities["settings"]["strength"]["min"]
 
 

@@ -87,7 +87,8 @@ def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfi
         "model",
         f"{spec.name}: {facts.num_parameters / 1e6:.1f} M parameters, "
         f"{spec.default_width_px}×{spec.default_height_px} px, "
-        f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}",
+        f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}"
+        + ("; for inpainting: each request needs an image and a mask" if spec.needs_mask else ""),
     )
     if isinstance(facts.memory, str):
         yield Finding("fail", "memory", facts.memory)

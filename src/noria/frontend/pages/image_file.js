@@ -43,8 +43,8 @@ export function toDataUrl(file) {
 }
 
 /**
- * Listen for files that are dropped or pasted. `zones`: [element, onFiles(files)] each; files go to the zone that they are dropped on,
- * and to the first one that is not hidden from everywhere else.
+ * Listen for files that are dropped or pasted. `zones`: [element, onFiles(files, target)] each; files go to the zone that they are
+ * dropped on, and to the first one that is not hidden from everywhere else.
  */
 export function listenForFiles(zones) {
   const firstZone = () => zones.find(([element]) => !element.hidden);
@@ -63,7 +63,7 @@ export function listenForFiles(zones) {
     mark(null);
     if (!hasFiles(event)) return;
     event.preventDefault();
-    zoneAt(event.target)[1]([...event.dataTransfer.files]);
+    zoneAt(event.target)[1]([...event.dataTransfer.files], event.target);
   });
   window.addEventListener("paste", (event) => {
     const { files, types } = event.clipboardData;

@@ -108,7 +108,8 @@ export class StartImage {
     this.#mask = mask;
     this.#show();
     this.#callbacks.onChange(false);
-    this.#callbacks.announce(mask ? "Only what is white in the mask is repainted." : "There is no mask: the whole image is repainted.");
+    const none = this.#callbacks.limits()?.needs_mask ? "There is no mask, which this model needs." : "There is no mask: the whole image is repainted.";
+    this.#callbacks.announce(mask ? "Only what is white in the mask is repainted." : none);
     byId("mask-paint").focus();
   }
 

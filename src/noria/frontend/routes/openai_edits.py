@@ -6,23 +6,18 @@ file `image` and, if only a part of it is to be repainted, a file `mask` that is
 take several; the first one is then a start image only with a mask or a strength.
 """
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from noria.errors import BodyTooLarge, InvalidField, OperationNotSupported, UnreadableImage
 from noria.frontend.access.concurrency_limits import client_id_of
-from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.body import FORM, JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
-from noria.frontend.http.multipart import Form, parse_form
+from noria.frontend.routes.image_forms import read_form
 from noria.frontend.routes.openai_images import GenerationsRequestBody, IgnoredText, admit_generation, respond
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.images.reference_size import FIELD as REFERENCES
-from noria.images.start_image import ImageFiles
-
-_IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a list
-_CONTROL_NAMES = ("control", "control[]")
 
 
 class EditsFields(GenerationsRequestBody, frozen=True, forbid_unknown_fields=True):
@@ -51,16 +46,12 @@ class EditRoutes:
         return await respond(http, self._generation_service, await self._admit(http), "image_edit")
 
     async def _admit(self, http: Request) -> AdmittedRequest:
-        async with self._body_reader.receive(http, "multipart/form-data") as raw:
-            client, content_type = client_id_of(http), http.headers["content-type"]
-            parsing = self._generation_service.upload_threads.run(client, parse_form, content_type, raw)
+        async with self._body_reader.receive(http, FORM) as raw:
+            service = self._generation_service
+            fields, load_files = await read_form(
+                http, service.upload_threads, raw, EditsFields, "transparent", max_references=service.max_references
+            )
             del raw  # it is long, as the files in it are
-            form = await cancel_on_disconnect(http, parsing)
-            _check_files(form)
-            fields = _fields(form)
-            max_references = self._generation_service.max_references(fields.model)
-            load_files = [_files(form, fields.strength, max_references)].pop  # keeps the files until it is called
-            del form
             admitting = admit_generation(
                 self._generation_service,
                 fields,
@@ -69,7 +60,7 @@ class EditRoutes:
                 http.headers,
                 load_files,
                 fields.strength,
-                client=client,
+                client=client_id_of(http),
             )
             del load_files
             try:
@@ -85,53 +76,3 @@ class EditRoutes:
             "variations have no prompt, which the models of this server need; send the image with a prompt to "
             "/v1/images/edits."
         )
-
-
-def _check_files(form: Form) -> None:
-    """Raise InvalidField if there are files of other names, texts in place of files, or no image."""
-    known = (*_IMAGE_NAMES, *_CONTROL_NAMES, "mask")
-    for name in known:
-        if name in form.fields:
-            raise InvalidField(f"{name} is a text; send a file.", field=name)
-    for name in form.files:
-        if name not in known:
-            raise InvalidField(f"unknown file {name[:80]!r}. Known are: image, mask, control.", field=name[:80])
-    if not any(form.files.get(name) for name in _IMAGE_NAMES):
-        raise InvalidField("image is missing; send a PNG, WebP or JPEG file.", field="image")
-
-
-def _files(form: Form, strength: float | None, max_references: int) -> ImageFiles:
-    """Return the files of a request for a model that takes so many reference images."""
-    images = [file for name in _IMAGE_NAMES for file in form.files.get(name, [])]
-    masks = form.files.get("mask", [])
-    if len(images) > 1 and not max_references:
-        raise InvalidField(
-            f"image is there {len(images)} times; one is allowed: this model does not take several.", field="image"
-        )
-    if len(masks) > 1:
-        raise InvalidField(f"mask is there {len(masks)} times; one is allowed.", field="mask")
-    controls = tuple(file for name in _CONTROL_NAMES for file in form.files.get(name, []))
-    if max_references and not masks and strength is None:
-        return ImageFiles(controls=controls, references=tuple(images))
-    references = images[1:]
-    if masks and len(images) <= max_references:  # as diffusers' pipelines for masks, which show the image, too
-        references = images
-    mask = masks[0] if masks else None
-    return ImageFiles(images[0], mask, "transparent", controls=controls, references=tuple(references))
-
-
-def _fields(form: Form) -> EditsFields:
-    """Return the fields, whose numbers are texts; an empty text is a field that is left out, except for prompts."""
-    fields: dict[str, object] = {
-        name: value for name, value in form.fields.items() if value or name in ("prompt", "negative_prompt")
-    }
-    for name in ("loras", "controls"):
-        if name in fields:
-            try:
-                fields[name] = msgspec.json.decode(form.fields[name])
-            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-                raise InvalidField(f"{name} is no JSON: {error}.", field=name) from error
-    body = decode(msgspec.json.encode(fields), EditsFields, strict=False)
-    if any(control.image is not None for control in body.controls):
-        raise InvalidField("controls: send images of controls as files `control` of the form.", field="controls")
-    return body

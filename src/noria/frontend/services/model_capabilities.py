@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.frontend.services.request_validation import DEFAULT_STRENGTH, MAX_LORA_WEIGHT, MAX_LORAS, limits
+from noria.frontend.services.request_validation import (
+    MAX_CONTROL_SCALE,
+    MAX_CONTROLS,
+    MAX_LORA_WEIGHT,
+    MAX_LORAS,
+    limits,
+)
 from noria.images import scheduler_names
 from noria.images.start_image import MAX_PIXELS, MAX_SIDE_PX
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -39,6 +45,7 @@ class StartImageLimits(Struct, frozen=True):
     max_pixels: int  # of each
     max_side_px: int
     default_strength: float  # if there is an image
+    needs_mask: bool  # whether each request needs an image and a mask, as those of a model for inpainting do
 
 
 class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
@@ -56,6 +63,8 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     start_image: StartImageLimits
     controlnets: list[str]  # their names
     max_references: int  # reference images of a request; 0: it takes none
+    max_controls: int  # of a request
+    max_control_scale: float
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -107,7 +116,11 @@ def capabilities_of(
         loras=list(loras),
         max_loras=MAX_LORAS,
         max_lora_weight=MAX_LORA_WEIGHT,
-        start_image=StartImageLimits(config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, DEFAULT_STRENGTH),
+        start_image=StartImageLimits(
+            config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, spec.default_strength, spec.needs_mask
+        ),
         controlnets=list(controlnets),
         max_references=spec.max_references,
+        max_controls=MAX_CONTROLS,
+        max_control_scale=MAX_CONTROL_SCALE,
     )

@@ -37,7 +37,6 @@ _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _MAX_GUIDANCE = 50.0
 MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
-DEFAULT_STRENGTH = 0.8  # as in most of diffusers' pipelines
 MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
 MAX_CONTROLS = 4  # of a request: each costs half a UNet
 MAX_REFERENCES = 4  # of a request, for any model: each costs about as much as the image
@@ -120,6 +119,7 @@ def validate(
         return _check_range(field, got, allowed[field])
 
     start_image = images.start
+    _check_needed_images(spec, start_image)
     references = _check_references(images.references, spec)
     default_size_px = _default_size(images, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
@@ -229,6 +229,17 @@ def _default_size(
     return fitting_size((references[0].width, references[0].height), spec) if references else None
 
 
+def _check_needed_images(spec: DiffusionModelSpec, start_image: StartImageFacts | None) -> None:
+    if not spec.needs_mask or (start_image is not None and start_image.mask_digest is not None):
+        return
+    missing = "image" if start_image is None else "mask"
+    raise InvalidField(
+        f"{missing} is missing: {spec.name} is a model for inpainting, which repaints the part of an image that a mask "
+        "covers. Send both: to /t2i, /v1/images/edits or /sdapi/v1/img2img.",
+        field=missing,
+    )
+
+
 def _check_strength(
     got: float | None,
     start_image: StartImageFacts | None,
@@ -245,7 +256,7 @@ def _check_strength(
             )
         return None
     scheduler_names.check_start_image(scheduler, spec.schedulers)
-    strength = float(checked("strength", DEFAULT_STRENGTH if got is None else got))
+    strength = float(checked("strength", spec.default_strength if got is None else got))
     if num_skipped_steps(scheduler, num_steps, strength) == num_steps:
         raise InvalidField(
             f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are "

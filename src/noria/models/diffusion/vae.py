@@ -44,7 +44,7 @@ class LatentVae:
             self._mean_std_2C = torch.tensor([list(mean), list(std)], device=vae.device, dtype=vae.dtype)
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of pixels, uint8, as the pipelines of diffusers encode them."""
+        """Return the latents of pixels, 0 to 255, as the pipelines of diffusers encode them."""
         pixels_BHW3 = pixels_BHW3.to(self._vae.device).float() / 255
         return self._encode((2 * pixels_BHW3 - 1).movedim(-1, 1))
 

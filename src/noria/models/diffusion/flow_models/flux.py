@@ -6,6 +6,7 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 - Blocks of 2 × 2 latents are the transformer's tokens; here latents stay [C, H, W], and are packed for its call.
 - The steps' noise levels fall evenly from 1, and the scheduler shifts them by the image's size.
 - dev takes the guidance scale itself, in one row; schnell takes none. Neither takes a negative prompt.
+- Fill takes a start image and a mask: of each latent the latents of what is kept and all pixels of the mask.
 - Kontext is shown a reference image: its latents follow the image's, with 1 as the first coordinate of positions. Its
   pipelines give noise levels to all schedulers, and encode a start image to the mean.
 - Rows with nearly as many tokens share a call, whatever their sizes and references, see `token_rows.py`.
@@ -23,7 +24,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
-from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
 from noria.models.diffusion.flow_models.latent_flow import text_outputs
 from noria.models.diffusion.flow_models.packed_flow import PackedFlow, positions
 from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
@@ -69,6 +70,8 @@ class Flux(PackedFlow):
         super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True))
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
         self._clip, self._t5 = clip, t5
+        if transformer.config.in_channels != transformer.out_channels:
+            self.inpainting = InpaintingInput(self.latent_scale**2, mask_is_first=False, always_has_start=True)
         self._takes_guidance: bool = transformer.config.guidance_embeds
         # Not in buckets, in which a batch changes no bit, and not if each mixture of sizes would be compiled.
         self._mixes_sizes = not config.buckets and not config.compile
@@ -155,7 +158,7 @@ class Flux(PackedFlow):
             joint_attention_kwargs=rows.attention_mask(num_tokens),
             return_dict=False,
         )
-        return image_rows(velocity_RND, latents_R, from_tokens)
+        return image_rows(velocity_RND, latents_R, from_tokens, PATCH**2)
 
     def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
         return _row_positions(size, reference_sizes, self.device, self.dtype)

@@ -150,7 +150,7 @@ class Flux2Klein(LatentFlow):
             joint_attention_kwargs=rows.attention_mask(num_tokens),
             return_dict=False,
         )
-        return image_rows(velocity_RNC, latents_R, _from_tokens)
+        return image_rows(velocity_RNC, latents_R, _from_tokens, 1)
 
     def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
         return _row_positions(size, reference_sizes, self.device)

@@ -11,6 +11,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.diffusion.diffusion_model import InpaintingInput
 from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
@@ -26,6 +27,7 @@ class LatentFlow:
     """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer."""
 
     vae_class: ClassVar[type[LatentVae]] = LatentVae
+    inpainting: InpaintingInput | None = None
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class LatentFlow:
         return np.stack([np.ones_like(timesteps_B), -timesteps_B / TRAIN_STEPS]).astype(np.float32)
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
         return self._vae.encode(pixels_BHW3)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

@@ -88,17 +88,20 @@ def image_rows(
     outputs_RND: torch.Tensor,
     latents_R: LatentRows,
     from_tokens: Callable[[torch.Tensor, int, int], torch.Tensor],
+    latents_per_token: int,
 ) -> LatentRows:
-    """Return the outputs for the images, which come first in their rows, as `latents_R` are.
+    """Return the outputs for the images, which come first in their rows, of the sizes of `latents_R`.
 
     `from_tokens` makes [R, C, H, W] of [R, N, D].
     """
-    numbers = outputs_RND.shape[-1]
+
+    def image(outputs_RND: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        return from_tokens(outputs_RND[:, : math.prod(size) // latents_per_token], *size)
+
     if isinstance(latents_R, torch.Tensor):
-        num_tokens = latents_R[0].numel() // numbers
-        return from_tokens(outputs_RND[:, :num_tokens], *_size(latents_R))
+        return image(outputs_RND, _size(latents_R))
     return [
-        from_tokens(outputs_ND[None, : latents_CHW.numel() // numbers], *_size(latents_CHW))[0].float()
+        image(outputs_ND[None], _size(latents_CHW))[0].float()
         for outputs_ND, latents_CHW in zip(outputs_RND, latents_R, strict=True)
     ]
 
