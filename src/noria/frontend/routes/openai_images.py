@@ -139,14 +139,14 @@ class GenerationRoutes:
 
     async def generations(self, http: Request) -> Response:
         """Generate images; returns them in base64, or as a stream of events."""
-        service, state, load_files, images = self._generation_service, http.state, None, ()
+        service, state, load_files = self._generation_service, http.state, None
         async with self._body_reader.receive(http, JSON, FORM) as raw:
             if is_form(http):
                 body, load_files = await read_form(http, service.upload_threads, raw, GenerationsRequestBody)
             else:
                 body = decode(raw, GenerationsRequestBody)
-                images = (*(control.image for control in body.controls), *body.reference_images)
-                self._body_reader.check_length(raw, *images)
+                of_controls = (control.image for control in body.controls)
+                self._body_reader.check_length(raw, *of_controls, *body.reference_images)
             admitting = admit_generation(
                 service,
                 body,
@@ -156,7 +156,7 @@ class GenerationRoutes:
                 load_files,
                 client=client_id_of(http),
             )
-            del raw, body, load_files, images  # with images they are long
+            del raw, body, load_files  # with images they are long
             admitted = await cancel_on_disconnect(http, admitting)
         return await respond(http, self._generation_service, admitted, "image_generation")
 

@@ -161,7 +161,7 @@ def _to_tokens(latents_RCHW: torch.Tensor) -> torch.Tensor:
 
 
 def _from_tokens(tokens_RNC: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    return tokens_RNC.mT.unflatten(2, (height, width))
+    return tokens_RNC.mT.reshape(len(tokens_RNC), -1, height, width)
 
 
 @functools.lru_cache(maxsize=64)
