@@ -51,6 +51,14 @@ def add_to(commands: Any) -> list[Parser]:
         type=argument_type(_parse_control),
         help="a ControlNet by its name and its image, of scale 1 unless said otherwise; repeat it for several",
     )
+    add(
+        "--reference",
+        dest="references",
+        action="append",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="an image that the model is shown, if it takes any; repeat it for several",
+    )
     add("--no-metadata", dest="metadata", action="store_false", help="write files without generation metadata")
     add_settings(parser, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
     return [parser]
@@ -87,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         "controls": arguments.controls and tuple(control for control, _ in arguments.controls),
     }
     images = local_generation.read_images(
-        arguments.image, arguments.mask, [file for _, file in arguments.controls or ()]
+        arguments.image, arguments.mask, [file for _, file in arguments.controls or ()], arguments.references or ()
     )
     body = local_generation.build_body(
         {name: value for name, value in flags.items() if value is not None},

@@ -55,6 +55,8 @@ def format_metadata(file: pathlib.Path, metadata: "GenerationMetadata") -> str:
         "scheduler": metadata.scheduler,
         "guidance": None if metadata.guidance_scale is None else f"{metadata.guidance_scale:g}",
         "ControlNets": ", ".join(_describe_control(each) for each in metadata.controls) or None,
+        "references": ", ".join(f"{each.width}×{each.height} ({each.digest})" for each in metadata.reference_images)
+        or None,
         "LoRAs": ", ".join(_describe_lora(each) for each in metadata.loras) or None,
         "model": metadata.model,
         "model version": metadata.model_version,

@@ -93,7 +93,7 @@ class PreparedRequest(Protocol):
 
     @property
     def has_start_image(self) -> bool:
-        """Whether it has a start image, which is encoded before its images join."""
+        """Whether it has a start image or references, which are encoded before its images join."""
         ...
 
     @property

@@ -59,6 +59,7 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Denoising strength": None if metadata.strength is None else _number(metadata.strength),
         "Lora hashes": ", ".join(f"{lora.name}: {lora.digest}" for lora in metadata.loras if lora.digest) or None,
         **{f"ControlNet {k}": _describe_control(control) for k, control in enumerate(metadata.controls)},
+        **{f"Reference {k}": each.digest for k, each in enumerate(metadata.reference_images)},
         "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
     }
     return ((name, str(value)) for name, value in settings.items() if value is not None)

@@ -272,9 +272,9 @@ _ROWS = (
     ),
     Family(
         name="flux",
-        description="FLUX.1 dev, schnell and Fill",
+        description="FLUX.1 dev, schnell, Fill and Kontext",
         index_file="model_index.json",
-        class_names=("FluxPipeline", "FluxFillPipeline"),
+        class_names=("FluxPipeline", "FluxFillPipeline", "FluxKontextPipeline"),
         parts=MappingProxyType(
             {
                 "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],

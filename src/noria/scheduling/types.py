@@ -26,7 +26,7 @@ class ItemId:
 
 
 class BatchKey(NamedTuple):
-    """Images with equal keys (one version of one model, one size, one stage) can share a model call.
+    """Images with equal keys (one version of one model, one size, one stage, as large references) can share a call.
 
     Those that differ in size can, too, if their requests have equal call keys. Texts have no size: their width and
     height are 0.
@@ -36,6 +36,17 @@ class BatchKey(NamedTuple):
     height_px: int
     model: ModelKey = ModelKey()
     stage: int = 0  # of a model whose later calls are of another denoiser; 0, since no family with two is served yet
+    reference_px: int = 0  # pixels of the reference images, which are in each call beside the image
+
+    @property
+    def area_px(self) -> int:
+        """The pixels of a row of a call."""
+        return self.width_px * self.height_px + self.reference_px
+
+    @property
+    def decode_key(self) -> "BatchKey":
+        """The key of images that are decoded together, and take as long."""
+        return self._replace(reference_px=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,8 @@ class SchedulableRequest:
     exclusive: bool = False  # runs with no other request in the batch
     num_tokens: tuple[int, ...] = ()  # of each of its `num_images` texts, special tokens included; empty for images
     call_size: tuple[int, int] | None = None  # what images of other sizes in its calls have, too; None: there are none
-    has_start_image: bool = False  # one for all of its images, which is encoded before the first of them joins
+    # Or reference images: the same for all of its images, encoded before the first of them joins.
+    has_start_image: bool = False
 
     @property
     def call_key(self) -> BatchKey:
@@ -61,7 +73,7 @@ class SchedulableRequest:
         if self.call_size is None:
             return self.batch_key
         width_px, height_px = self.call_size
-        return self.batch_key._replace(width_px=width_px, height_px=height_px)
+        return self.batch_key._replace(width_px=width_px, height_px=height_px, reference_px=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,8 @@ class Step:
 class IterationPlan:
     """The work of one iteration: `encodes`, then the other fields in their order. Made by `Scheduler.plan`.
 
-    Images of `joins` can have any batch keys; those of `steps` share a batch key or a call key, and those of `decodes`
-    share a batch key, possibly another, as those of `encodes` do.
+    Images of `joins` can have any batch keys; those of `steps` share a batch key or a call key, those of `decodes` a
+    decode key, and those of `encodes` a batch key, each possibly another.
     """
 
     joins: tuple[SlotAssignment, ...]

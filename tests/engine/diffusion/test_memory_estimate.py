@@ -23,6 +23,7 @@ FOLDERS = {
     "fill": lambda folder: tiny_models.save_flux(folder, transformer=tiny_models.FILL_TRANSFORMER),
     "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
     "flux": tiny_models.save_flux,
+    "flux, kontext": lambda folder: tiny_models.save_flux(folder, pipeline="FluxKontextPipeline"),
     "flux-2-klein": tiny_models.save_flux_2_klein,
     "flux-2-klein, distilled": lambda folder: tiny_models.save_flux_2_klein(folder, is_distilled=True),
     "chroma": tiny_models.save_chroma,
@@ -60,18 +61,23 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
         (prompt,) = model.text_encode(["a photograph"])
+        pixels = torch.zeros(side_px, side_px, 3, dtype=torch.uint8)
+        references = [model.encode_references([pixels])] * 4 if spec.max_references else None
     guidance = torch.ones(4) if model.guidance.embedded else None
+    options = {} if references is None else {"references": references}
     channels = {"inpainting": 4 + 1 + 4, "fill": 4 + 4 + 4**2}
     latents = torch.zeros(4, channels.get(family, shape[0]), *shape[1:])
 
     def predict() -> None:
-        model.predict(latents, torch.ones(4), collate([prompt] * 4), guidance)
+        model.predict(latents, torch.ones(4), collate([prompt] * 4), guidance, **options)
 
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.decoded_image * 2 == pytest.approx(
         allocated_bytes(lambda: model.decode(torch.zeros(2, *shape))), rel=0.2
     )
-    assert estimate.rows_per_image == (1 if family in ("flux", "fill", "flux-2-klein, distilled") else 2)
+    assert estimate.rows_per_image == (
+        1 if family in ("flux", "fill", "flux, kontext", "flux-2-klein, distilled") else 2
+    )
     # Counters of batches, which are no parameters, have eight bytes.
     assert sum(estimate.weights.values()) == pytest.approx(4 * count_parameters(spec), abs=8)
 

@@ -24,6 +24,7 @@ from noria.scheduling.types import (
 )
 
 SMALL, LARGE = BatchKey(64, 64), BatchKey(128, 96)
+SHOWN = BatchKey(64, 64, reference_px=128 * 96)  # with reference images
 
 
 def make_request(attempt_id="a", calls=2, images=1, batch_key=SMALL, expires_at=None, **more):
@@ -653,7 +654,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         target=requests,
         calls=st.integers(1, 4),
         images=st.integers(1, 4),
-        batch_key=st.sampled_from([SMALL, LARGE]),
+        batch_key=st.sampled_from([SMALL, LARGE, SHOWN]),
         timeout_s=st.none() | st.floats(0, 20),
         deadline_s=st.none() | st.floats(0, 20),
         rows=st.integers(1, 2),
@@ -708,7 +709,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert image.attempt_id in self.open, "planned after it ended"
             assert slots.setdefault(slot, image) == image, "one slot, two images"
         assert len({self.open[step.image.attempt_id].call_key for step in self.plan.steps}) <= 1
-        assert len({self.open[assignment.image.attempt_id].batch_key for assignment in self.plan.decodes}) <= 1
+        assert (
+            len({self.open[assignment.image.attempt_id].batch_key.decode_key for assignment in self.plan.decodes}) <= 1
+        )
         assert len(self.plan.decodes) <= 2
         self.check_encodes()
         in_flight = {each.image.attempt_id for each in (*self.plan.steps, *self.plan.decodes)}

@@ -49,8 +49,10 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             width_px=batch_key.width_px,
             height_px=batch_key.height_px,
             step_s={rows: round(costs.step_s(batch_key, rows), 6) for rows in sorted(curve.points)},
-            decode_s={n: round(costs.decode_s(batch_key, n), 6) for n in sorted(costs.decodes[batch_key].points)}
-            if batch_key in costs.decodes
+            decode_s={
+                n: round(costs.decode_s(batch_key, n), 6) for n in sorted(costs.decodes[batch_key.decode_key].points)
+            }
+            if batch_key.decode_key in costs.decodes
             else {},
             text_encode_s=round(costs.text_encode_s(batch_key.model), 6),
             max_rows=costs.rows_limit(batch_key),
@@ -58,6 +60,7 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             image_encode_s={n: round(costs.image_encode_s(batch_key, n), 6) for n in sorted(encodes[batch_key].points)}
             if batch_key in encodes
             else {},
+            reference_px=batch_key.reference_px,
         )
         for batch_key, curve in costs.steps.items()
     )
@@ -70,6 +73,7 @@ class CachedCurve(msgspec.Struct, frozen=True):
     height_px: int
     seconds: dict[int, float]  # by rows (steps) or images
     stage: int = 0
+    reference_px: int = 0
 
 
 class CachedCosts(msgspec.Struct, frozen=True):
@@ -236,11 +240,13 @@ class CostCache:
             _log.warning("the measured costs cannot be cached: %s", error)
 
     def _batch_key(self, curve: CachedCurve) -> BatchKey:
-        return BatchKey(curve.width_px, curve.height_px, self._model, curve.stage)
+        return BatchKey(curve.width_px, curve.height_px, self._model, curve.stage, curve.reference_px)
 
 
 def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
-    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.stage)
+    return CachedCurve(
+        batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.stage, batch_key.reference_px
+    )
 
 
 def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ from noria.engine.diffusion.start_latents import StartLatents
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest
 from noria.sampling.noise import NoiseStream
@@ -193,9 +193,13 @@ class DiffusionExecutor:
             torch.cuda.empty_cache()  # not inside the handler: the exception keeps its tensors alive
         return fits
 
-    def _encode(self, attempt_ids: Iterable[str]) -> None:
+    def _encode(self, attempt_ids: Sequence[str]) -> None:
         starts = [start for attempt_id in attempt_ids if (start := self._requests[attempt_id].start) is not None]
         StartLatents.encode(starts, self.model, self.config.decode_batch if self.config.buckets else None)
+        for attempt_id in attempt_ids:
+            if (references := self._requests[attempt_id].references) is not None:
+                assert isinstance(self.model, ReferencedModel)
+                references.encode(self.model)
 
     def _join(self, assignments: list[SlotAssignment]) -> None:
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
@@ -209,7 +213,10 @@ class DiffusionExecutor:
             key = self._loras.prompt_key
             prompt = embeddings[key(prepared.prompt, prepared.adapters)]
             negative = embeddings[key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
-            self._guided[assignment.image] = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters)
+            references = None if prepared.references is None else prepared.references.tokens
+            self._guided[assignment.image] = GuidedImage(
+                prompt, negative, payload.guidance_scale, prepared.adapters, references
+            )
             shape = prepared.latent_shape
             history = self._latents.join(shape, prepared.table.window, is_first=not self._noise)
             noise = NoiseStream(payload.seed, shape, self.model.noise_dtype, image=assignment.image.index)

@@ -16,8 +16,8 @@ from noria.engine.diffusion.controls import ActiveControl
 from noria.engine.diffusion.lora_cache import Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.prompt_embeddings import CollatedRows
-from noria.models.diffusion.conditioning import Conditioning
-from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel, LatentRows
+from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
+from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel, LatentRows, ReferencedModel
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 
 
@@ -29,6 +29,7 @@ class GuidedImage:
     negative: Conditioning | None  # None: not guided
     scale: float
     adapters: Adapters
+    references: ReferenceTokens | None = None
 
 
 class GuidedCalls:
@@ -59,6 +60,9 @@ class GuidedCalls:
         rows = [each.negative for each in images if each.negative is not None] + [each.prompt for each in images]
         padding = self._bucket(len(rows)) - len(rows)
         positions, rows = positions + positions[:1] * padding, rows + rows[:1] * padding
+        if any(image.references is not None for image in images):
+            assert isinstance(self._model, ReferencedModel)
+            predict = functools.partial(self._model.predict, references=[images[b].references for b in positions])
         positions_R = self._to_device(positions)
         scales = np.array([image.scale for image in images], np.float32)
         with self._loras.denoising([images[b].adapters for b in positions]):

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
-from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel
+from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens, collate
+from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel, ReferencedModel
 from noria.models.diffusion.part_loading import DTYPES
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
@@ -40,7 +40,7 @@ class MemoryEstimate:
     """Bytes of a model with its settings, for images of its default size."""
 
     weights: Mapping[str, int]  # by part, of those on the model's device
-    row: int  # of a denoiser's call, for each row, steered by a ControlNet if there is one
+    row: int  # of a denoiser's call, for each row, with one ControlNet and one reference image if there can be
     decoded_image: int  # of decoding, for each image
     prompt: int  # of encoding one
     slot: int  # of the samples and outputs that a slot keeps
@@ -75,7 +75,8 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     with torch.inference_mode():
         with _StorageCounter():
             (conditioning,) = model.text_encode(["a photograph"])
-        rows = [_peak_bytes(functools.partial(_predict, model, num, shape, conditioning)) for num in (1, 2)]
+            reference = _reference(model, spec)
+        rows = [_peak_bytes(functools.partial(_predict, model, num, shape, conditioning, reference)) for num in (1, 2)]
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
@@ -158,11 +159,29 @@ def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
     )
 
 
-def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
+def _reference(model: DiffusionModel, spec: DiffusionModelSpec) -> ReferenceTokens | None:
+    """Return a reference image of the default size; None: the model takes none."""
+    if not spec.max_references:
+        return None
+    assert isinstance(model, ReferencedModel)
+    shape = spec.default_height_px, spec.default_width_px, 3
+    return model.encode_references([torch.empty(shape, dtype=torch.uint8, device="meta")])
+
+
+def _predict(
+    model: DiffusionModel,
+    num_rows: int,
+    shape: tuple[int, ...],
+    conditioning: Conditioning,
+    reference: ReferenceTokens | None,
+) -> Any:
     latents = torch.empty(num_rows, input_channels(model, shape), *shape[1:], device="meta")
     each = torch.empty(num_rows, device="meta")
     guidance = each if model.guidance.embedded else None
     rows = collate([conditioning] * num_rows)
+    if reference is not None:
+        assert isinstance(model, ReferencedModel)
+        return model.predict(latents, each, rows, guidance, [reference] * num_rows)
     if not isinstance(model, ControlledModel) or not model.controlnets.digests:
         return model.predict(latents, each, rows, guidance)
     name, (_, height, width), scale = next(iter(model.controlnets.digests)), shape, model.latent_scale

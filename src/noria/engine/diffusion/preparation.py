@@ -6,15 +6,17 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.controls import PreparedControl, prepare_controls
 from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
-from noria.engine.diffusion.request import BaseImageRequest, preview_calls
+from noria.engine.diffusion.references import ReferenceImages
+from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
 from noria.engine.diffusion.start_latents import StartFrameReader, StartLatents, check_strength
 from noria.errors import InvalidField
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.schedule import Schedule
 from noria.sampling.tables import SamplerTable
+from noria.scheduling.types import BatchKey
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,13 @@ class PreparedImageRequest(BaseImageRequest):
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
     start: StartLatents | None = None
     controls: tuple[PreparedControl, ...] = ()
+    references: ReferenceImages | None = None
+    reference_px: int = 0  # of the batch key
+
+    @property
+    def batch_key(self) -> BatchKey:
+        """The batch key of all its images."""
+        return super().batch_key._replace(reference_px=self.reference_px)
 
     @property
     def num_calls(self) -> int:
@@ -43,6 +52,7 @@ class RequestPreparer:
     def __init__(self, model: DiffusionModel, config: EngineConfig, loras: ModelLoras) -> None:
         assert isinstance(config.slots, int)
         self._model, self._loras = model, loras
+        self._takes_references = isinstance(model, ReferencedModel) and not config.compile
         self._max_images = config.slots + config.queue_limit  # of a request
         self._start_frames = StartFrameReader(inpainting=model.inpainting)
 
@@ -58,8 +68,11 @@ class RequestPreparer:
             raise InvalidField(
                 f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
             )
+        if payload.reference_images and not self._takes_references:
+            reason = " with engine.compile" if isinstance(self._model, ReferencedModel) else ""
+            raise InvalidField(f"{request.model} takes no reference images{reason}", field="reference_images")
         shape = self._model.latent_shape(payload.width, payload.height)
-        start, control_images = self._start_frames.read(payload, data, shape)
+        frame = self._start_frames.read(payload, data, shape)
         table = compile_sampler(
             payload.scheduler,
             self._model.scheduler_config,
@@ -68,6 +81,9 @@ class RequestPreparer:
             _first_step(payload),
         )
         guidance = self._model.guidance
+        reference_px, size_px = payload.num_reference_pixels, payload.width * payload.height
+        if self._model.call_size(size_px) is not None:  # else rows with equal keys must have equally many tokens
+            reference_px = reference_class_px(reference_px)
         return PreparedImageRequest(
             request,
             guided=guidance.is_active(payload.guidance_scale, payload.negative_prompt),
@@ -76,10 +92,12 @@ class RequestPreparer:
             prompt=guidance.prompt_prefix + payload.prompt,
             negative_prompt=guidance.negative(payload.negative_prompt),
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
-            call_size=self._model.call_size(payload.width, payload.height),
+            call_size=self._model.call_size(size_px + reference_px),
             adapters=self._loras.load(payload.loras, request.model),
-            start=start,
-            controls=prepare_controls(payload.controls, control_images, table.num_calls, self._model, request.model),
+            start=frame.start,
+            references=frame.references,
+            reference_px=reference_px,
+            controls=prepare_controls(payload.controls, frame.controls, table.num_calls, self._model, request.model),
         )
 
     def is_compiled(self, request: ImageRequest) -> bool:

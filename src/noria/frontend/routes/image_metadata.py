@@ -153,7 +153,7 @@ def usable_settings(
 
 
 def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
-    """Return the start image, its mask and the controls that the file was made from: it does not contain them."""
+    """Return the images that the file was made from, which it does not contain, and the controls."""
     rejected = [
         RejectedSetting(
             "controls",
@@ -163,6 +163,14 @@ def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
         )
         for control in metadata.controls
     ]
+    if metadata.reference_images:
+        rejected.append(
+            RejectedSetting(
+                "reference_images",
+                [each.digest for each in metadata.reference_images],
+                "the file was made from reference images, which it does not contain: send them in reference_images.",
+            )
+        )
     if metadata.strength is None:
         return rejected
     rejected += [

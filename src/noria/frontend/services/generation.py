@@ -20,9 +20,7 @@ from msgspec import Struct
 from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 
 from noria.config import FrontendConfig
-from noria.errors import (
-    NoriaError,
-)
+from noria.errors import NoriaError
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
@@ -164,6 +162,12 @@ class GenerationService:
         """
         return resolve_model(self.engine_pool, DiffusionModelSpec, name)
 
+    def max_references(self, name: str | None) -> int:
+        """Return how many reference images the model named `name` takes; 0 of one that `resolve_model` rejects."""
+        with contextlib.suppress(NoriaError):
+            return self.resolve_model(name).max_references
+        return 0
+
     async def admit(
         self,
         body: ImageRequestBody,
@@ -218,8 +222,7 @@ class GenerationService:
             )
             data = None
             if images is not None:
-                size_px = request.payload.width, request.payload.height
-                data = await self._start_images.pixels(client, images, *size_px)
+                data = await self._start_images.pixels(client, images, request, spec)
                 request = _with_less_time(request, time.monotonic() - started)
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)

@@ -62,6 +62,7 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits | None  # None: it cannot begin with one
     controlnets: list[str]  # their names
+    max_references: int  # reference images of a request; 0: it takes none
     max_controls: int  # of a request
     max_control_scale: float
 
@@ -121,6 +122,7 @@ def capabilities_of(
         if spec.takes_start_images
         else None,
         controlnets=list(controlnets),
+        max_references=spec.max_references,
         max_controls=MAX_CONTROLS,
         max_control_scale=MAX_CONTROL_SCALE,
     )

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows
 from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance
@@ -50,10 +50,10 @@ class DiffusionModel(Protocol):
         """Return [C, H, W] of the latents of an image of this size."""
         ...
 
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int] | None:
-        """Return what images of other sizes need to have in common with one of this size to share its calls.
+    def call_size(self, num_pixels: int) -> tuple[int, int] | None:
+        """Return what images of other sizes need to have in common with one of so many pixels to share its calls.
 
-        None: they cannot.
+        Those of its references count, too. None: they cannot.
         """
         ...
 
@@ -108,4 +108,24 @@ class ControlledModel(DiffusionModel, Protocol):
         controls: Sequence[ControlRows] = (),
     ) -> LatentRows:
         """Return what `DiffusionModel.predict` does; `controls` are the rows that ControlNets steer."""
+        ...
+
+
+@runtime_checkable
+class ReferencedModel(DiffusionModel, Protocol):
+    """A model that can be shown reference images."""
+
+    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
+        """Return the tokens of a request's reference images, in order; pixels are each [height, width, 3] uint8."""
+        ...
+
+    def predict(
+        self,
+        latents_R: LatentRows,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
+        references: Sequence[ReferenceTokens | None] = (),
+    ) -> LatentRows:
+        """Return what `DiffusionModel.predict` does; `references` are those of each row, () if no row has any."""
         ...

@@ -209,8 +209,8 @@ class _Simulation:
         """Decode one batch of denoised images, which leave, if there are any."""
         if not self.denoised:
             return
-        batch_key = self.denoised[0].batch_key
-        departing = [each for each in self.denoised if each.batch_key == batch_key][: self.decode_batch]
+        batch_key = self.denoised[0].batch_key.decode_key
+        departing = [each for each in self.denoised if each.batch_key.decode_key == batch_key][: self.decode_batch]
         self.denoised = [each for each in self.denoised if each not in departing]
         self.now += self.costs.decode_s(batch_key, len(departing))
         for each in departing:

@@ -34,7 +34,7 @@ from noria.scheduling.step.batch_selection import BatchLimits, select_batch
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
-from noria.scheduling.step.shared_calls import area_px, share_calls
+from noria.scheduling.step.shared_calls import share_calls
 from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import (
     NO_TIMINGS,
@@ -270,7 +270,7 @@ class StepScheduler:
         first = self._table.request_of(images[0])
         if first.call_size is None:
             return first.batch_key
-        return max((self._table.request_of(image).batch_key for image in images), key=area_px)
+        return max((self._table.request_of(image).batch_key for image in images), key=lambda key: key.area_px)
 
     def _select_batch(self, images: list[ItemId], batch_key: BatchKey, now: float) -> list[ItemId]:
         running = self._table.running.values()
@@ -294,8 +294,8 @@ class StepScheduler:
         ready = [image for image, running_image in running.items() if running_image.is_denoised] + last_steps
         if not ready:
             return ()
-        batch_key = running[ready[0]].request.batch_key
-        same_key = [image for image in ready if running[image].request.batch_key == batch_key]
+        batch_key = running[ready[0]].request.batch_key.decode_key
+        same_key = [image for image in ready if running[image].request.batch_key.decode_key == batch_key]
         limit = self._decode_limits.get(batch_key, self.decode_batch)
         return tuple(SlotAssignment(image, running[image].slot) for image in same_key[:limit])
 
@@ -368,7 +368,7 @@ class StepScheduler:
                 rows = self._count_rows(images) * len(named) // len(images)
                 self.costs.record_oom(batch_key, rows)
             case _:  # "decodes"
-                self._decode_limits[batch_key] = len(named) // 2
+                self._decode_limits[batch_key.decode_key] = len(named) // 2
         return []
 
     def _complete_image(self, image: ItemId, result: IterationResult, now: float) -> list[SchedulerEvent]:

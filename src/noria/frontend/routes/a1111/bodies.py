@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from noria.errors import InvalidField, RequestError, short_repr
 from noria.frontend.routes.a1111.controlnet import FIELD, SCRIPT
+from noria.frontend.services.request_validation import check_num_references
 from noria.frontend.services.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
@@ -72,7 +73,8 @@ DESCRIPTIONS = {
     "send_images": "whether the response has the images",
     "priority": "Noria's extension: `low`, `normal` or `high`, as in `/t2i`",
     "deadline_ms": "Noria's extension, as in `/t2i`",
-    "init_images": "one image: a PNG, WebP or JPEG file in base64, or as a data: URL",
+    "init_images": "one image: a PNG, WebP or JPEG file in base64, or as a data: URL; of a model that takes reference "
+    "images these, with denoising_strength 1 and without a mask",
     "mask": "likewise, of the image's size; white is repainted or, if it is not opaque, what is opaque",
     "inpainting_mask_invert": "whether the mask is inverted",
     "denoising_strength": "how much of the image is replaced; 0.75 by default",
@@ -130,6 +132,7 @@ _A1111_FIELD_NAMES = {
     "loras": "prompt",
     "controls": FIELD,
     "image": "init_images",
+    "reference_images": "init_images",
     "strength": "denoising_strength",
 }
 
@@ -179,9 +182,19 @@ def _unsupported(name: str, value: object, feature: str, off_values: tuple[objec
     )
 
 
-def files_of_image_body(body: Img2Img, controls: Sequence[ControlField]) -> LoadFiles:
+def has_references(body: Img2Img, max_references: int) -> bool:
+    """Return whether the images of `body` are shown to a model that takes so many, since nothing of them is kept."""
+    return max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
+
+
+def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_references: bool) -> LoadFiles:
     """Return what decodes the images of `body` and of its controls. Raises InvalidField if not one starts."""
     images = body.init_images or []
+    if are_references:
+        check_num_references(images)
+        return functools.partial(
+            decode_files, None, None, control_images=control_images(controls), reference_images=images
+        )
     if len(images) != 1:
         raise InvalidField(f"init_images has {len(images)} images; allowed is one.", field="init_images")
     return functools.partial(
@@ -195,7 +208,12 @@ def files_of_image_body(body: Img2Img, controls: Sequence[ControlField]) -> Load
 
 
 def as_image_body(
-    body: Txt2Img, settings: Mapping[str, Any], model: str | None, controls: tuple[ControlField, ...]
+    body: Txt2Img,
+    settings: Mapping[str, Any],
+    model: str | None,
+    controls: tuple[ControlField, ...],
+    *,
+    has_start_image: bool,
 ) -> ImageRequestBody:
     """Convert `body` with its `settings`, which passed `check_settings`. Raises InvalidField."""
     for name in ("batch_size", "n_iter"):
@@ -221,7 +239,7 @@ def as_image_body(
         deadline_ms=body.deadline_ms,
         metadata=settings.get("enable_pnginfo") is not False if body.metadata is None else body.metadata,
         loras=loras,
-        strength=_strength(body),
+        strength=_strength(body) if has_start_image else None,
         controls=controls,
     )
 
