@@ -30,6 +30,7 @@ from noria.errors import ConfigError
 from noria.folders import cache_folder
 from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
+from noria.models.refiner_folders import RefinerFolders
 from noria.models.weights import weight_bytes
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
@@ -144,7 +145,7 @@ class _ModelChanges:
         """
         assert isinstance(spec, DiffusionModelSpec)
         config = resolve_auto(self._config, spec, self._device, detect_machine())
-        check_memory(spec.name, _needed_bytes(spec, config), self._device, self._free_bytes)
+        check_memory(spec.name, needed_bytes(spec, config), self._device, self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
         executor = run_apart(_on_one_core(lambda: self._load_warm(spec, config)), niceness)
         cache = cost_cache(spec, config, executor.model.device)
@@ -196,9 +197,12 @@ class _ModelChanges:
             cache.save(self._scheduler.costs)
 
 
-def _needed_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
+def needed_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
+    """Return the bytes of the weights of a model and of its refiner."""
     stems, item_bytes = FAMILIES[spec.family].weight_stems, 4 if config.dtype == "float32" else 2
-    return sum(weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items())
+    refiner = RefinerFolders.of(config).for_model(spec)
+    of_refiner = refiner.weight_bytes(item_bytes).values() if refiner is not None else ()
+    return sum(weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items()) + sum(of_refiner)
 
 
 def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:

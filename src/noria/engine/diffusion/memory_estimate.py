@@ -22,11 +22,12 @@ from torch.utils._pytree import tree_leaves
 
 from noria.config import EngineConfig
 from noria.models.controlnet_folders import ControlNetFolders
-from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel
+from noria.models.diffusion.conditioning import Conditioning, collate
+from noria.models.diffusion.diffusion_model import ControlledModel, Denoiser, DiffusionModel, RefinedModel
 from noria.models.diffusion.part_loading import DTYPES, text_encoder_placement
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
+from noria.models.refiner_folders import RefinerFolder, RefinerFolders
 from noria.models.weights import read_weights, weight_bytes
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
@@ -73,11 +74,16 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     with torch.inference_mode():
         with _StorageCounter():
             (conditioning,) = model.text_encode(["a photograph"])
-        rows = [_peak_bytes(functools.partial(_predict, model, num, shape, conditioning)) for num in (1, 2)]
+        num_channels = _input_channels(model, shape)
+        row = _row_bytes(model, (num_channels, *shape[1:]), conditioning)
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
+        if isinstance(model, RefinedModel) and model.refiner is not None:
+            with _StorageCounter():
+                (conditioning,) = model.refiner.text_encode(["a photograph"])
+            row = max(row, _row_bytes(model.refiner, shape, conditioning))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
-        slot += torch.empty(_input_channels(model, shape) - shape[0], *shape[1:], device="meta").nbytes
+        slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
     weights = {
         part: weight_bytes(spec.path, part, stem, DTYPES[config.dtype].itemsize)
         for part, stem in family.weight_stems.items()
@@ -85,9 +91,13 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         f"ControlNet {name}": DTYPES[config.dtype].itemsize * folder.num_parameters
         for name, folder in ControlNetFolders.of(config).for_model(spec).items()
     }
+    refiner = RefinerFolders.of(config).for_model(spec)
+    if refiner is not None:
+        of_refiner = refiner.weight_bytes(DTYPES[config.dtype].itemsize)
+        weights |= {f"refiner's {part}": num_bytes for part, num_bytes in of_refiner.items()}
     estimate = MemoryEstimate(
         weights=weights,
-        row=max(rows[1] - rows[0], rows[0] // 2),
+        row=row,
         decoded_image=decoded,
         prompt=prompt,
         slot=slot,
@@ -96,7 +106,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     )
     if config.text_encoder_device == "same":
         return estimate
-    return _with_texts_elsewhere(spec, estimate, text_encoder_placement(config, "")[0].itemsize)
+    return _with_texts_elsewhere(spec, estimate, text_encoder_placement(config, "")[0].itemsize, refiner)
 
 
 class Remedy(NamedTuple):
@@ -116,6 +126,7 @@ def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -
 
     """
     estimate, alone, together = estimate_memory(spec, config), [], config
+    refiner = RefinerFolders.of(config).for_model(spec)
     settings: list[tuple[str, dict[str, Any]]] = [("--vae-tiling", {"vae_tiling": True})]
     if config.dtype == "float32":
         settings.insert(0, ("--dtype bfloat16", {"dtype": "bfloat16"}))
@@ -126,9 +137,9 @@ def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -
             together = msgspec.structs.replace(together, **changes)
     all_bytes = estimate_memory(spec, together)
     if device != "cpu" and config.text_encoder_device == "same":
-        changed = _with_texts_elsewhere(spec, estimate, torch.float32.itemsize)
+        changed = _with_texts_elsewhere(spec, estimate, torch.float32.itemsize, refiner)
         alone.append(Remedy(("--text-encoder-device cpu",), changed))
-        all_bytes = _with_texts_elsewhere(spec, all_bytes, torch.float32.itemsize)
+        all_bytes = _with_texts_elsewhere(spec, all_bytes, torch.float32.itemsize, refiner)
     part = _denoiser(spec)
     if _quantized_bytes(spec, config) < estimate.weights[part]:
         changed = _with_denoiser(spec, estimate, _quantized_bytes(spec, config))
@@ -147,7 +158,9 @@ def _with_denoiser(spec: DiffusionModelSpec, estimate: MemoryEstimate, num_bytes
     return replace(estimate, weights={**estimate.weights, _denoiser(spec): num_bytes})
 
 
-def _with_texts_elsewhere(spec: DiffusionModelSpec, estimate: MemoryEstimate, item_bytes: int) -> MemoryEstimate:
+def _with_texts_elsewhere(
+    spec: DiffusionModelSpec, estimate: MemoryEstimate, item_bytes: int, refiner: RefinerFolder | None
+) -> MemoryEstimate:
     """Return the estimate with the text encoders, whose numbers have `item_bytes`, on another device."""
     stems = FAMILIES[spec.family].weight_stems
     elsewhere = {
@@ -155,6 +168,8 @@ def _with_texts_elsewhere(spec: DiffusionModelSpec, estimate: MemoryEstimate, it
         for part, stem in stems.items()
         if part.startswith("text_encoder")
     }
+    if refiner is not None:
+        elsewhere["refiner's text_encoder_2"] = refiner.weight_bytes(item_bytes)["text_encoder_2"]
     weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
     return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)
 
@@ -169,9 +184,14 @@ def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
     )
 
 
-def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
-    latents = torch.empty(num_rows, _input_channels(model, shape), *shape[1:], device="meta")
-    each = torch.empty(num_rows, device="meta")
+def _row_bytes(model: Denoiser, shape: tuple[int, ...], conditioning: Conditioning) -> int:
+    """Return the bytes of each row of a call."""
+    one, two = (_peak_bytes(functools.partial(_predict, model, num, shape, conditioning)) for num in (1, 2))
+    return max(two - one, one // 2)
+
+
+def _predict(model: Denoiser, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
+    latents, each = torch.empty(num_rows, *shape, device="meta"), torch.empty(num_rows, device="meta")
     guidance = each if model.guidance.embedded else None
     rows = collate([conditioning] * num_rows)
     if not isinstance(model, ControlledModel) or not model.controlnets.digests:
