@@ -47,6 +47,8 @@ DESCRIPTIONS = {
     "file",
     "controls": "ControlNets that steer the images, each by an image of its own, in the formats of `image`, that is "
     "used as it is: no edges are detected in it; their residuals are added. `start` and `end` are parts of the steps",
+    "refiner": "the model's refiner makes the steps after `start`, a part of the noise's times (0.8); a `name` and a "
+    "`digest` must be its own",
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
     "and `height` are its own by default",
     "mask": "likewise, of the image's size; white is repainted, black is kept",
@@ -57,6 +59,7 @@ DESCRIPTIONS = {
 def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
     """Add the samplers, the sizes, and what the bodies' types do not say."""
     schemas["Lora"]["properties"]["weight"] |= {"minimum": -MAX_LORA_WEIGHT, "maximum": MAX_LORA_WEIGHT}
+    schemas["Refinement"]["properties"]["start"] |= {"exclusiveMinimum": 0.0, "exclusiveMaximum": 1.0}
     control = schemas["ControlField"]["properties"]
     for name, most in (("scale", MAX_CONTROL_SCALE), ("start", 1.0), ("end", 1.0)):
         control[name] |= {"minimum": 0.0, "maximum": most}

@@ -105,7 +105,7 @@ def _fields(form: Form) -> EditsFields:
     fields: dict[str, object] = {
         name: value for name, value in form.fields.items() if value or name in ("prompt", "negative_prompt")
     }
-    for name in ("loras", "controls"):
+    for name in ("loras", "controls", "refiner"):
         if name in fields:
             try:
                 fields[name] = msgspec.json.decode(form.fields[name])

@@ -34,7 +34,7 @@ from noria.frontend.services.model_capabilities import (
 )
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.start_images import LoadFiles
-from noria.protocol.diffusion import DiffusionModelSpec, Lora
+from noria.protocol.diffusion import DiffusionModelSpec, Lora, Refinement
 from noria.protocol.messages import ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ControlField, ImageFormat, ImageRequest, ImageRequestBody, Priority
@@ -73,6 +73,7 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: bool = True
     loras: tuple[Lora, ...] = ()
     controls: tuple[ControlField, ...] = ()
+    refiner: Refinement | None = None
 
 
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -247,7 +248,8 @@ class OpenAIRoutes:
     async def _capabilities(self, spec: DiffusionModelSpec) -> ModelCapabilities:
         loras = await asyncio.to_thread(self._generation_service.loras.files, spec.name)  # reads folders
         controlnets = await asyncio.to_thread(self._generation_service.controlnets.for_model, spec)
-        return capabilities_of(spec, self._config, loras, controlnets)
+        refiner = await asyncio.to_thread(self._generation_service.refiners.for_model, spec)
+        return capabilities_of(spec, self._config, loras, controlnets, refiner and refiner.name)
 
 
 async def respond(
@@ -372,6 +374,7 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None) -> Imag
         partial_images=body.partial_images or 0,
         loras=body.loras,
         controls=body.controls,
+        refiner=body.refiner,
         strength=strength,
     )
 

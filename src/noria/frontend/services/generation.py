@@ -38,6 +38,7 @@ from noria.images.metadata import metadata_for
 from noria.images.start_image import RequestImageFacts
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
@@ -129,9 +130,11 @@ class GenerationService:
         statistics: StatisticsRecorder | None = None,
         loras: LoraFolders | None = None,
         controlnets: ControlNetFolders | None = None,
+        refiners: RefinerFolders | None = None,
     ) -> None:
         self.engine_pool = engine_pool
         self.loras, self.controlnets = loras or LoraFolders(()), controlnets or ControlNetFolders(())
+        self.refiners = refiners or RefinerFolders(())
         self._statistics = statistics or StatisticsRecorder()
         self.config = config
         self.tracer = tracer
@@ -204,6 +207,8 @@ class GenerationService:
                 complete_loras = functools.partial(_return_or_raise, found)
             if body.controls:  # reads folders, which are kept
                 await self._file_threads.run(client, self.controlnets.for_model, spec)
+            if body.refiner is not None:  # likewise
+                await self._file_threads.run(client, self.refiners.for_model, spec)
             request = validate(
                 prioritised,
                 spec,
@@ -214,6 +219,7 @@ class GenerationService:
                 complete_loras,
                 self.controlnets.complete,
                 facts,
+                self.refiners.complete,
             )
             data = None
             if images is not None:
@@ -320,6 +326,7 @@ class GenerationService:
                 complete_loras=self.loras.complete,
                 complete_controls=self.controlnets.complete,
                 images=admitted.images,
+                complete_refiner=self.refiners.complete,
             )
 
         return prepare

@@ -56,6 +56,7 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits
     controlnets: list[str]  # their names
+    refiner: str | None  # its name; null: there is none
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -88,11 +89,15 @@ def encoder_capabilities_of(spec: EncoderModelSpec, config: FrontendConfig) -> E
 
 
 def capabilities_of(
-    spec: DiffusionModelSpec, config: FrontendConfig, loras: Iterable[str], controlnets: Iterable[str]
+    spec: DiffusionModelSpec,
+    config: FrontendConfig,
+    loras: Iterable[str],
+    controlnets: Iterable[str],
+    refiner: str | None = None,
 ) -> ModelCapabilities:
     """Return what the model accepts behind a front end with this `config`.
 
-    `loras` and `controlnets` are the names of its adapters.
+    `loras` and `controlnets` are the names of its adapters, `refiner` is that of its refiner.
     """
     return ModelCapabilities(
         version=spec.fingerprint,
@@ -111,4 +116,5 @@ def capabilities_of(
             config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, spec.default_strength, spec.needs_mask
         ),
         controlnets=list(controlnets),
+        refiner=refiner,
     )
