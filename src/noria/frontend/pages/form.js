@@ -88,6 +88,7 @@ export class Form {
     settings.prompt = byId("prompt").value;
     settings.negative_prompt = byId("negative_prompt").value || null;
     settings.loras = this.#loras.value;
+    settings.refiner = byId("refiner").value === "" ? null : { start: Number(byId("refiner").value) };
     Object.assign(settings, this.startImage.value);
     if (!settings.image) settings.strength = null;
     return settings;
@@ -103,6 +104,7 @@ export class Form {
       if (name !== "model" && settings[name] !== undefined && settings[name] !== null) byId(name).value = settings[name];
     }
     this.#loras.value = settings.loras;
+    if (this.model.noria.refiner) byId("refiner").value = settings.refiner?.start ?? "";
     byId("scheduling").open ||= Boolean(byId("priority").value || byId("deadline_ms").value);
     this.#sync();
   }
@@ -135,7 +137,7 @@ export class Form {
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "loras", "image", "mask", "form"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "loras", "refiner", "image", "mask", "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
@@ -183,6 +185,8 @@ export class Form {
     byId("image-needed").hidden = byId("mask-needed").hidden = !needsMask;
     byId("mask-none").hidden = needsMask;
     for (const name of ["image", "mask"]) this.#clearError(name);
+    byId("refiner-field").hidden = !this.model.noria.refiner;
+    byId("refiner").value = "";
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";
     byId("scheduler").replaceChildren(

@@ -211,13 +211,13 @@ export class GenerationCard {
     frame.append(image.opener, use);
   }
 
-  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, seed, image, mask, strength }) {
+  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, refiner, seed, image, mask, strength }) {
     const last = this.images.length > 1 ? ` to ${imageSeed(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
     const facts = [
       ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler, ...(loras ?? []).map(formatLora)],
       ...[guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`],
-      ...[image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
+      ...[refiner && `refined from ${refiner.start}`, image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));
   }
