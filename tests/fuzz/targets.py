@@ -201,7 +201,8 @@ PATHS = (
     ),
     "/v1/jobs?limit=3&cursor=ff",
     *(f"/sdapi/v1/{name}" for name in ("options", "sd-models", "samplers", "schedulers", "progress")),
-    *(f"/sdapi/v1/{name}" for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras")),
+    *(f"/sdapi/v1/{name}" for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras", "scripts")),
+    *(f"/controlnet/{name}" for name in ("version", "settings", "model_list", "module_list", "control_types")),
 )
 
 
@@ -217,15 +218,35 @@ def request_seeds():
     yield b"POST /v1/jobs/texts?model=fake-encoder\nContent-Type: application/jsonl\n\n" + lines
     yield b"POST /v1/images/metadata\nContent-Type: image/png\n\n" + next(image_seeds())
     file, mask = base64.b64encode(next(image_seeds())).decode(), base64.b64encode(_image_file("RGBA")).decode()
+    control = {"name": "edges", "image": file, "scale": 0.8, "start": 0.1, "end": 0.5}
     edit = {"prompt": "p", "image": f"data:image/png;base64,{file}", "mask": mask, "strength": 0.5}
+    yield b"POST /t2i\nContent-Type: application/json\n\n" + json.dumps(edit | {"controls": [control] * 2}).encode()
+    yield b"POST /v1/jobs\nContent-Type: application/json\n\n" + json.dumps({"input": edit}).encode()
+    steered = {"prompt": "p", "size": "64x48", "controls": [control]}
+    for endpoint in ("/t2i", "/v1/images/generations"):
+        job = {"input": {"prompt": "p", "endpoint": endpoint, "controls": [control]}}
+        yield b"POST /v1/jobs\nContent-Type: application/json\n\n" + json.dumps(job).encode()
+    yield b"POST /v1/images/generations\nContent-Type: application/json\n\n" + json.dumps(steered).encode()
+    unit = dict(zip(("model", "weight", "guidance_start", "guidance_end"), ("edges [0a]", 0.8, 0, 1), strict=True))
+    units = [unit | {"image": {"image": file, "mask": None}}, unit | {"input_image": file, "module": "none"}]
+    txt2img = {"prompt": "p", "width": 64, "height": 64, "alwayson_scripts": {"ControlNet": {"args": units}}}
+    yield b"POST /sdapi/v1/txt2img\nContent-Type: application/json\n\n" + json.dumps(txt2img).encode()
+    yield (
+        b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n"
+        + json.dumps(txt2img | {"init_images": [file]}).encode()
+    )
     yield b"POST /t2i\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
     edit = {"init_images": [file], "mask": mask, "denoising_strength": 0.5, "inpainting_mask_invert": 1, "mask_blur": 0}
     yield b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
     part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
     files = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="a"\r\n\r\n%s\r\n'
     form = part % (b"prompt", b"p") + files % (b"image[]", next(image_seeds())) + files % (b"mask", _image_file("RGBA"))
-    head = b"POST /v1/images/edits\nContent-Type: multipart/form-data; boundary=b\n\n"
-    yield head + form + part % (b"strength", b"0.5") + b"--b--"
+    controls = part % (b"controls", b'[{"name": "edges", "scale": 0.8}]') + files % (b"control", next(image_seeds()))
+    head = b"\nContent-Type: multipart/form-data; boundary=b\n\n"
+    for path in (b"/v1/images/edits", b"/t2i"):
+        yield b"POST " + path + head + form + controls + part % (b"strength", b"0.5") + b"--b--"
+    form = part % (b"prompt", b"p") + controls + part % (b"n", b"1") + part % (b"loras", b"[]")
+    yield b"POST /v1/images/generations" + head + form + b"--b--"
 
 
 def http_seeds():

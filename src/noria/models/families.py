@@ -105,6 +105,8 @@ _T5_TOKENIZER = Part(("T5Tokenizer", "T5TokenizerFast"))
 _T5 = Part(("T5EncoderModel",), "model")
 _CLIP_WITH_PROJECTION = Part(("CLIPTextModelWithProjection",), "model")
 _QWEN_TOKENIZER = Part(("Qwen2Tokenizer", "Qwen2TokenizerFast"))
+_GEMMA_TOKENIZER = Part(("GemmaTokenizer", "GemmaTokenizerFast"))
+_GEMMA2 = Part(("Gemma2Model",), "model")
 _QWEN3 = Part(("Qwen3Model", "Qwen3ForCausalLM"), "model")
 
 _ROWS = (
@@ -222,8 +224,8 @@ _ROWS = (
         class_names=("Lumina2Pipeline",),
         parts=MappingProxyType(
             {
-                "tokenizer": Part(("GemmaTokenizer", "GemmaTokenizerFast")),
-                "text_encoder": Part(("Gemma2Model",), "model"),
+                "tokenizer": _GEMMA_TOKENIZER,
+                "text_encoder": _GEMMA2,
                 "transformer": Part(("Lumina2Transformer2DModel",), "diffusion_pytorch_model"),
                 "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
                 "scheduler": Part(),
@@ -319,6 +321,46 @@ _ROWS = (
         inspect_with="noria.models.diffusion.folders.flux_2_klein_folder:inspect",
         load_with="noria.models.diffusion.flow_models.flux_2_klein:Flux2Klein.load",
         gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="sana",
+        description="Sana and Sana 1.5, without Sprint",
+        index_file="model_index.json",
+        class_names=("SanaPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _GEMMA_TOKENIZER,
+                "text_encoder": _GEMMA2,
+                "transformer": Part(("SanaTransformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderDC",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.sana_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.sana:Sana.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="pixart-sigma",
+        description="PixArt-Σ",
+        index_file="model_index.json",
+        class_names=("PixArtSigmaPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _T5_TOKENIZER,
+                "text_encoder": _T5,
+                # Published folders name its class of earlier versions of diffusers.
+                "transformer": Part(("PixArtTransformer2DModel", "Transformer2DModel"), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.pixart_sigma_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.pixart_sigma:PixArtSigma.load",
     ),
     Family(
         name="text-encoder",

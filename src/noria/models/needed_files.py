@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from noria.errors import ModelError, short_repr
 from noria.models.families import INDEX_FILES, Family
+from noria.models.sentencepiece_file import SPIECE
 from noria.models.weights import PICKLES
 
 _MAX_NAMED = 3
@@ -38,7 +39,8 @@ def find_model_root(paths: Collection[str], source: str) -> str:
 def text_patterns(family: Family) -> list[str]:
     """Return the patterns of the files of a model that are no weights."""
     of_parts = [f"{_prefix(part)}*.{suffix}" for part in family.parts for suffix in ("json", "txt")]
-    return [family.index_file, "noria.json", *of_parts]
+    of_t5 = [f"{_prefix(name)}{SPIECE}" for name, part in family.parts.items() if "T5Tokenizer" in part.classes]
+    return [family.index_file, "noria.json", *of_parts, *of_t5]
 
 
 def weight_patterns(family: Family, part: str, variant: str = "") -> list[str]:

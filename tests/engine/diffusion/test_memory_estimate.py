@@ -10,7 +10,6 @@ import torch
 import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto
-from noria.engine.diffusion.loading import needed_bytes
 from noria.engine.diffusion.memory_estimate import MemoryEstimate, estimate_memory, find_remedies
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.conditioning import collate
@@ -31,6 +30,8 @@ FOLDERS = {
     "qwen-image": tiny_models.save_qwen_image,
     "krea-2": tiny_models.save_krea2,
     "lumina-2": tiny_models.save_lumina2,
+    "sana": tiny_models.save_sana,
+    "pixart-sigma": tiny_models.save_pixart_sigma,
 }
 
 
@@ -116,9 +117,6 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
     parts = {"unet": refiner._denoiser._unet, "text_encoder_2": refiner._text_encoder[1]}
     of_refiner = {f"refiner's {name}": sum(each.nbytes for each in part.parameters()) for name, part in parts.items()}
     assert {name: estimate.weights[name] for name in estimate.weights.keys() - bare.weights.keys()} == of_refiner
-    assert needed_bytes(spec, config) - needed_bytes(spec, msgspec.structs.replace(config, refiners=())) == sum(
-        of_refiner.values()
-    )
     with torch.inference_mode():
         (prompt,) = refiner.text_encode(["a photograph"])
 

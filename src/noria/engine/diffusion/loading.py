@@ -22,6 +22,7 @@ from noria.engine.diffusion.calibration import (
     run_warmup_request,
     shape_costs,
 )
+from noria.engine.diffusion.weight_bytes import weights_of
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import run_apart
@@ -30,8 +31,6 @@ from noria.errors import ConfigError
 from noria.folders import cache_folder
 from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
-from noria.models.refiner_folders import RefinerFolders
-from noria.models.weights import weight_bytes
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -145,7 +144,11 @@ class _ModelChanges:
         """
         assert isinstance(spec, DiffusionModelSpec)
         config = resolve_auto(self._config, spec, self._device, detect_machine())
-        check_memory(spec.name, needed_bytes(spec, config), self._device, self._free_bytes)
+        weights = weights_of(spec, config)
+        check_memory(spec.name, sum(weights.here.values()), self._device, self._free_bytes)
+        if weights.elsewhere:
+            name, place = f"{spec.name}: its text encoder", config.text_encoder_device
+            check_memory(name, sum(weights.elsewhere.values()), place, self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
         executor = run_apart(_on_one_core(lambda: self._load_warm(spec, config)), niceness)
         cache = cost_cache(spec, config, executor.model.device)
@@ -195,14 +198,6 @@ class _ModelChanges:
         """Write the cost caches."""
         for cache in self.cost_caches.values():
             cache.save(self._scheduler.costs)
-
-
-def needed_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
-    """Return the bytes of the weights of a model and of its refiner."""
-    stems, item_bytes = FAMILIES[spec.family].weight_stems, 4 if config.dtype == "float32" else 2
-    refiner = RefinerFolders.of(config).for_model(spec)
-    of_refiner = refiner.weight_bytes(item_bytes).values() if refiner is not None else ()
-    return sum(weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items()) + sum(of_refiner)
 
 
 def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:

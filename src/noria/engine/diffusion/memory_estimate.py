@@ -21,14 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noria.config import EngineConfig
-from noria.models.controlnet_folders import ControlNetFolders
+from noria.engine.diffusion.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
 from noria.models.diffusion.conditioning import Conditioning, collate
 from noria.models.diffusion.diffusion_model import ControlledModel, Denoiser, DiffusionModel, RefinedModel
-from noria.models.diffusion.part_loading import DTYPES, text_encoder_placement
+from noria.models.diffusion.part_loading import DTYPES
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
-from noria.models.refiner_folders import RefinerFolder, RefinerFolders
-from noria.models.weights import read_weights, weight_bytes
+from noria.models.weights import read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
 
@@ -84,29 +83,17 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
             row = max(row, _row_bytes(model.refiner, shape, conditioning))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
         slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
-    weights = {
-        part: weight_bytes(spec.path, part, stem, DTYPES[config.dtype].itemsize)
-        for part, stem in family.weight_stems.items()
-    } | {
-        f"ControlNet {name}": DTYPES[config.dtype].itemsize * folder.num_parameters
-        for name, folder in ControlNetFolders.of(config).for_model(spec).items()
-    }
-    refiner = RefinerFolders.of(config).for_model(spec)
-    if refiner is not None:
-        of_refiner = refiner.weight_bytes(DTYPES[config.dtype].itemsize)
-        weights |= {f"refiner's {part}": num_bytes for part, num_bytes in of_refiner.items()}
-    estimate = MemoryEstimate(
-        weights=weights,
+    weights = weights_of(spec, config)
+    return MemoryEstimate(
+        weights=weights.here,
         row=row,
         decoded_image=decoded,
-        prompt=prompt,
+        prompt=0 if weights.elsewhere else prompt,
         slot=slot,
         rows_per_image=2 if model.guidance.is_active(_ANY_SCALE, "") else 1,
         decode_batch=config.decode_batch,
+        elsewhere=weights.elsewhere,
     )
-    if config.text_encoder_device == "same":
-        return estimate
-    return _with_texts_elsewhere(spec, estimate, text_encoder_placement(config, "")[0].itemsize, refiner)
 
 
 class Remedy(NamedTuple):
@@ -126,7 +113,6 @@ def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -
 
     """
     estimate, alone, together = estimate_memory(spec, config), [], config
-    refiner = RefinerFolders.of(config).for_model(spec)
     settings: list[tuple[str, dict[str, Any]]] = [("--vae-tiling", {"vae_tiling": True})]
     if config.dtype == "float32":
         settings.insert(0, ("--dtype bfloat16", {"dtype": "bfloat16"}))
@@ -137,9 +123,9 @@ def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -
             together = msgspec.structs.replace(together, **changes)
     all_bytes = estimate_memory(spec, together)
     if device != "cpu" and config.text_encoder_device == "same":
-        changed = _with_texts_elsewhere(spec, estimate, torch.float32.itemsize, refiner)
+        changed = _with_texts_on_cpu(spec, config, estimate)
         alone.append(Remedy(("--text-encoder-device cpu",), changed))
-        all_bytes = _with_texts_elsewhere(spec, all_bytes, torch.float32.itemsize, refiner)
+        all_bytes = _with_texts_on_cpu(spec, config, all_bytes)
     part = _denoiser(spec)
     if _quantized_bytes(spec, config) < estimate.weights[part]:
         changed = _with_denoiser(spec, estimate, _quantized_bytes(spec, config))
@@ -158,18 +144,9 @@ def _with_denoiser(spec: DiffusionModelSpec, estimate: MemoryEstimate, num_bytes
     return replace(estimate, weights={**estimate.weights, _denoiser(spec): num_bytes})
 
 
-def _with_texts_elsewhere(
-    spec: DiffusionModelSpec, estimate: MemoryEstimate, item_bytes: int, refiner: RefinerFolder | None
-) -> MemoryEstimate:
-    """Return the estimate with the text encoders, whose numbers have `item_bytes`, on another device."""
-    stems = FAMILIES[spec.family].weight_stems
-    elsewhere = {
-        part: weight_bytes(spec.path, part, stem, item_bytes)
-        for part, stem in stems.items()
-        if part.startswith("text_encoder")
-    }
-    if refiner is not None:
-        elsewhere["refiner's text_encoder_2"] = refiner.weight_bytes(item_bytes)["text_encoder_2"]
+def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate: MemoryEstimate) -> MemoryEstimate:
+    """Return the estimate with the text encoders on a CPU beside the device."""
+    elsewhere = text_weights_of(spec, config, FLOAT32_BYTES)
     weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
     return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)
 

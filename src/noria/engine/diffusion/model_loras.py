@@ -43,7 +43,7 @@ class ModelLoras:
 
         """
         if loras and not self._model.lora_parts:
-            raise InvalidField(f"loras: LoRAs are not supported yet for the family of {model}.", field="loras")
+            raise InvalidField(f"loras: {model} has no parts that LoRAs can change.", field="loras")
         return self.cache.get(loras, functools.partial(self._read, model))
 
     def _read(self, model: str, lora: Lora) -> LoraWeights:

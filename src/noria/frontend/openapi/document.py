@@ -57,14 +57,8 @@ from noria.frontend.routes.job_inputs import JobRequestBody
 from noria.frontend.routes.jobs import JobList
 from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
-from noria.frontend.routes.openai_images import (
-    EncoderDetail,
-    GenerationsRequestBody,
-    GenerationsResponse,
-    ModelCard,
-    ModelDetail,
-    ModelList,
-)
+from noria.frontend.routes.openai_images import GenerationsRequestBody, GenerationsResponse
+from noria.frontend.routes.openai_models import EncoderDetail, ModelCard, ModelDetail, ModelList
 from noria.frontend.routes.registry.deployments import DeploymentChangeBody, DeployRequestBody
 from noria.frontend.routes.registry.registry import AddVersionBody
 from noria.frontend.services.request_validation import limits

@@ -190,14 +190,15 @@ class GenerationService:
             self._log_rejection(body, None, error)
             raise
         started = time.monotonic()
+        held = contextlib.ExitStack()  # of the quota, while images are read
         try:
             load_files = load_files or files_of(body)
             body = body.without_images()
             prioritised = api_client.apply_priority(body)
             images = None
             if load_files is not None:
-                backlog_s = self.engine_pool.backlog_s(spec)
-                api_client.images.check(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job)
+                backlog_s, quota = self.engine_pool.backlog_s(spec), api_client.images
+                held.enter_context(quota.hold(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job))
                 images = await self._start_images.open(client, load_files)
             load_files = None  # it may hold the files
             facts = NO_IMAGES if images is None else images.facts
@@ -205,10 +206,7 @@ class GenerationService:
             if body.loras:
                 found = await self._file_threads.run(client, self._find_loras, body.loras, spec.name)
                 complete_loras = functools.partial(_return_or_raise, found)
-            if body.controls:  # reads folders, which are kept
-                await self._file_threads.run(client, self.controlnets.for_model, spec)
-            if body.refiner is not None:  # likewise
-                await self._file_threads.run(client, self.refiners.for_model, spec)
+            await self._read_folders(client, body, spec)
             request = validate(
                 prioritised,
                 spec,
@@ -230,8 +228,17 @@ class GenerationService:
             outcomes.count_request(spec.name, error.code)
             self._log_rejection(body, spec, error)
             raise
+        finally:
+            held.close()
         add_request_attributes(get_current_span(), request)
         return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body, facts, data)
+
+    async def _read_folders(self, client: str, body: ImageRequestBody, spec: DiffusionModelSpec) -> None:
+        """Read the folders of ControlNets and of the refiner that `body` names, which are kept, in a thread."""
+        if body.controls:
+            await self._file_threads.run(client, self.controlnets.for_model, spec)
+        if body.refiner is not None:
+            await self._file_threads.run(client, self.refiners.for_model, spec)
 
     def _find_loras(self, loras: Sequence[Lora], model: str) -> tuple[Lora, ...] | NoriaError:
         """Return the LoRAs that the folders have now, or why not, for `validate` to raise in the order of fields."""

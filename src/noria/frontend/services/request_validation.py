@@ -149,7 +149,7 @@ def validate(
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=scheduler,
             partial_images=_check_previews(body, checked),
-            loras=complete_loras(_check_loras(body.loras), spec.name) if body.loras else (),
+            loras=complete_loras(_check_loras(body.loras, spec), spec.name) if body.loras else (),
             strength=_check_strength(body.strength, start_image, spec, scheduler, num_steps, checked),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
@@ -256,6 +256,12 @@ def _check_strength(
                 field="strength",
             )
         return None
+    if not spec.takes_start_images:
+        raise InvalidField(
+            f"{spec.name} cannot begin with an image or repaint one: diffusers has no pipeline for that in its family, "
+            f"{spec.family}. Leave the image out.",
+            field="image",
+        )
     scheduler_names.check_start_image(scheduler, spec.schedulers)
     strength = float(checked("strength", spec.default_strength if got is None else got))
     if num_skipped_steps(scheduler, num_steps, strength) == num_steps:
@@ -282,7 +288,13 @@ def _check_refiner(
     return got
 
 
-def _check_loras(loras: Sequence[Lora]) -> Sequence[Lora]:
+def _check_loras(loras: Sequence[Lora], spec: DiffusionModelSpec) -> Sequence[Lora]:
+    if not spec.takes_loras:
+        raise InvalidField(
+            f"loras: {spec.name} takes none: diffusers has no loader for LoRAs of its family, {spec.family}. "
+            "Leave them out.",
+            field="loras",
+        )
     if len(loras) > MAX_LORAS:
         raise InvalidField(f"loras has {len(loras)} entries; at most {MAX_LORAS} are allowed.", field="loras")
     for lora in loras:

@@ -14,6 +14,7 @@ from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
 from noria.models.families import FAMILIES
+from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
 from noria.models.weights import variant
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -89,7 +90,13 @@ def load_text_encoder(
 ) -> tuple[Any, Any]:
     """Load the tokenizer and the text encoder of this suffix, of the two classes."""
     tokenizer_class, encoder_class = classes
-    tokenizer = tokenizer_class.from_pretrained(spec.path / f"tokenizer{suffix}")
+    folder = spec.path / f"tokenizer{suffix}"
+    if needs_pieces(folder):
+        vocabulary = read_vocabulary(folder / SPIECE)
+        table = vocabulary.normalization or None
+        tokenizer = tokenizer_class(vocab=list(vocabulary.pieces), _spm_precompiled_charsmap=table, extra_ids=0)
+    else:
+        tokenizer = tokenizer_class.from_pretrained(folder)
     return tokenizer, load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
 
 

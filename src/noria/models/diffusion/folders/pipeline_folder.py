@@ -130,6 +130,16 @@ class Sides:
     multiple_px: int
 
 
+_MAX_SIDE_PX = 4096  # an image of more has 50 MB of pixels
+
+
+def sides_around(side_px: int, multiple_px: int) -> Sides:
+    """Return the sides of a model that was trained at `side_px` in any ratio: up to twice as long, or 4096 px."""
+    longest_px = min(2 * side_px, _MAX_SIDE_PX) // multiple_px * multiple_px
+    side_px = max(min(side_px, longest_px) // multiple_px * multiple_px, multiple_px)
+    return Sides(side_px, side_px, min(4 * multiple_px, side_px), max(longest_px, side_px), multiple_px)
+
+
 def make_spec(
     folder: pathlib.Path,
     family: Family,

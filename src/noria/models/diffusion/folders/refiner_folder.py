@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from noria.errors import ModelError
 from noria.models.diffusion.folders.pipeline_folder import check_files
-from noria.models.diffusion.folders.stable_diffusion_xl_folder import check_added_input, check_clips_nothing
+from noria.models.diffusion.folders.stable_diffusion_xl_folder import check_added_input
 from noria.models.diffusion.folders.unet_folder import (
     UnetConfig,
+    check_does_not_clip,
     check_scheduler,
     check_text_layers,
     check_unet_layer,
@@ -54,7 +55,7 @@ def check_refiner(folder: pathlib.Path, family: Family) -> None:
             "refiners that take a score, as that of SDXL 1.0."
         )
     check_scheduler(scheduler_file)
-    check_clips_nothing(scheduler_file)
+    check_does_not_clip(scheduler_file)
     text_encoder = read_text_encoder(folder, family, "_2")
     unet = read_unet(folder, family, [text_encoder])
     check_added_input(

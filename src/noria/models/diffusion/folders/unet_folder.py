@@ -220,6 +220,15 @@ def check_scheduler(file: pathlib.Path) -> None:
     convert(file, tree, _Scheduler)
 
 
+def check_does_not_clip(file: pathlib.Path) -> None:
+    """Raise ModelError if the scheduler clips, which this family's pipeline does not switch off."""
+    if read_object(file).get("clip_sample"):
+        raise ModelError(
+            f"{file}: clip_sample is true: the scheduler would clip, which is not linear. Set it to false; models of "
+            "latents are trained without."
+        )
+
+
 def _check_length(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> None:
     """Check that a tokenizer says a length of prompts that its text encoder can have."""
     file, max_tokens = folder / "tokenizer_config.json", text_encoder.max_position_embeddings

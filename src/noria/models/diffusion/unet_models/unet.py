@@ -12,7 +12,7 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import ConditioningRows
 from noria.models.diffusion.part_loading import unquantized_dtype
-from noria.sampling.previews import clean_weights
+from noria.sampling.previews import alpha_bars, clean_weights
 
 
 class DenoisingUnet:
@@ -25,7 +25,7 @@ class DenoisingUnet:
         self._dtype = unquantized_dtype(unet)
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
         self._guidance_width: int | None = unet.config.time_cond_proj_dim
-        self._alpha_bars = _alpha_bars(scheduler_config)
+        self._alpha_bars = alpha_bars(scheduler_config)
         self._prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
 
     def predict(
@@ -69,13 +69,6 @@ class DenoisingUnet:
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview; see `clean_weights` in `sampling/previews.py`."""
         return clean_weights(timesteps_B, self._alpha_bars, self._prediction_type)
-
-
-def _alpha_bars(scheduler_config: dict[str, Any]) -> np.ndarray:
-    """Return ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
-    import diffusers
-
-    return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
 
 
 def memory_format(config: EngineConfig) -> torch.memory_format:
