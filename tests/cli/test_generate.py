@@ -188,6 +188,20 @@ def test_start_images_that_cannot_be_used_are_rejected(generated, capsys, flags,
     assert generated == []
 
 
+def test_the_refiner_makes_the_last_steps(tiny_xl_folder, tiny_refiner_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--model", str(tiny_xl_folder), "--refiners", str(tiny_refiner_folder), "--threads", "1"]
+    settings = ["--seed", "1", "--steps", "4", "--slots", "1"]
+    assert main(["generate", "a", *arguments, *settings, "--refiner-start", "0.5", "-o", "refined.png"]) == 0
+    assert main(["generate", "a", *arguments, *settings, "-o", "plain.png"]) == 0
+    assert Image.open("refined.png").tobytes() != Image.open("plain.png").tobytes()
+    assert main(["show", "refined.png"]) == 0
+    digest = read_metadata(pathlib.Path("refined.png")).refiner.digest
+    assert f"tiny-refiner from 0.5 ({digest})" in capsys.readouterr().out
+    assert main(["generate", "--like", "refined.png", *arguments, "--slots", "1", "-o", "again.png"]) == 0
+    assert Image.open("refined.png").tobytes() == Image.open("again.png").tobytes()
+
+
 @pytest.fixture
 def with_edges(tmp_path, tiny_folder, generated):
     """A ControlNet for a tiny model and an image for it; returns the arguments of a command with both."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.request import ControlField
 from noria.settings import list_settings
 
@@ -59,6 +59,7 @@ def add_to(commands: Any) -> list[Parser]:
         type=pathlib.Path,
         help="an image that the model is shown, if it takes any; repeat it for several",
     )
+    add("--refiner-start", type=float, help="after which part of the noise's times the model's refiner makes the steps")
     add("--no-metadata", dest="metadata", action="store_false", help="write files without generation metadata")
     add_settings(parser, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
     return [parser]
@@ -92,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         "scheduler": arguments.scheduler,
         "loras": arguments.adapters and tuple(arguments.adapters),
         "strength": arguments.strength,
+        "refiner": None if arguments.refiner_start is None else Refinement(arguments.refiner_start),
         "controls": arguments.controls and tuple(control for control, _ in arguments.controls),
     }
     images = local_generation.read_images(

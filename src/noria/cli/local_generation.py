@@ -24,6 +24,7 @@ from noria.models.catalog import open_model_of
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
 from noria.protocol.request import ImageRequest, ImageRequestBody
@@ -113,6 +114,7 @@ def generate_files(
         draw_seed=lambda: secrets.randbelow(2**32),
         complete_loras=LoraFolders.of(config.engine).complete,
         complete_controls=ControlNetFolders.of(config.engine).complete,
+        complete_refiner=RefinerFolders.of(config.engine).complete,
         images=images.facts,
     )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)

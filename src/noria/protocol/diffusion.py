@@ -66,6 +66,14 @@ class Reference(Struct, frozen=True):
     digest: str | None = None  # of its file
 
 
+class Refinement(Struct, frozen=True, forbid_unknown_fields=True):
+    """That the model's refiner makes the last steps of an image."""
+
+    start: float = 0.8  # after which part of the noise's times, as `denoising_end` and `denoising_start` of diffusers
+    name: str | None = None  # of the refiner's folder; None in a request: that of the model
+    digest: str | None = None  # of the folder; None in a request: whatever it is
+
+
 class ImageSettings(Struct, frozen=True):
     """The settings of one image as far as they are given; `None` means not given."""
 
@@ -106,6 +114,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     mask_digest: str | None = None
     # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
     controls: tuple[Control, ...] = ()
+    refiner: Refinement | None = None  # with name and digest; None: the model makes all steps
     # Their images come last in the frame of data, each of its own size.
     reference_images: tuple[Reference, ...] = ()
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora
+from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora, Refinement
 from noria.protocol.kinds import Payload
 from noria.protocol.text import TextPayload
 
@@ -52,6 +52,7 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     strength: float | None = None
     controls: tuple[ControlField, ...] = ()  # their residuals are added
     reference_images: tuple[str, ...] = ()  # which the model is shown: files in base64, or as data: URLs
+    refiner: Refinement | None = None  # makes the last steps
 
     @property
     def images(self) -> list[str]:

@@ -258,11 +258,16 @@ class CostModel:
         self._knees = {batch_key: curve.knee(self.max_rows) for batch_key, curve in self.steps.items()}
 
     def _curve_s(self, curves: Mapping[BatchKey, CostCurve], batch_key: BatchKey, count: int) -> float:
-        """From the key's own curve, or scaled by area from the nearest size of its model; 0 if nothing is known."""
+        """From the key's own curve, or scaled by area from the nearest size of its model, if known of its stage.
+
+        0 if nothing is known.
+        """
         if batch_key in curves:
             return curves[batch_key].at(count)
         same_model = [other for other in curves if other.model == batch_key.model]
         if not same_model:
             return 0.0
-        nearest = min(same_model, key=lambda other: abs(other.area_px - batch_key.area_px))
+        nearest = min(
+            same_model, key=lambda other: (other.stage != batch_key.stage, abs(other.area_px - batch_key.area_px))
+        )
         return float(curves[nearest].at(count) * (batch_key.area_px / nearest.area_px) ** _AREA_EXPONENT)

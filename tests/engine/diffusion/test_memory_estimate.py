@@ -113,6 +113,29 @@ def test_controlnets_are_counted(tmp_path: Any) -> None:
     assert estimate.row > bare.row
 
 
+def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -> None:
+    wide = {"block_out_channels": (32, 64)}  # those of the model are half as wide
+    folder = tiny_models.save_xl_refiner(tmp_path / "refiner", unet=wide)
+    spec = open_model(str(tiny_models.save_stable_diffusion_xl(tmp_path / "model")))
+    config = resolve_auto(EngineConfig(refiners=(str(folder),)), spec, "cpu", Machine(1, has_cuda=False))
+    estimate, bare = (estimate_memory(spec, each) for each in (config, msgspec.structs.replace(config, refiners=())))
+    refiner = FAMILIES[spec.family].load(spec, config, "cpu").refiner
+    parts = {"unet": refiner._denoiser._unet, "text_encoder_2": refiner._text_encoder[1]}
+    of_refiner = {f"refiner's {name}": sum(each.nbytes for each in part.parameters()) for name, part in parts.items()}
+    assert {name: estimate.weights[name] for name in estimate.weights.keys() - bare.weights.keys()} == of_refiner
+    with torch.inference_mode():
+        (prompt,) = refiner.text_encode(["a photograph"])
+
+    def predict() -> None:
+        refiner.predict(torch.zeros(4, 4, 8, 8), torch.ones(4), collate([prompt] * 4), None)
+
+    assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
+    assert estimate.row > bare.row
+    elsewhere = estimate_memory(spec, msgspec.structs.replace(config, text_encoder_device="cuda:1"))
+    assert elsewhere.elsewhere["refiner's text_encoder_2"] == of_refiner["refiner's text_encoder_2"]
+    assert "refiner's text_encoder_2" not in elsewhere.weights
+
+
 def test_remedies_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     spec = open_model(str(tiny_models.save_flux(tmp_path / "model")))
     gpu = Machine(1, has_cuda=True)

@@ -21,7 +21,9 @@ from noria.config import EngineConfig
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.folders import cache_folder
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
+from noria.images import scheduler_names
+from noria.models.refiner_folders import RefinerFolders
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement
 from noria.protocol.messages import ShapeCosts
 from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostCurve, CostModel
@@ -61,6 +63,7 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             if batch_key in encodes
             else {},
             reference_px=batch_key.reference_px,
+            stage=batch_key.stage,
         )
         for batch_key, curve in costs.steps.items()
     )
@@ -133,8 +136,12 @@ def run_warmup_request(
 ) -> None:
     """Generate and discard `num_images` images of the default size, measured into `costs`.
 
+    A refiner makes as many `steps` after those of the model.
+
     Raises ModelError on failure.
     """
+    refiner = RefinerFolders.of(config).for_model(spec)
+    is_refined = refiner is not None and scheduler_names.find(spec.default_scheduler).takes_refiner
     assert isinstance(config.slots, int)
     events: list[EngineEvent[PreparedImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
@@ -150,12 +157,13 @@ def run_warmup_request(
             seed=0,
             width=spec.default_width_px,
             height=spec.default_height_px,
-            inference_steps=steps,
+            inference_steps=2 * steps if is_refined else steps,
             guidance_scale=guidance,
             scheduler=spec.default_scheduler,
             n=num_images,
             strength=1.0 if spec.needs_mask else None,
             has_mask=spec.needs_mask,
+            refiner=Refinement(0.5) if is_refined else None,
         ),
         timeout_s=math.inf,
     )
@@ -267,11 +275,13 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "text_encoder_device",
         )
     }
+    refiner = RefinerFolders.of(config).for_model(spec)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}
     return (
         {"model": spec.fingerprint, "device": device}
         | versions
         | {name: str(value) for name, value in settings.items()}
+        | ({} if refiner is None else {"refiner": refiner.digest})
     )
 
 

@@ -40,6 +40,11 @@ class BaseImageRequest:
         return payload.strength is not None or bool(payload.reference_images)
 
     @property
+    def second_stage_from(self) -> int | None:
+        """The first call of the model's refiner; None: the model makes all calls."""
+        return None
+
+    @property
     def num_images(self) -> int:
         """The number of its images."""
         return self.request.payload.n

@@ -54,6 +54,8 @@ DESCRIPTIONS = {
     "used as it is: no edges are detected in it; their residuals are added. `start` and `end` are parts of the steps",
     "reference_images": "images that the model is shown beside the prompt, in the formats of `image`, for models whose "
     "`max_references` is above 0; `width` and `height` are by default those of the first one as it is shown",
+    "refiner": "the model's refiner makes the steps after `start`, a part of the noise's times (0.8); a `name` and a "
+    "`digest` must be its own",
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
     "and `height` are its own by default",
     "mask": "likewise, of the image's size; white is repainted, black is kept",
@@ -64,6 +66,7 @@ DESCRIPTIONS = {
 def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
     """Add the samplers, the sizes, and what the bodies' types do not say."""
     schemas["Lora"]["properties"]["weight"] |= {"minimum": -MAX_LORA_WEIGHT, "maximum": MAX_LORA_WEIGHT}
+    schemas["Refinement"]["properties"]["start"] |= {"exclusiveMinimum": 0.0, "exclusiveMaximum": 1.0}
     control = schemas["ControlField"]["properties"]
     for name, most in (("scale", MAX_CONTROL_SCALE), ("start", 1.0), ("end", 1.0)):
         control[name] |= {"minimum": 0.0, "maximum": most}
@@ -205,7 +208,7 @@ def _describe_form(schema: dict[str, Any], *, starts: bool = True, needs_image: 
         "items": {"type": "string", "format": "binary"},
         "description": "the images of `controls`, in their order",
     }
-    for name in ("loras", "controls"):
+    for name in ("loras", "controls", "refiner"):
         schema["properties"][name] = {"type": "string", "description": f"JSON: {DESCRIPTIONS[name]}"}
     if needs_image:
         schema["required"] = [*schema["required"], "image"]

@@ -113,6 +113,7 @@ export class Form {
     settings.negative_prompt = byId("negative_prompt").value || null;
     settings.loras = this.#loras.value;
     settings.reference_images = this.references.value;
+    settings.refiner = byId("refiner").value === "" ? null : { start: Number(byId("refiner").value) };
     settings.controls = this.#controls.value;
     Object.assign(settings, this.startImage.value);
     if (!settings.image) settings.strength = null;
@@ -130,6 +131,7 @@ export class Form {
       if (name !== "model" && settings[name] !== undefined && settings[name] !== null) byId(name).value = settings[name];
     }
     this.#loras.value = settings.loras;
+    if (this.model.noria.refiner) byId("refiner").value = settings.refiner?.start ?? "";
     if (settings.controls !== undefined) this.#controls.set(settings.controls).then(() => this.#sync());
     byId("scheduling").open ||= Boolean(byId("priority").value || byId("deadline_ms").value);
     this.#sync();
@@ -163,7 +165,7 @@ export class Form {
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "loras", "controls", "image", "mask", "reference_images", "form"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "loras", "refiner", "controls", "image", "mask", "reference_images", "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
@@ -212,6 +214,8 @@ export class Form {
     byId("image-needed").hidden = byId("mask-needed").hidden = !needsMask;
     byId("mask-none").hidden = needsMask;
     for (const name of ["image", "mask"]) this.#clearError(name);
+    byId("refiner-field").hidden = !this.model.noria.refiner;
+    byId("refiner").value = "";
     this.#controls.offer(this.model.noria);
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";

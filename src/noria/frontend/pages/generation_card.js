@@ -214,13 +214,14 @@ export class GenerationCard {
     frame.append(image.opener, use);
   }
 
-  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, controls, seed, image, mask, strength, reference_images: references }) {
+  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, controls, refiner, seed, image, mask, strength, reference_images: references }) {
     const last = this.images.length > 1 ? ` to ${imageSeed(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
     const facts = [
       ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler, ...(loras ?? []).map(formatLora)],
       ...[guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`],
       ...(controls ?? []).map(({ name, scale = 1 }) => `ControlNet ${formatLora({ name, weight: scale })}`),
+      ...[refiner && `refined from ${refiner.start}`],
       ...[image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
       ...(references ?? []).map(({ name }) => `shown ${name}`),
     ];

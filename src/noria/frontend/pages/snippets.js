@@ -78,7 +78,7 @@ const OPENAI_FIELDS = new Set(["prompt", "model", "n", "size", "output_format"])
 function openaiProgram(settings, origin, needsKey) {
   const { width, height, format, image = null, mask = null, reference_images: references = null, ...rest } = settings;
   const images = [image, ...(references ?? [])].filter(Boolean).map(({ name }) => `open(${JSON.stringify(name)}, "rb")`);
-  if (images.length && rest.loras) rest.loras = JSON.stringify(rest.loras); // a form has texts
+  for (const name of ["loras", "refiner"]) if (images.length && rest[name]) rest[name] = JSON.stringify(rest[name]); // a form has texts
   const entries = nonEmptyEntries({ ...rest, size: width && height ? `${width}x${height}` : null, output_format: format });
   const openaiArguments = entries.filter(([name]) => OPENAI_FIELDS.has(name)).map(([name, value]) => `    ${name}=${literal(name, value)},\n`);
   const noriaFields = Object.fromEntries(entries.filter(([name]) => !OPENAI_FIELDS.has(name)));

@@ -24,7 +24,7 @@ _IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a 
 _START_NAMES = (*_IMAGE_NAMES, "mask")
 _CONTROL_NAMES = ("control", "control[]")
 _REFERENCE_NAMES = ("reference_image", "reference_image[]")
-_FIELDS_OF_JSON = ("loras", "controls")
+_FIELDS_OF_JSON = ("loras", "controls", "refiner")
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 

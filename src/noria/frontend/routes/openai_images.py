@@ -29,7 +29,7 @@ from noria.frontend.services.generation import AdmittedRequest, GenerationResult
 from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.start_images import LoadFiles
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.request import ControlField, ImageFormat, ImageRequest, ImageRequestBody, Priority
 
 MAX_IGNORED_CHARS = 1024
@@ -66,6 +66,7 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     loras: tuple[Lora, ...] = ()
     controls: tuple[ControlField, ...] = ()
     reference_images: tuple[str, ...] = ()
+    refiner: Refinement | None = None
 
 
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -284,6 +285,7 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None) -> Imag
         loras=body.loras,
         controls=body.controls,
         reference_images=body.reference_images,
+        refiner=body.refiner,
         strength=strength,
     )
 

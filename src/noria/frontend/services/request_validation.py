@@ -19,12 +19,14 @@ from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFacts
 from noria.models.controlnet_folders import NO_CONTROLNETS
 from noria.models.lora_folders import NO_LORAS
+from noria.models.refiner_folders import no_refiner
 from noria.protocol.diffusion import (
     Control,
     DiffusionModelSpec,
     DiffusionPayload,
     Lora,
     Reference,
+    Refinement,
     min_strength,
     num_skipped_steps,
 )
@@ -60,6 +62,15 @@ def no_controls(controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[
     raise ControlNetNotFound(
         f"controls: {spec.name} has no ControlNet {short_repr(controls[0].name)}; {NO_CONTROLNETS}.", field="controls"
     )
+
+
+CompleteRefiner = Callable[[Refinement, DiffusionModelSpec], Refinement]
+"""Returns what a request says of the refiner of a model, with its name and digest; raises InvalidField."""
+
+
+def reject_refiner(_: Refinement, spec: DiffusionModelSpec) -> Refinement:
+    """Raise InvalidField: the server has no refiners."""
+    raise no_refiner(spec)
 
 
 NO_IMAGES = RequestImageFacts()
@@ -103,11 +114,13 @@ def validate(
     complete_loras: CompleteLoras = no_loras,
     complete_controls: CompleteControls = no_controls,
     images: RequestImageFacts = NO_IMAGES,
+    complete_refiner: CompleteRefiner = reject_refiner,
 ) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
-    Without `complete_loras`, there are no adapters, without `complete_controls` no ControlNets. `images` are those of
-    `body`, whose own fields of them are not read; the size of the first is the default one.
+    Without `complete_loras`, there are no adapters, without `complete_controls` no ControlNets, without
+    `complete_refiner` no refiner. `images` are those of `body`, whose own fields of them are not read; the size of the
+    first is the default one.
 
     Raises:
         InvalidField: names the first field whose value is not allowed.
@@ -148,6 +161,9 @@ def validate(
             mask_digest=None if start_image is None else start_image.mask_digest,
             controls=complete_controls(_check_controls(body.controls, images.controls), spec) if body.controls else (),
             reference_images=references,
+            refiner=None
+            if body.refiner is None
+            else complete_refiner(_check_refiner(body.refiner, start_image, spec, scheduler), spec),
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -270,6 +286,21 @@ def _check_strength(
             field="strength",
         )
     return strength
+
+
+def _check_refiner(
+    got: Refinement, start_image: StartImageFacts | None, spec: DiffusionModelSpec, scheduler: str
+) -> Refinement:
+    if not 0 < got.start < 1:  # also true for NaN
+        raise InvalidField(
+            f"refiner: its start is {short_repr(got.start)}; allowed are numbers above 0 and below 1: after which part "
+            "of the noise's times it makes the steps.",
+            field="refiner",
+        )
+    if start_image is not None and start_image.mask_digest is not None:
+        raise InvalidField("refiner: images with a mask cannot be refined; leave one of them out.", field="refiner")
+    scheduler_names.check_refiner(scheduler, spec.schedulers)
+    return got
 
 
 def _check_loras(loras: Sequence[Lora], spec: DiffusionModelSpec) -> Sequence[Lora]:

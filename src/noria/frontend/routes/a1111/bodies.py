@@ -5,6 +5,7 @@ styles, scripts, …) are rejected unless they are off, because a client would n
 """
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from noria.frontend.services.request_validation import check_num_references
 from noria.frontend.services.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, Refinement
 from noria.protocol.request import ControlField, ImageRequestBody, Priority
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
@@ -45,6 +46,8 @@ class Txt2Img(Struct, frozen=True):
     priority: Priority | None = None
     deadline_ms: int | None = None
     metadata: bool | None = None
+    refiner_checkpoint: str | None = None
+    refiner_switch_at: float | None = None
 
 
 class Img2Img(Txt2Img, frozen=True):
@@ -78,6 +81,8 @@ DESCRIPTIONS = {
     "mask": "likewise, of the image's size; white is repainted or, if it is not opaque, what is opaque",
     "inpainting_mask_invert": "whether the mask is inverted",
     "denoising_strength": "how much of the image is replaced; 0.75 by default",
+    "refiner_checkpoint": "the name of the model's refiner, which makes the last steps",
+    "refiner_switch_at": "after which part of the noise's times it makes the steps (0.8); 1 is never",
     "metadata": "Noria's extension: whether files contain their settings, as `enable_pnginfo` of `override_settings`",
 }
 
@@ -93,7 +98,6 @@ _UNSUPPORTED_FIELDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "seed_resize_from_h": ("a seed of another size", (-1,)),
     "script_name": ("scripts", ("None",)),
     "alwayson_scripts": ("a script besides controlnet", ()),
-    "refiner_checkpoint": ("a refiner", ("None",)),
     "s_churn": ("churn", ()),
     "s_noise": ("another amount of noise", (1,)),
     "s_min_uncond": ("skipping the negative prompt", ()),
@@ -131,6 +135,7 @@ _A1111_FIELD_NAMES = {
     "model": "sd_model_checkpoint",
     "loras": "prompt",
     "controls": FIELD,
+    "refiner": "refiner_checkpoint",
     "image": "init_images",
     "reference_images": "init_images",
     "strength": "denoising_strength",
@@ -241,7 +246,17 @@ def as_image_body(
         loras=loras,
         strength=_strength(body) if has_start_image else None,
         controls=controls,
+        refiner=_refiner(body),
     )
+
+
+def _refiner(body: Txt2Img) -> Refinement | None:
+    """Return what a body says of a refiner, whose title may have a hash, as A1111 lists it."""
+    checkpoint, start = body.refiner_checkpoint or "", body.refiner_switch_at
+    if checkpoint.lower() in ("", "none") or (start is not None and start >= 1):
+        return None
+    name = re.sub(r" \[\w+\]\Z", "", checkpoint).removesuffix(".safetensors")
+    return Refinement(name=name) if start is None else Refinement(start, name)
 
 
 def _strength(body: Txt2Img) -> float | None:
