@@ -256,7 +256,12 @@ def test_every_kind_of_attention_gives_the_same_image(tiny, tiny_folder, attenti
     assert difference(generate(executor, [request])["r1", 0], generate(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
 
 
-def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypatch):
+class _Panic(BaseException):
+    """As `tokenizers` raises one where Rust panics."""
+
+
+@pytest.mark.parametrize("error", [IndexError, _Panic])
+def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypatch, error):
     spec, executor = tiny
     ends = {}
     loop = EngineLoop(
@@ -266,7 +271,7 @@ def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypa
     loop.run_iteration()
 
     def index_error(_):
-        raise IndexError("index out of range in self")
+        raise error("index out of range in self")
 
     with monkeypatch.context() as patch:
         patch.setattr(executor._embeddings, "_text_encode", index_error)

@@ -58,7 +58,7 @@ class _StepBatch(NamedTuple):
     timesteps: np.ndarray
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
@@ -184,7 +184,9 @@ class DiffusionExecutor:
             action()
             if self.is_synchronous and self.model.device.type == "cuda":
                 torch.cuda.synchronize()
-        except Exception as error:  # torch, tokenizers and diffusers raise many types, and none may end the engine
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of many types; of a panic in Rust (tokenizers) not Exception
             fits = not is_out_of_memory(error)
             if fits:
                 _log.exception(
