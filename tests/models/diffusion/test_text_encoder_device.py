@@ -1,6 +1,8 @@
-"""Text encoders on another device than the model: here they are on the CPU, and the model on torch's meta device."""
+"""Text encoders, also on another device than the model: on the CPU, and the model on torch's meta device."""
 
 import functools
+import json
+import shutil
 
 import pytest
 import torch
@@ -13,14 +15,14 @@ from noria.engine.diffusion.calibration import cost_key
 from noria.engine.diffusion.loading import load_executor
 from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt
-from noria.errors import ConfigError
+from noria.errors import ConfigError, ModelError
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
-FAMILY_NAMES = [name for name, family in FAMILIES.items() if family.extra == "diffusion"]
+FAMILY_NAMES = [name for name, family in FAMILIES.items() if "vae" in family.parts]  # of a refiner there is none
 PROMPTS = ["a red circle", "a blue square"]
 
 
@@ -133,3 +135,15 @@ def test_a_device_that_does_not_exist_is_rejected(folder_of):
     config = EngineConfig(text_encoder_device="cuda:0")
     with pytest.raises(ConfigError, match=r"engine\.text_encoder_device is 'cuda:0', which does not exist"):
         load_executor(open_model(str(folder_of("stable-diffusion"))), config, "cpu")
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_token_ids_that_a_tokenizers_settings_add_beyond_the_text_encoders_are_rejected(family, folder_of, tmp_path):
+    for tokenizer in folder_of(family).glob("tokenizer*"):
+        folder = tmp_path / tokenizer.name / "model"
+        shutil.copytree(folder_of(family), folder)
+        file = folder / tokenizer.name / "tokenizer_config.json"
+        added = [f"<added {number}>" for number in range(1000)]
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"extra_special_tokens": added}))
+        with pytest.raises(ModelError, match=rf"{tokenizer.name}: has token ids up to \d+, but the text encoder has"):
+            load(folder, "meta")

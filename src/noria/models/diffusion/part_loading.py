@@ -17,7 +17,7 @@ from noria.models.families import FAMILIES
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.gguf_file import read_gguf_header
 from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
-from noria.models.weights import variant, weight_files
+from noria.models.weights import REDOWNLOAD_HINT, variant, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -119,18 +119,50 @@ def unquantized_dtype(part: torch.nn.Module) -> torch.dtype:
 
 
 def load_text_encoder(
-    classes: tuple[Any, Any], spec: DiffusionModelSpec, suffix: str, dtype: torch.dtype, device: str
+    classes: tuple[Any, Any],
+    spec: DiffusionModelSpec,
+    suffix: str,
+    dtype: torch.dtype,
+    device: str,
+    **tokenizer_options: Any,
 ) -> tuple[Any, Any]:
-    """Load the tokenizer and the text encoder of this suffix, of the two classes."""
+    """Load the tokenizer and the text encoder of this suffix, of the two classes.
+
+    Raises:
+        ModelError: as `load_part` and `load_tokenizer`.
+
+    """
     tokenizer_class, encoder_class = classes
+    text_encoder = load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
     folder = spec.path / f"tokenizer{suffix}"
-    if needs_pieces(folder):
-        vocabulary = read_vocabulary(folder / SPIECE)
-        table = vocabulary.normalization or None
-        tokenizer = tokenizer_class(vocab=list(vocabulary.pieces), _spm_precompiled_charsmap=table, extra_ids=0)
-    else:
-        tokenizer = tokenizer_class.from_pretrained(folder)
-    return tokenizer, load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
+    return load_tokenizer(tokenizer_class, folder, text_encoder, **tokenizer_options), text_encoder
+
+
+def load_tokenizer(tokenizer_class: Any, folder: pathlib.Path, text_encoder: Any, **options: Any) -> Any:
+    """Load the tokenizer of a text encoder.
+
+    Raises:
+        ModelError: it cannot be read, or has token ids beyond the text encoder's, of which any file may add some.
+
+    """
+    try:
+        if needs_pieces(folder):
+            vocabulary = read_vocabulary(folder / SPIECE)
+            table, pieces = vocabulary.normalization or None, list(vocabulary.pieces)
+            tokenizer = tokenizer_class(vocab=pieces, _spm_precompiled_charsmap=table, extra_ids=0, **options)
+        else:
+            tokenizer = tokenizer_class.from_pretrained(folder, local_files_only=True, **options)
+    except (KeyboardInterrupt, SystemExit, ModelError):
+        raise
+    except BaseException as error:  # of a panic in Rust not Exception
+        raise ModelError(f"{folder}: not a tokenizer: {error}. {REDOWNLOAD_HINT}") from error
+    max_token_id, num_tokens = max(tokenizer.get_vocab().values()), len(text_encoder.get_input_embeddings().weight)
+    if max_token_id >= num_tokens:
+        raise ModelError(
+            f"{folder}: has token ids up to {max_token_id}, but the text encoder has {num_tokens} tokens. Ids are in "
+            f"tokenizer.json, tokenizer_config.json and added_tokens.json. {REDOWNLOAD_HINT}"
+        )
+    return tokenizer
 
 
 def load_vae(spec: DiffusionModelSpec, dtype: torch.dtype, device: str) -> Any:

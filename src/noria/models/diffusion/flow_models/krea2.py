@@ -38,6 +38,7 @@ from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
     load_scheduler_config,
+    load_text_encoder,
     load_vae,
     loading,
     text_encoder_placement,
@@ -89,10 +90,11 @@ class Krea2(LatentFlow):
             from diffusers import Krea2Transformer2DModel
             from transformers import Qwen2Tokenizer, Qwen3VLModel
 
+            classes = Qwen2Tokenizer, Qwen3VLModel
+            tokenizer, text_encoder = load_text_encoder(classes, spec, "", *placement, padding_side="right")
             return cls(
-                Qwen2Tokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
-                # Its layers for images are not kept.
-                load_part(Qwen3VLModel, spec, "text_encoder", *placement).language_model,
+                tokenizer,
+                text_encoder.language_model,  # its layers for images are not kept
                 load_part(Krea2Transformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),

@@ -37,6 +37,7 @@ from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
     load_scheduler_config,
+    load_text_encoder,
     load_vae,
     loading,
     text_encoder_placement,
@@ -85,10 +86,11 @@ class QwenImage(LatentFlow):
             from diffusers import QwenImageTransformer2DModel
             from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
+            classes = Qwen2Tokenizer, Qwen2_5_VLForConditionalGeneration
+            tokenizer, text_encoder = load_text_encoder(classes, spec, "", *placement, padding_side="right")
             return cls(
-                Qwen2Tokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
-                # Its layers for images and its head are not kept.
-                load_part(Qwen2_5_VLForConditionalGeneration, spec, "text_encoder", *placement).model.language_model,
+                tokenizer,
+                text_encoder.model.language_model,  # its layers for images and its head are not kept
                 load_part(QwenImageTransformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),

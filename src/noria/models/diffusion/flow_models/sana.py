@@ -25,6 +25,7 @@ from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
     load_scheduler_config,
+    load_text_encoder,
     load_vae,
     loading,
     text_encoder_placement,
@@ -95,8 +96,7 @@ class Sana(LatentFlow):
             from transformers import Gemma2Model, GemmaTokenizer
 
             return cls(
-                GemmaTokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
-                load_part(Gemma2Model, spec, "text_encoder", *placement),
+                *load_text_encoder((GemmaTokenizer, Gemma2Model), spec, "", *placement, padding_side="right"),
                 load_part(SanaTransformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),

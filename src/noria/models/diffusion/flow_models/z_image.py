@@ -26,6 +26,7 @@ from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
     load_scheduler_config,
+    load_text_encoder,
     load_vae,
     loading,
     text_encoder_placement,
@@ -74,8 +75,7 @@ class ZImage(LatentFlow):
             from transformers import Qwen2Tokenizer, Qwen3Model
 
             return cls(
-                Qwen2Tokenizer.from_pretrained(spec.path / "tokenizer", padding_side="right"),
-                load_part(Qwen3Model, spec, "text_encoder", *placement),
+                *load_text_encoder((Qwen2Tokenizer, Qwen3Model), spec, "", *placement, padding_side="right"),
                 load_part(ZImageTransformer2DModel, spec, "transformer", dtype, device),
                 load_vae(spec, dtype, device),
                 load_scheduler_config(spec),

@@ -20,7 +20,13 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.part_loading import DTYPES, load_weights, text_encoder_placement, unquantized_dtype
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_tokenizer,
+    load_weights,
+    text_encoder_placement,
+    unquantized_dtype,
+)
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
 from noria.models.diffusion.unet_models.xl_conditioning import TextEncoder, size_ids, text_encode
 from noria.models.refiner_folders import FAMILY, RefinerFolder, RefinerFolders
@@ -114,8 +120,8 @@ def load_refiner(spec: DiffusionModelSpec, config: EngineConfig, device: str, la
             _loaded[key] = loaded
         return loaded
 
-    tokenizer = CLIPTokenizer.from_pretrained(folder.path / "tokenizer_2")
     text_encoder = load(CLIPTextModelWithProjection, "text_encoder_2", *text_encoder_placement(config, device))
+    tokenizer = load_tokenizer(CLIPTokenizer, folder.path / "tokenizer_2", text_encoder)
     unet = load(UNet2DConditionModel, "unet", DTYPES[config.dtype], device)
     zeros = read_object(folder.path / "model_index.json").get("force_zeros_for_empty_prompt", True)
     guidance = Guidance(rescale=spec.guidance_rescale, negative_absent="zeros" if zeros else "empty")

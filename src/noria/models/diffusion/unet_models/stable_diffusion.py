@@ -19,6 +19,7 @@ from noria.models.diffusion.part_loading import (
     DTYPES,
     load_part,
     load_scheduler_config,
+    load_text_encoder,
     load_vae,
     loading,
     text_encoder_placement,
@@ -64,8 +65,7 @@ class StableDiffusion(LatentDiffusion):
 
             unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
             return cls(
-                CLIPTokenizer.from_pretrained(spec.path / "tokenizer"),
-                load_part(CLIPTextModel, spec, "text_encoder", *placement),
+                *load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement),
                 unet,
                 load_vae(spec, dtype, device),
                 load_controlnets(spec, config, device),
