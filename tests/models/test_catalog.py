@@ -219,6 +219,12 @@ def test_shards_are_read_as_one_part(sharded: pathlib.Path) -> None:
             ),
             "index.json: lists 'conv_in.bias'",
         ),
+        (
+            lambda unet: write_safetensors(
+                unet / "diffusion_pytorch_model.safetensors", {"conv_in.weight": (48, 4, 3, 3)}
+            ),
+            "beside it is diffusion_pytorch_model.safetensors.index.json",
+        ),
     ],
 )
 def test_a_damaged_set_of_shards_is_rejected(

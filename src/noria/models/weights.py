@@ -69,6 +69,11 @@ def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathli
                 f"{ggufs[0]}: beside it is {others[0].name}. Keep the weights of one model, and no others."
             )
         return ggufs
+    if single.exists() and index.exists():
+        raise ModelError(
+            f"{single}: beside it is {index.name}, and the libraries differ in which of the two they load. Keep the "
+            "weights of one model, and no others."
+        )
     if single.exists():
         return [single]
     if index.exists():
