@@ -5,8 +5,9 @@ its classes the libraries make of them; bitsandbytes saves it flat, two numbers 
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -37,6 +38,9 @@ _TORCHAO_TYPES: Mapping[str, tuple[str, ...] | None] = {
 
 
 class _QuantState(Struct, frozen=True):
+    """Of a tensor in 4 bits, whose numbers share a factor, `absmax`, in blocks."""
+
+    blocksize: Annotated[int, Meta(ge=1)]
     dtype: Literal["float32", "bfloat16", "float16"]
     shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1, max_length=4)]
 
@@ -52,7 +56,7 @@ def logical_shapes(shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, b
     `states` are the contents of those tensors that `is_quant_state` names.
 
     Raises:
-        ModelError: one of them describes no tensor.
+        ModelError: one of them describes no tensor, or one of another size than that which is there.
 
     """
     found: dict[str, tuple[int, ...]] = {}
@@ -66,22 +70,33 @@ def logical_shapes(shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, b
         match = _BITSANDBYTES_STATE.fullmatch(name)
         assert match is not None
         try:
-            found[match["weight"]] = msgspec.json.decode(content, type=_QuantState).shape
+            state = msgspec.json.decode(content, type=_QuantState)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ModelError(f"{short_repr(name)} describes no quantized tensor: {error}.") from error
+        weight, num_numbers = match["weight"], math.prod(state.shape)
+        for tensor, num_expected in (
+            (weight, math.ceil(num_numbers / 2)),
+            (f"{weight}.absmax", math.ceil(num_numbers / state.blocksize)),
+        ):
+            if math.prod(shapes.get(tensor, (0,))) != num_expected:
+                raise ModelError(
+                    f"{short_repr(tensor)} has the shape {list(shapes.get(tensor, ()))}; of {list(state.shape)} in 4 "
+                    f"bits, in blocks of {state.blocksize}, it has {num_expected} numbers."
+                )
+        found[weight] = state.shape
     return found
 
 
-def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Check that a safetensors file's metadata names only classes and values of torchao that are served.
+def check_metadata(metadata: Sequence[Mapping[str, str]]) -> None:
+    """Check that the metadata of a part's safetensors files names only classes and values of torchao that are served.
 
     Raises:
         ModelError: it names another.
 
     """
-    if "tensor_names" not in metadata:  # by which the libraries recognise torchao's
+    if not any("tensor_names" in of_file for of_file in metadata):  # by which the libraries recognise torchao's
         return
-    for name, text in metadata.items():
+    for name, text in (item for of_file in metadata for item in of_file.items()):
         try:
             pending = [json.loads(text)]
         except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ import math
 import pathlib
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -121,28 +121,28 @@ def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
     """
     shapes: Shapes = {}
     states: dict[str, bytes] = {}
+    metadata: list[Mapping[str, str]] = []
     for file in weight_files(folder, part_name, stem):
         if file.suffix == gguf_file.SUFFIX:
             return _read_gguf(file).shapes
         shapes |= read_header(file)
         states |= _read_states(file)
+        with _opened(file) as opened:
+            metadata.append(opened.metadata() or {})
     for file in (folder / part_name).glob(f"{stem}.safetensors.index*.json"):
         missing = sorted(set(_shards(file)) - set(shapes))
         if missing:
             raise ModelError(f"{file}: lists {short_repr(missing[0])}, which no shard contains. {REDOWNLOAD_HINT}")
     try:
+        check_metadata(metadata)
         return logical_shapes(shapes, states)
     except ModelError as error:
         raise ModelError(f"{folder / part_name}: {error.message} {REDOWNLOAD_HINT}") from error
 
 
 def _read_states(file: pathlib.Path) -> dict[str, bytes]:
-    """Return the contents of the tensors that describe quantized ones, having checked the file's metadata."""
+    """Return the contents of the tensors that describe quantized ones."""
     with _opened(file) as opened:
-        try:
-            check_metadata(opened.metadata() or {})
-        except ModelError as error:
-            raise ModelError(f"{file}: {error.message}") from error
         states = {}
         for name in filter(is_quant_state, opened.keys()):
             part = opened.get_slice(name)

@@ -70,6 +70,8 @@ _INT8_TENSOR = {
     "_tensor_data_names": ["qdata", "scale"],
 }
 
+_NF4 = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [32, 16]}
+
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +111,7 @@ def pack(folder: pathlib.Path, method: str, metadata: Any = None, state: Any = N
         tensors["x_embedder.weight"] = np.zeros((rows * columns // 2, 1), np.uint8)
         tensors["x_embedder.weight.absmax"] = np.zeros(8, np.float32)
         tensors["x_embedder.weight.quant_map"] = np.zeros(16, np.float32)
-        content = json.dumps(state or {"quant_type": "nf4", "dtype": "bfloat16", "shape": [rows, columns]}).encode()
+        content = json.dumps(state or _NF4).encode()
         tensors["x_embedder.weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(content, np.uint8)
         save_file(tensors, file)
 
@@ -126,7 +128,7 @@ def test_a_quantized_part_counts_as_the_one_that_it_was(folder: pathlib.Path, me
     assert (after.num_parameters, count_parameters(after)) == (before.num_parameters, num_parameters)
     assert after.fingerprint != before.fingerprint
     rows, columns = 32, 16
-    packed = rows * columns + 4 * rows if method == "torchao" else rows * columns // 2 + 4 * 8 + 4 * 16 + 61
+    packed = rows * columns + 4 * rows if method == "torchao" else rows * columns // 2 + 4 * 8 + 4 * 16 + 78
     assert weight_bytes(folder, "transformer", "diffusion_pytorch_model", 4) == num_bytes - 4 * rows * columns + packed
 
 
@@ -188,16 +190,35 @@ def test_a_vae_and_inner_configurations_may_not_be_quantized(folder: pathlib.Pat
         ("torchao", _INT8_TENSOR | {"_type": "NVFP4Tensor"}, "NVFP4Tensor.*Int8Tensor and Float8Tensor"),
         ("torchao", _INT8_TENSOR | {"_data": {"dtype": {"_type": "torch.dtype", "_data": "load"}}}, "load"),
         ("torchao", _INT8_TENSOR | {"_data": {"a": [{"_type": "PerRow", "_data": "x"}]}}, "PerRow"),
-        ("bitsandbytes", {"dtype": "load", "shape": [2, 2]}, "describes no quantized tensor"),
-        ("bitsandbytes", {"dtype": "float16"}, "describes no quantized tensor"),
-        ("bitsandbytes", {"dtype": "float16", "shape": [7, 7]}, "x_embedder.weight is .7, 7."),
-        ("bitsandbytes", {"dtype": "float16", "shape": [7, 7], "more": "x" * 5000}, "describes no quantized tensor"),
+        ("bitsandbytes", _NF4 | {"dtype": "load"}, "describes no quantized tensor"),
+        ("bitsandbytes", {"dtype": "float16", "blocksize": 64}, "describes no quantized tensor"),
+        ("bitsandbytes", _NF4 | {"more": "x" * 5000}, "describes no quantized tensor"),
+        ("bitsandbytes", _NF4 | {"shape": [16, 32]}, r"x_embedder.weight is \[16, 32\]"),
+        ("bitsandbytes", _NF4 | {"shape": [32, 2**40]}, r"x_embedder.weight' has the shape \[256, 1\]; of \[32, "),
+        ("bitsandbytes", _NF4 | {"blocksize": 128}, r"x_embedder.weight.absmax' has the shape \[8\]; of .* 4 numbers"),
     ],
 )
 def test_damaged_or_hostile_weights_are_rejected(folder: pathlib.Path, method: str, damage: Any, words: str) -> None:
     edit(folder / "transformer" / "config.json", quantization_config=INT8 if method == "torchao" else FOUR_BITS)
     pack(folder, method, damage, damage)
     with pytest.raises(ModelError, match=words):
+        open_model(str(folder))
+
+
+@pytest.mark.usefixtures("installed")
+def test_metadata_of_torchao_is_checked_whichever_shard_names_its_tensors(folder: pathlib.Path) -> None:
+    edit(folder / "transformer" / "config.json", quantization_config=INT8)
+    pack(folder, "torchao")
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    first = {name: tensors.pop(name) for name in sorted(tensors) if "_weight_" in name}
+    hostile = {"x_embedder.weight": json.dumps(_INT8_TENSOR | {"_type": "NVFP4Tensor"})}
+    save_file(first, file.with_name("first.safetensors"), hostile)
+    save_file(tensors, file.with_name("second.safetensors"), {"tensor_names": "[]"})
+    shards = dict.fromkeys(first, "first.safetensors") | dict.fromkeys(tensors, "second.safetensors")
+    file.with_name(f"{file.name}.index.json").write_text(json.dumps({"weight_map": shards}))
+    file.unlink()
+    with pytest.raises(ModelError, match="NVFP4Tensor"):
         open_model(str(folder))
 
 
