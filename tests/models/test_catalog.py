@@ -322,6 +322,22 @@ def test_a_damaged_folder_is_rejected_with_the_name_of_the_file(folder: pathlib.
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("unet", {"layers_per_block": 1_000_000}),
+        ("unet", {"transformer_layers_per_block": [1, [1, 1_000_000]]}),
+        ("text_encoder", {"num_hidden_layers": 101}),
+        ("text_encoder", {"vision_config": {"depth": 1e300}}),
+        ("vae", {"num_decoder_blocks": [1, 1_000_000]}),
+    ],
+)
+def test_more_layers_than_tensors_are_rejected(folder: pathlib.Path, part: str, change: dict[str, Any]) -> None:
+    edit(folder / part / "config.json", **change)
+    with pytest.raises(ModelError, match=r"config.json: \w+ is 1\S+, but the weights have only [12] tensors"):
+        open_model(str(folder))
+
+
 def test_a_tokenizer_in_two_files_needs_both(folder: pathlib.Path) -> None:
     (folder / "tokenizer/tokenizer.json").unlink()
     assert open_model(str(folder)).name == "tiny-model"

@@ -116,7 +116,8 @@ def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
     """Return the shapes of all tensors of a part, named as in `weight_files`; of quantized ones those before.
 
     Raises:
-        ModelError: a file is missing or damaged, or has tensors of a quantization that is not served.
+        ModelError: a file is missing or damaged, has tensors of a quantization that is not served, or fewer than the
+            part has layers.
 
     """
     shapes: Shapes = {}
@@ -124,7 +125,8 @@ def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
     metadata: list[Mapping[str, str]] = []
     for file in weight_files(folder, part_name, stem):
         if file.suffix == gguf_file.SUFFIX:
-            return _read_gguf(file).shapes
+            shapes = _read_gguf(file).shapes
+            break
         shapes |= read_header(file)
         states |= _read_states(file)
         with _opened(file) as opened:
@@ -133,11 +135,36 @@ def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
         missing = sorted(set(_shards(file)) - set(shapes))
         if missing:
             raise ModelError(f"{file}: lists {short_repr(missing[0])}, which no shard contains. {REDOWNLOAD_HINT}")
+    _check_layer_counts(folder / part_name / "config.json", len(shapes))
     try:
         check_metadata(metadata)
         return logical_shapes(shapes, states)
     except ModelError as error:
         raise ModelError(f"{folder / part_name}: {error.message} {REDOWNLOAD_HINT}") from error
+
+
+# Numbers of layers in the configurations of diffusers and transformers; `max_window_layers` counts none.
+_LAYER_COUNT = re.compile(r"(?!max_window_).*(layers|layers_per_block|blocks)|depth")
+_FEW_LAYERS = 100  # so many are built in seconds; then the libraries say which tensors are missing
+
+
+def _check_layer_counts(file: pathlib.Path, num_tensors: int) -> None:
+    """Check that a part has a tensor for each layer, if its configuration has more than a few, at any depth.
+
+    Building a million layers would take hours, before the libraries find that they have no weights.
+    """
+    pending: list[tuple[str, object]] = list(read_object(file).items()) if file.exists() else []
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, dict):
+            pending += value.items()
+        elif isinstance(value, list) and _LAYER_COUNT.fullmatch(key):
+            pending += ((key, each) for each in value)
+        elif isinstance(value, int | float) and value > max(num_tensors, _FEW_LAYERS) and _LAYER_COUNT.fullmatch(key):
+            raise ModelError(
+                f"{file}: {key} is {value}, but the weights have only {num_tensors} tensors: weights and configuration "
+                f"belong to two models. {REDOWNLOAD_HINT}"
+            )
 
 
 def _read_states(file: pathlib.Path) -> dict[str, bytes]:
