@@ -14,7 +14,7 @@ import torch
 import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion import loading
-from noria.engine.diffusion.loading import load_runtime
+from noria.engine.diffusion.loading import load_runtime, weights_to_load
 from noria.engine.diffusion.weight_bytes import weights_of
 from noria.engine.loop import EngineLoop, RequestEnded, ResultReady
 from noria.errors import ModelError
@@ -170,9 +170,11 @@ def test_controlnets_and_loras_count_in_the_memory_of_a_model(spec, newer, tiny_
     )
     assert (weights["LoRAs"], weights["ControlNet edges"]) == (2000, 4 * inspect(edges).num_parameters)
     assert {name: weights[name] for name in bare} == bare
+    assert weights_to_load(other, with_all, "cpu").here == weights
     free = int(1.25 * sum(bare.values())) + 2**26  # enough without
-    with pytest.raises(ModelError, match=f"needs {int(1.25 * sum(weights.values())) + 2**26:,} bytes"):
-        load_runtime([spec], with_all, "cpu", free_bytes=lambda _device: free).load_beside(other)
+    beside = load_runtime([spec], with_all, "cpu", free_bytes=lambda _device: free)
+    with pytest.raises(ModelError, match=f"needs {int(1.25 * (sum(bare.values()) + 2000)) + 2**26:,} bytes"):
+        beside.load_beside(other)  # they share the ControlNet
 
 
 def test_text_encoders_elsewhere_need_the_memory_of_their_device(spec, config):

@@ -15,6 +15,7 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.calibration import cost_key, measure_costs
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.loading import weights_to_load
 from noria.engine.loop import EngineLoop, PreviewReady
 from noria.errors import InvalidField
 from noria.images import scheduler_names
@@ -322,3 +323,5 @@ def test_models_of_a_process_share_a_refiner(served, tiny_refiner_folder):
     spec, executor = served
     _, other = load(spec.folder, tiny_refiner_folder)
     assert other.model.refiner._denoiser._unet is executor.model.refiner._denoiser._unet
+    assert not [part for part in weights_to_load(spec, other.config, "cpu").here if "refiner" in part]
+    assert [part for part in weights_to_load(spec, other.config, "cuda:0").here if "refiner" in part]

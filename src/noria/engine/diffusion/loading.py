@@ -22,7 +22,7 @@ from noria.engine.diffusion.calibration import (
     run_warmup_request,
     shape_costs,
 )
-from noria.engine.diffusion.weight_bytes import weights_of
+from noria.engine.diffusion.weight_bytes import WeightBytes, weights_of
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import run_apart
@@ -150,7 +150,7 @@ class _ModelChanges:
         """
         assert isinstance(spec, DiffusionModelSpec)
         config = resolve_auto(self._config, spec, self._device, detect_machine())
-        weights = weights_of(spec, config)
+        weights = weights_to_load(spec, config, self._device)
         check_memory(spec.name, sum(weights.here.values()), self._device, self._free_bytes)
         if weights.elsewhere:
             name, place = f"{spec.name}: its text encoder", config.text_encoder_device
@@ -208,6 +208,16 @@ class _ModelChanges:
         """Write the cost caches."""
         for cache in self.cost_caches.values():
             cache.save(self._scheduler.costs)
+
+
+def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> WeightBytes:
+    """Return the bytes of a model's weights as `weights_of`, without what it shares with models of this process."""
+    from noria.models.diffusion.unet_models.controlnet import loaded_controlnets
+    from noria.models.diffusion.unet_models.refiner import loaded_refiner_parts
+
+    shared = {f"ControlNet {name}" for name in loaded_controlnets(spec, config, device)}
+    shared |= {f"refiner's {part}" for part in loaded_refiner_parts(spec, config, device)}
+    return weights_of(spec, config).without(shared)
 
 
 def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:

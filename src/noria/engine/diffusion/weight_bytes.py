@@ -1,5 +1,6 @@
 """The bytes of the weights of an image model that is not loaded, by part and device. No torch."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from noria.config import EngineConfig
@@ -19,6 +20,14 @@ class WeightBytes:
 
     here: dict[str, int]
     elsewhere: dict[str, int]
+
+    def without(self, parts: Set[str]) -> "WeightBytes":
+        """Return those of the other parts."""
+        here, elsewhere = (
+            {part: num_bytes for part, num_bytes in each.items() if part not in parts}
+            for each in (self.here, self.elsewhere)
+        )
+        return WeightBytes(here, elsewhere)
 
 
 def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:

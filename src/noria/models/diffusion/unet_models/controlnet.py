@@ -18,7 +18,7 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.conditioning import ConditioningRows
-from noria.models.diffusion.folders.controlnet_folder import STEM
+from noria.models.diffusion.folders.controlnet_folder import STEM, ControlNetFolder
 from noria.models.diffusion.part_loading import DTYPES, load_weights
 from noria.models.diffusion.unet_models.unet import configure, memory_format
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -97,7 +97,7 @@ def load_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str
         )
     parts: dict[str, Any] = {}
     for name, folder in folders.items():
-        key = folder.path, config.dtype, config.attention, config.channels_last, device
+        key = _key(folder, config, device)
         part = _loaded.get(key)
         if part is None:
             part = load_weights(ControlNetModel, folder.path, STEM, DTYPES[config.dtype], device)
@@ -105,3 +105,13 @@ def load_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str
             _loaded[key] = part
         parts[name] = part
     return ControlNets(parts, {name: folder.digest for name, folder in folders.items()}, config)
+
+
+def loaded_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> set[str]:
+    """Return the names of a model's ControlNets that other models of this process hold, and that it would share."""
+    folders = ControlNetFolders.of(config).for_model(spec)
+    return {name for name, folder in folders.items() if _key(folder, config, device) in _loaded}
+
+
+def _key(folder: ControlNetFolder, config: EngineConfig, device: str) -> tuple[object, ...]:
+    return folder.path, config.dtype, config.attention, config.channels_last, device

@@ -113,7 +113,7 @@ def load_refiner(spec: DiffusionModelSpec, config: EngineConfig, device: str, la
         return None
 
     def load(part_class: Any, part: str, dtype: torch.dtype, place: str) -> Any:
-        key = folder, part, dtype, place, config.attention, config.channels_last, config.compile
+        key = _key(folder, part, config, dtype, place)
         loaded = _loaded.get(key)
         if loaded is None:
             loaded = load_weights(part_class, folder.path / part, FAMILY.weight_stems[part], dtype, place)
@@ -126,3 +126,16 @@ def load_refiner(spec: DiffusionModelSpec, config: EngineConfig, device: str, la
     zeros = read_object(folder.path / "model_index.json").get("force_zeros_for_empty_prompt", True)
     guidance = Guidance(rescale=spec.guidance_rescale, negative_absent="zeros" if zeros else "empty")
     return Refiner(folder, (tokenizer, text_encoder), unet, latent_scale, config, guidance)
+
+
+def loaded_refiner_parts(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> set[str]:
+    """Return the parts of a model's refiner that other models of this process hold, and that it would share."""
+    folder = RefinerFolders.of(config).for_model(spec)
+    if folder is None:
+        return set()
+    placements = {"text_encoder_2": text_encoder_placement(config, device), "unet": (DTYPES[config.dtype], device)}
+    return {part for part, placement in placements.items() if _key(folder, part, config, *placement) in _loaded}
+
+
+def _key(folder: RefinerFolder, part: str, config: EngineConfig, dtype: torch.dtype, place: str) -> tuple[object, ...]:
+    return folder, part, dtype, place, config.attention, config.channels_last, config.compile
