@@ -10,7 +10,7 @@ import torch
 import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto
-from noria.engine.diffusion.memory_estimate import MemoryEstimate, estimate_memory, find_remedies
+from noria.engine.diffusion.memory_estimate import LONGEST_PROMPT, MemoryEstimate, estimate_memory, find_remedies
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.unet_models.controlnet import ControlRows
@@ -60,7 +60,7 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     model = FAMILIES[spec.family].load(spec, config, "cpu")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
-        (prompt,) = model.text_encode(["a photograph"])
+        (prompt,) = model.text_encode([LONGEST_PROMPT])
         pixels = torch.zeros(side_px, side_px, 3, dtype=torch.uint8)
         references = [model.encode_references([pixels])] * 4 if spec.max_references else None
     guidance = torch.ones(4) if model.guidance.embedded else None
@@ -78,6 +78,7 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     assert estimate.rows_per_image == (
         1 if family in ("flux", "fill", "flux, kontext", "flux-2-klein, distilled") else 2
     )
+    assert estimate.slot > estimate.rows_per_image * prompt.nbytes
     # Counters of batches, which are no parameters, have eight bytes.
     assert sum(estimate.weights.values()) == pytest.approx(4 * count_parameters(spec), abs=8)
 
@@ -102,7 +103,7 @@ def test_controlnets_are_counted(tmp_path: Any) -> None:
     }
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
-        (prompt,) = model.text_encode(["a photograph"])
+        (prompt,) = model.text_encode([LONGEST_PROMPT])
     images = torch.zeros(4, 3, spec.default_height_px, spec.default_width_px)
     controls = [ControlRows("edges", torch.arange(4), images, torch.ones(4), 4)]
 
@@ -124,7 +125,7 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
     of_refiner = {f"refiner's {name}": sum(each.nbytes for each in part.parameters()) for name, part in parts.items()}
     assert {name: estimate.weights[name] for name in estimate.weights.keys() - bare.weights.keys()} == of_refiner
     with torch.inference_mode():
-        (prompt,) = refiner.text_encode(["a photograph"])
+        (prompt,) = refiner.text_encode([LONGEST_PROMPT])
 
     def predict() -> None:
         refiner.predict(torch.zeros(4, 4, 8, 8), torch.ones(4), collate([prompt] * 4), None)

@@ -38,6 +38,8 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
 
 _ANY_SCALE = 50.0  # of guidance: the largest that a request can have
+LONGEST_PROMPT = "a " * 1024
+"""All families cut it, to the most tokens that a prompt can have."""
 _WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
 
 
@@ -48,8 +50,8 @@ class MemoryEstimate:
     weights: Mapping[str, int]  # by part, of those on the model's device
     row: int  # of a denoiser's call, for each row, with one ControlNet and one reference image if there can be
     decoded_image: int  # of decoding, for each image
-    prompt: int  # of encoding one
-    slot: int  # of the samples and outputs that a slot keeps
+    prompt: int  # of encoding one of the most tokens, as that of a row has
+    slot: int  # of the samples and outputs that a slot keeps, and the embeddings of its image
     rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
     decode_batch: int
     elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
@@ -80,26 +82,29 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
         with _StorageCounter():
-            (conditioning,) = model.text_encode(["a photograph"])
+            (conditioning,) = model.text_encode([LONGEST_PROMPT])
             reference = _reference(model, spec)
         num_channels = input_channels(model, shape)
         row = _row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
-        prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
+        prompt = _peak_bytes(lambda: model.text_encode([LONGEST_PROMPT]))
+        embeddings = conditioning.nbytes
         if isinstance(model, RefinedModel) and model.refiner is not None:
             with _StorageCounter():
-                (conditioning,) = model.refiner.text_encode(["a photograph"])
+                (conditioning,) = model.refiner.text_encode([LONGEST_PROMPT])
+            embeddings += conditioning.nbytes
             row = max(row, _row_bytes(model.refiner, shape, conditioning))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
         slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
+    rows_per_image = 2 if model.guidance.is_active(_ANY_SCALE, "") else 1
     weights = weights_of(spec, config)
     return MemoryEstimate(
         weights=weights.here,
         row=row,
         decoded_image=decoded,
         prompt=0 if weights.elsewhere else prompt,
-        slot=slot,
-        rows_per_image=2 if model.guidance.is_active(_ANY_SCALE, "") else 1,
+        slot=slot + rows_per_image * embeddings,
+        rows_per_image=rows_per_image,
         decode_batch=config.decode_batch,
         elsewhere=weights.elsewhere,
     )
