@@ -125,9 +125,13 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool, Meta(description="let cuDNN benchmark its algorithms for each bucket (on a GPU, and only with buckets)")
     ] = True
     inference_mode: Annotated[bool, Meta(description="run under torch.inference_mode; false is torch.no_grad")] = True
-    compile: Annotated[bool, Meta(description="torch.compile the UNet: about a minute at start-up; needs buckets")] = (
-        False
-    )
+    compile: Annotated[
+        bool,
+        Meta(
+            description="torch.compile the UNet of a Stable Diffusion or XL, or a text encoder: about a minute at "
+            "start-up; needs buckets. Other models refuse it, and take `compile_blocks`"
+        ),
+    ] = False
     compile_blocks: Annotated[
         bool,
         Meta(

@@ -15,7 +15,10 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.block_warmup import warm_up_blocks
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.errors import ConfigError
+from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
+from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
@@ -102,6 +105,15 @@ def test_after_the_warm_up_nothing_is_compiled(family, tmp_path, traced, monkeyp
     for requests, latents in zip(traffic, found, strict=True):
         expected = final_latents(eager, requests, monkeypatch)
         assert max(relative(latents[key], expected[key]) for key in expected) <= 1e-5
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if "transformer" in family.parts])
+def test_transformers_are_not_compiled_as_a_whole(family, tmp_path):
+    save = {"sana": tiny_models.save_sana, "pixart-sigma": tiny_models.save_pixart_sigma} | SAVE
+    spec = open_model(str(save[family](tmp_path / "model")))
+    config = EngineConfig(dtype="float32", slots=2, threads=1, compile=True, buckets=(2,))
+    with pytest.raises(ConfigError, match=r"Switch it off, or use engine\.compile_blocks"):
+        FAMILIES[family].load(spec, config, "meta")
 
 
 def test_adapters_work_with_compiled_blocks(tmp_path, traced, monkeypatch):

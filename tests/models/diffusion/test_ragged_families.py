@@ -24,7 +24,7 @@ from generating import difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.errors import ConfigError, InvalidField
+from noria.errors import InvalidField
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
@@ -385,8 +385,3 @@ def test_bounds_and_defaults(model):
 def test_a_scheduler_of_another_family_is_rejected(qwen, name):
     with pytest.raises(InvalidField, match="but this is a flow model"):
         qwen[1].prepare(make_request(0, scheduler=name))
-
-
-def test_compiling_is_rejected(model):
-    with pytest.raises(ConfigError, match="Switch it"):
-        load(model[0].folder, compile=True, buckets=(2,))

@@ -18,7 +18,6 @@ from generating import difference, final_latents, generate, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.preparation import RequestPreparer
 from noria.engine.diffusion.request import reference_class_px
 from noria.engine.loop import EngineLoop
 from noria.errors import InvalidField
@@ -315,6 +314,3 @@ def test_models_that_take_none_reject_them(model, tmp_path):
     _, other = load(tiny_models.save_stable_diffusion_3(tmp_path / "sd3"))
     with pytest.raises(InvalidField, match="takes no reference images"):
         other.prepare(request, frames([request])["r0"])
-    compiled = RequestPreparer(executor.model, EngineConfig(compile=True, slots=8), executor._loras)
-    with pytest.raises(InvalidField, match=f"{spec.name} takes no reference images with engine.compile"):
-        compiled.prepare(request, frames([request])["r0"])

@@ -14,7 +14,7 @@ from noria.config import EngineConfig
 from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import EngineLoop
-from noria.errors import ConfigError, InvalidField, ModelError
+from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
@@ -259,11 +259,6 @@ def test_loras_are_rejected_by_the_name_of_a_model_that_takes_none(tiny, monkeyp
     monkeypatch.setattr(tiny[1].model, "lora_parts", {})
     with pytest.raises(InvalidField, match="LoRAs are not supported yet"):
         tiny[1].prepare(make_request(0, loras=(Lora("ink"),)))
-
-
-def test_compiling_is_rejected(tiny_z_image_folder):
-    with pytest.raises(ConfigError, match="Switch it"):
-        load(tiny_z_image_folder, compile=True, buckets=(2,))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ class RequestPreparer:
     def __init__(self, model: DiffusionModel, config: EngineConfig, loras: ModelLoras) -> None:
         assert isinstance(config.slots, int)
         self._model, self._loras = model, loras
-        self._takes_references = isinstance(model, ReferencedModel) and not config.compile
         self._max_images = config.slots + config.queue_limit  # of a request
         self._start_frames = StartFrameReader(inpainting=model.inpainting)
 
@@ -78,9 +77,8 @@ class RequestPreparer:
             raise InvalidField(
                 f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
             )
-        if payload.reference_images and not self._takes_references:
-            reason = " with engine.compile" if isinstance(self._model, ReferencedModel) else ""
-            raise InvalidField(f"{request.model} takes no reference images{reason}", field="reference_images")
+        if payload.reference_images and not isinstance(self._model, ReferencedModel):
+            raise InvalidField(f"{request.model} takes no reference images", field="reference_images")
         shape = self._model.latent_shape(payload.width, payload.height)
         frame = self._start_frames.read(payload, data, shape)
         table, *of_refiner = [compile_sampler(*arguments) for arguments in self._samplers(payload, request.model)]

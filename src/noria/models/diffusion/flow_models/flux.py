@@ -74,10 +74,9 @@ class Flux(PackedFlow):
         if transformer.config.in_channels != transformer.out_channels:
             self.inpainting = InpaintingInput(self.latent_scale**2, mask_is_first=False, always_has_start=True)
         self._takes_guidance: bool = transformer.config.guidance_embeds
-        # Not in buckets, in which a batch changes no bit, not if each mixture of sizes would be compiled, and not if
-        # attention takes no masks.
+        # Not in buckets, in which a batch changes no bit, and not if attention takes no masks.
         takes_masks = config.attention not in MASKLESS_ATTENTION
-        self._mixes_sizes = takes_masks and not config.buckets and not config.compile
+        self._mixes_sizes = takes_masks and not config.buckets
         transformer.pos_embed = RowPositions(transformer.pos_embed)
 
     @classmethod

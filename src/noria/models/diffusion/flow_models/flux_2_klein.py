@@ -70,9 +70,9 @@ class Flux2Klein(LatentFlow):
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
         self._tokenizer, self._text_encoder = text
         del self._text_encoder.layers[TEXT_LAYERS[-1] + 1 :]
-        # Not in buckets, in which a batch changes no bit, and not if each mixture of sizes would be compiled.
+        # Not in buckets, in which a batch changes no bit.
         takes_masks = config.attention not in MASKLESS_ATTENTION
-        self._mixes_sizes = takes_masks and not config.buckets and not config.compile
+        self._mixes_sizes = takes_masks and not config.buckets
         transformer.pos_embed = RowPositions(transformer.pos_embed)
 
     @classmethod

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
 from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
@@ -66,11 +65,6 @@ class Krea2(LatentFlow):
         index: Krea2Index,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        if config.compile:
-            raise ConfigError(
-                "engine.compile does not work with Krea 2: each length of prompts would be compiled. Switch it off, or "
-                "use engine.compile_blocks."
-            )
         guidance, channels = Guidance("cond", active_above=0.0), transformer.config.in_channels // PATCH**2
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}

@@ -45,13 +45,18 @@ class LatentFlow:
             ConfigError: a setting does not work with these models.
 
         """
+        if config.compile:
+            raise ConfigError(
+                f"engine.compile does not work with {type(self).__name__}, only with UNets: each mixture of sizes and "
+                "prompt lengths would be compiled. Switch it off, or use engine.compile_blocks."
+            )
         set_attention(transformer, config.attention)
         if config.compile_blocks:
             compile_blocks(transformer)
         self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device: torch.device = transformer.device
         self.dtype = self.noise_dtype = unquantized_dtype(transformer)
-        self._transformer = torch.compile(transformer, dynamic=False) if config.compile else transformer
+        self._transformer = transformer
         self._latent_channels = latent_channels
         self._vae = self.vae_class(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()

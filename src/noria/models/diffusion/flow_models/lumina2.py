@@ -21,7 +21,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
 from noria.models.diffusion.folders.flow_folder import PATCH
@@ -58,11 +57,6 @@ class Lumina2(LatentFlow):
         config: EngineConfig,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        if config.compile:
-            raise ConfigError(
-                "engine.compile does not work with Lumina 2: each length of prompts would be compiled. Switch it off, "
-                "or use engine.compile_blocks."
-            )
         guidance, channels = Guidance(equal_norms="lines", prompt_prefix=_SYSTEM_PROMPT), transformer.config.in_channels
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
         self._positions = transformer.rope_embedder = _Positions(transformer.rope_embedder, transformer.device)

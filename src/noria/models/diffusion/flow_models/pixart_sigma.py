@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.flow_models.latent_flow import LatentFlow
 from noria.models.diffusion.part_loading import (
@@ -49,10 +48,6 @@ class PixArtSigma(LatentFlow):
 
         `t5` is a tokenizer with its text encoder.
         """
-        if config.compile:
-            raise ConfigError(
-                "engine.compile does not work with PixArt-Σ: each length of prompts would be compiled. Switch it off."
-            )
         channels = transformer.config.in_channels
         super().__init__(transformer, vae, scheduler_config, config, CLASSIFIER_FREE, channels)
         self.lora_parts: Mapping[str, torch.nn.Module] = {}  # diffusers has no loader for them

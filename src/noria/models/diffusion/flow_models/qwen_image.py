@@ -21,7 +21,6 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from torch.nn.utils.rnn import pad_sequence
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.flow_models.latent_flow import TRAIN_STEPS, LatentFlow
@@ -60,11 +59,6 @@ class QwenImage(LatentFlow):
         config: EngineConfig,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        if config.compile:
-            raise ConfigError(
-                "engine.compile does not work with Qwen-Image: each mixture of sizes and prompt lengths would be "
-                "compiled. Switch it off, or use engine.compile_blocks."
-            )
         guidance = Guidance(equal_norms="patches", negative_absent="unguided")
         channels = transformer.config.in_channels // PATCH**2
         transformer.set_attn_processor(_RowAttention())

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.flow_models.latent_flow import LatentFlow
 from noria.models.diffusion.part_loading import (
@@ -69,10 +68,6 @@ class Sana(LatentFlow):
         config: EngineConfig,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        if config.compile:
-            raise ConfigError(
-                "engine.compile does not work with Sana: each length of prompts would be compiled. Switch it off."
-            )
         guidance, channels = Guidance(prompt_prefix=_INSTRUCTION), transformer.config.in_channels
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
         self.noise_dtype = torch.float32

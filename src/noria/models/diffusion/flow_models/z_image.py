@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.flow_models.latent_flow import QWEN_CHAT, TRAIN_STEPS, LatentFlow
@@ -50,11 +49,6 @@ class ZImage(LatentFlow):
         guidance: Guidance,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        if config.compile:
-            raise ConfigError(
-                "engine.compile does not work with Z-Image: each mixture of sizes and prompt lengths would be "
-                "compiled. Switch it off, or use engine.compile_blocks."
-            )
         super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
         self.noise_dtype = torch.float32
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
