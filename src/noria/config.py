@@ -115,12 +115,12 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "same"
     vae_tiling: Annotated[
-        bool,
+        bool | Auto,
         Meta(
-            description="decode and encode large images in overlapping tiles: less memory, slower, and slightly other "
-            "pixels near the seams"
+            description="decode and encode images that are larger than a tile in overlapping tiles: less memory, "
+            "slower, and slightly other pixels near the seams; `auto` only those of more than 2048 × 2048 pixels"
         ),
-    ] = False
+    ] = "auto"
     cudnn_benchmark: Annotated[
         bool, Meta(description="let cuDNN benchmark its algorithms for each bucket (on a GPU, and only with buckets)")
     ] = True

@@ -15,6 +15,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
+from noria.models.diffusion import vae
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
@@ -246,6 +247,25 @@ def test_tiles_are_decoded_as_by_the_pipeline(tmp_path):
     with torch.inference_mode():
         tiled, whole = (load(folder, vae_tiling=tiling)[1].model.decode(latents) for tiling in (True, False))
     assert not torch.equal(tiled, whole)
+
+
+def test_by_default_only_large_images_are_decoded_in_tiles_and_many_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(vae, "MAX_PIXELS", 48 * 48)
+    folder = tiny_models.save_stable_diffusion_xl(tmp_path, vae={"sample_size": 16})
+    chosen, tiled, whole = (load(folder, vae_tiling=tiling)[1].model for tiling in ("auto", True, False))
+    num_decoded = []
+    chosen._vae._vae.decoder.register_forward_pre_hook(lambda _, inputs: num_decoded.append(len(inputs[0])))
+    generator = torch.Generator().manual_seed(0)
+    small, large = (torch.randn(2, *chosen.latent_shape(side, side), generator=generator) for side in (32, 64))
+    with torch.inference_mode():
+        assert torch.equal(chosen.decode(small), whole.decode(small))
+        assert num_decoded == [2]
+        assert torch.equal(chosen.decode(large), tiled.decode(large))
+        assert set(num_decoded[1:]) == {1}
+        pixels = torch.zeros(2, 64, 64, 3)
+        torch.testing.assert_close(chosen.encode(pixels).mean_BCHW, tiled.encode(pixels).mean_BCHW)
+        chosen.decode(torch.cat([small, small, small]))
+    assert num_decoded[-6:] == [1] * 6
 
 
 def test_the_deviation_of_guided_outputs_is_rescaled_as_by_the_pipeline(tiny_xl_folder, tmp_path):

@@ -32,7 +32,7 @@ def check_memory(
             else ""
         )
         + f"; {spec.default_width_px}×{spec.default_height_px} px: a call of {rows} rows {_gib(rows * estimate.row)}, "
-        f"decoding {engine.decode_batch} images {_gib(engine.decode_batch * estimate.decoded_image)}, "
+        f"decoding {estimate.decode_batch} images {_gib(estimate.decode_batch * estimate.decoded_image)}, "
         f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}",
     )
     available = available_bytes(facts.memory_bytes, facts.gpus, devices)

@@ -28,6 +28,8 @@ def resolve_device(name: str, machine: Machine) -> str:
 def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, machine: Machine) -> EngineConfig:
     """`config` with every "auto" resolved, for an engine on `device` ("cpu" or "cuda:N").
 
+    But that of `vae_tiling`, which the VAE resolves for each image.
+
     Raises:
         ConfigError: settings that contradict each other.
 

@@ -32,6 +32,7 @@ from noria.models.diffusion.diffusion_model import (
 )
 from noria.models.diffusion.part_loading import DTYPES
 from noria.models.diffusion.unet_models.controlnet import ControlRows
+from noria.models.diffusion.vae import MAX_PIXELS
 from noria.models.families import FAMILIES
 from noria.models.weights import read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -53,7 +54,7 @@ class MemoryEstimate:
     prompt: int  # of encoding one of the most tokens, as that of a row has
     slot: int  # of the samples and outputs that a slot keeps, and the embeddings of its image
     rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
-    decode_batch: int
+    decode_batch: int  # images that the VAE takes at once, at most
     elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
 
     def needed(self, slots: int) -> int:
@@ -105,7 +106,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         prompt=0 if weights.elsewhere else prompt,
         slot=slot + rows_per_image * embeddings,
         rows_per_image=rows_per_image,
-        decode_batch=config.decode_batch,
+        decode_batch=min(config.decode_batch, max(1, MAX_PIXELS // (spec.default_width_px * spec.default_height_px))),
         elsewhere=weights.elsewhere,
     )
 
