@@ -10,7 +10,7 @@ import torch
 from noria.cli.doctor.encoder_checks import EncoderFacts
 from noria.cli.doctor.machine_checks import Finding, estimate_image_s, examine, format_report, judge
 from noria.cli.doctor.machine_facts import Facts, Gpu
-from noria.engine.diffusion.memory_estimate import MemoryEstimate, Remedy
+from noria.engine.diffusion.memory_estimate import MemoryChange, MemoryEstimate
 from noria.engine.encoder.fidelity import Fidelity
 from noria.models.catalog import open_model
 from noria.models.encoder.onnx_export import ExportRecord
@@ -34,17 +34,19 @@ ESTIMATE = MemoryEstimate(
     rows_per_image=2,
     decode_batch=4,
 )
-HALF = Remedy(
+HALF = MemoryChange(
     ("--dtype bfloat16",),
     dataclasses.replace(ESTIMATE, weights={"unet": 3 * GIB // 8}, row=GIB // 128, decoded_image=0),
 )
-QUANTIZED = Remedy(
+QUANTIZED = MemoryChange(
     ("a folder whose unet is quantized to int8",), dataclasses.replace(HALF.estimate, weights={"unet": 7 * GIB // 20})
 )
-BOTH = Remedy(
-    HALF.changes + QUANTIZED.changes, dataclasses.replace(HALF.estimate, weights={"unet": GIB // 4}, row=GIB // 100)
+BOTH = MemoryChange(
+    HALF.names + QUANTIZED.names, dataclasses.replace(HALF.estimate, weights={"unet": GIB // 4}, row=GIB // 100)
 )
-APART = Remedy(("--text-encoder-device cpu",), dataclasses.replace(HALF.estimate, elsewhere={"text_encoder": GIB}))
+APART = MemoryChange(
+    ("--text-encoder-device cpu",), dataclasses.replace(HALF.estimate, elsewhere={"text_encoder": GIB})
+)
 FACTS = Facts(
     python=(3, 11, 7),
     versions={"torch": "2.13.0", "diffusers": "0.42.1", "transformers": "5.23.0", "xformers": None},
@@ -63,7 +65,7 @@ FACTS = Facts(
     additional_model_errors=(),
     num_parameters=6_000_000,
     memory=ESTIMATE,
-    remedies=(),
+    changes=(),
     costs=None,
     num_keys=0,
     port_error=None,
@@ -157,28 +159,28 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
         "fail",
         "fits",
         {},
-        {"memory_bytes": GIB // 2, "remedies": (HALF, QUANTIZED, BOTH)},
+        {"memory_bytes": GIB // 2, "changes": (HALF, QUANTIZED, BOTH)},
         "too little; use --dtype bfloat16 (up to 4 slots), or a folder whose unet is quantized to int8 (up to 6 slots)",
     ),
     (
         "fail",
         "fits",
         {},
-        {"memory_bytes": int(0.4 * GIB), "remedies": (HALF, QUANTIZED, BOTH)},
+        {"memory_bytes": int(0.4 * GIB), "changes": (HALF, QUANTIZED, BOTH)},
         "too little; use --dtype bfloat16 and a folder whose unet is quantized to int8 (up to 5 slots)",
     ),
     (
         "fail",
         "fits",
         {},
-        {"gpus": (Gpu("A GPU", GIB // 2),), "remedies": (APART,)},
+        {"gpus": (Gpu("A GPU", GIB // 2),), "changes": (APART,)},
         "use --text-encoder-device cpu (up to 4 slots, 1.00 GiB in main memory)",
     ),
     (
         "fail",
         "fits",
         {},
-        {"gpus": (Gpu("A GPU", GIB // 2),), "remedies": (APART,), "memory_bytes": GIB // 2},
+        {"gpus": (Gpu("A GPU", GIB // 2),), "changes": (APART,), "memory_bytes": GIB // 2},
         "no setting that Noria knows is enough",
     ),
     (

@@ -9,10 +9,12 @@ import torch
 
 import tiny_models
 from noria.config import EngineConfig
+from noria.engine.diffusion import memory_estimate
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto
-from noria.engine.diffusion.memory_estimate import LONGEST_PROMPT, MemoryEstimate, estimate_memory, find_remedies
+from noria.engine.diffusion.memory_estimate import LONGEST_PROMPT, MemoryEstimate, estimate_memory, find_changes
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.conditioning import collate
+from noria.models.diffusion.folders.quantization import BitsAndBytes, Torchao
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
 
@@ -137,19 +139,19 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
     assert "refiner's text_encoder_2" not in elsewhere.weights
 
 
-def test_remedies_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
+def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     spec = open_model(str(tiny_models.save_flux(tmp_path / "model")))
     gpu = Machine(1, has_cuda=True)
     config = resolve_auto(EngineConfig(dtype="float32"), spec, "cuda:0", gpu)
     now = estimate_memory(spec, config)
-    remedies = find_remedies(spec, config, "cuda:0")
-    names = [remedy.changes for remedy in remedies]
+    changes = find_changes(spec, config, "cuda:0")
+    names = [change.names for change in changes]
     tiled = ("--vae-tiling",)  # 512 px are more than the 8 × 4 that the tiny VAE decodes as one
     apart, quantized = ("--text-encoder-device cpu",), ("a folder whose transformer is quantized to int8",)
     assert names == [("--dtype bfloat16",), tiled, apart, quantized, ("--dtype bfloat16", *tiled, *apart, *quantized)]
-    assert all(remedy.estimate.needed(1) < now.needed(1) for remedy in remedies)
-    assert min(remedy.estimate.needed(1) for remedy in remedies) == remedies[-1].estimate.needed(1)
-    by_name = dict(zip(names, (remedy.estimate for remedy in remedies), strict=True))
+    assert all(change.estimate.needed(1) < now.needed(1) for change in changes)
+    assert min(change.estimate.needed(1) for change in changes) == changes[-1].estimate.needed(1)
+    by_name = dict(zip(names, (change.estimate for change in changes), strict=True))
     assert sum(by_name["--dtype bfloat16",].weights.values()) == sum(now.weights.values()) // 2
     texts = {"text_encoder", "text_encoder_2"}
     assert by_name[apart].elsewhere == {name: num_bytes for name, num_bytes in now.weights.items() if name in texts}
@@ -158,8 +160,26 @@ def test_remedies_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     assert estimate_memory(spec, elsewhere) == by_name[apart]
 
 
+def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = open_model(str(tiny_models.save_flux(tmp_path / "model")))
+    config = resolve_auto(EngineConfig(dtype="float32"), spec, "cuda:0", Machine(1, has_cuda=True))
+    float8 = {"default": {"_type": "Float8WeightOnlyConfig"}}
+    quantizations = {
+        "text_encoder_2": BitsAndBytes(load_in_4bit=True),
+        "transformer": msgspec.convert({"quant_method": "torchao", "quant_type": float8}, Torchao),
+    }
+    monkeypatch.setattr(memory_estimate, "read_quantization", lambda file: quantizations.get(file.parent.name))
+    names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
+    assert names == {"--vae-tiling", "a folder whose transformer is quantized to int8"}
+    quantizations.clear()
+    names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
+    assert names > {"--dtype bfloat16", "--text-encoder-device cpu"}
+
+
 def test_in_bfloat16_on_a_cpu_only_a_quantized_folder_takes_less(tmp_path: Any) -> None:
     spec = open_model(str(tiny_models.save_stable_diffusion(tmp_path / "model")))
     config = resolve_auto(EngineConfig(dtype="bfloat16"), spec, "cpu", Machine(1, has_cuda=False))
-    names = [remedy.changes for remedy in find_remedies(spec, config, "cpu")]
+    names = [change.names for change in find_changes(spec, config, "cpu")]
     assert names == [("a folder whose unet is quantized to int8",)]

@@ -27,7 +27,7 @@ from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.memory_estimate import MemoryEstimate, Remedy
+    from noria.engine.diffusion.memory_estimate import MemoryChange, MemoryEstimate
 
 OpenListeners = Callable[[FrontendConfig], AbstractContextManager[list[socket.socket]]]
 
@@ -66,7 +66,7 @@ class Facts:
     additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
     num_parameters: int  # of all the model's parts
     memory: "MemoryEstimate | str | None"  # or why the libraries cannot build it; None: of no diffusion model
-    remedies: "tuple[Remedy, ...]"  # if it does not fit, what would take less memory
+    changes: "tuple[MemoryChange, ...]"  # if it does not fit, what would take less memory
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
     num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
     port_error: str | None  # why the server cannot listen, or cannot use its certificate
@@ -78,7 +78,7 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     torch_error, has_sdpa, gpus = _inspect_torch()
     model, num_parameters = _inspect_model(config.model)
     memory_bytes = _available_bytes()
-    memory, remedies = (
+    memory, changes = (
         _estimate_memory(config, model, memory_bytes, gpus)
         if torch_error is None and isinstance(model, DiffusionModelSpec)
         else (None, ())
@@ -101,7 +101,7 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         additional_model_errors=_check_additional_models(config, model),
         num_parameters=num_parameters,
         memory=memory,
-        remedies=remedies,
+        changes=changes,
         costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
         num_keys=_count_keys(config.frontend.api_keys_file),
         port_error=_check_listeners(config.frontend, open_listeners),
@@ -165,9 +165,9 @@ def available_bytes(memory_bytes: int, gpus: tuple[Gpu, ...], devices: list[str]
 
 def _estimate_memory(
     config: Config, spec: DiffusionModelSpec, memory_bytes: int, gpus: tuple[Gpu, ...]
-) -> "tuple[MemoryEstimate | str, tuple[Remedy, ...]]":
-    """Return the estimate, or why there is none; and the remedies, which take seconds each, if it does not fit."""
-    from noria.engine.diffusion.memory_estimate import estimate_memory, find_remedies
+) -> "tuple[MemoryEstimate | str, tuple[MemoryChange, ...]]":
+    """Return the estimate, or why there is none; and the changes, which take seconds each, if it does not fit."""
+    from noria.engine.diffusion.memory_estimate import estimate_memory, find_changes
 
     machine = detect_machine()
     devices = [resolve_device(name, machine) for name in config.engine.devices]
@@ -177,7 +177,7 @@ def _estimate_memory(
         estimate = estimate_memory(spec, engine)
         available = available_bytes(memory_bytes, gpus, devices)
         fits = available is None or estimate.needed(engine.slots) <= MEMORY_SHARE * available
-        return estimate, () if fits else find_remedies(spec, engine, devices[0])
+        return estimate, () if fits else find_changes(spec, engine, devices[0])
     except NoriaError as error:
         return error.message, ()
 

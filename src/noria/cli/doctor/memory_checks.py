@@ -50,7 +50,7 @@ def check_memory(
         verdict: Verdict = "warn" if estimate.slots_in(available) else "fail"
         slots = estimate.slots_in(usable)
         hints = [f"--slots {slots}"] if slots else []
-        hints += _describe_remedies(facts, usable, slots, len(devices))
+        hints += _describe_changes(facts, usable, slots, len(devices))
         advice = f"use {', or '.join(hints)}" if hints else "no setting that Noria knows is enough"
         yield Finding(verdict, "fits", f"{text}: {'tight' if verdict == 'warn' else 'too little'}; {advice}")
     if engine.text_encoder_device == "cpu" and elsewhere * len(devices) > facts.memory_bytes:
@@ -62,17 +62,17 @@ def check_memory(
         )
 
 
-def _describe_remedies(facts: Facts, usable: int, slots: int, num_engines: int) -> Iterator[str]:
+def _describe_changes(facts: Facts, usable: int, slots: int, num_engines: int) -> Iterator[str]:
     """Yield the changes by which more than `slots` fit; all of them together only if none is enough alone."""
     is_one_enough = False
-    for remedy in facts.remedies:
-        fitting = min(remedy.estimate.slots_in(usable), _MAX_SLOTS)
-        elsewhere = num_engines * sum(remedy.estimate.elsewhere.values())
-        if fitting <= slots or elsewhere > facts.memory_bytes or (is_one_enough and len(remedy.changes) > 1):
+    for change in facts.changes:
+        fitting = min(change.estimate.slots_in(usable), _MAX_SLOTS)
+        elsewhere = num_engines * sum(change.estimate.elsewhere.values())
+        if fitting <= slots or elsewhere > facts.memory_bytes or (is_one_enough and len(change.names) > 1):
             continue
         is_one_enough = True
         moved = f", {_gib(elsewhere)} GiB in main memory" if elsewhere else ""
-        yield f"{' and '.join(remedy.changes)} (up to {fitting} slots{moved})"
+        yield f"{' and '.join(change.names)} (up to {fitting} slots{moved})"
 
 
 def _list(weights: Mapping[str, int]) -> str:

@@ -30,6 +30,7 @@ from noria.models.diffusion.diffusion_model import (
     ReferencedModel,
     RefinedModel,
 )
+from noria.models.diffusion.folders.quantization import BitsAndBytes, is_float8, read_quantization
 from noria.models.diffusion.part_loading import DTYPES
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.diffusion.vae import MAX_PIXELS
@@ -111,15 +112,17 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     )
 
 
-class Remedy(NamedTuple):
-    """Changes, as the operator makes them, by which a model takes less of its device's memory."""
+class MemoryChange(NamedTuple):
+    """What an operator can change so that a model takes less of its device's memory, and what it takes then."""
 
-    changes: tuple[str, ...]
+    names: tuple[str, ...]
     estimate: MemoryEstimate
 
 
-def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> tuple[Remedy, ...]:
-    """Return what else would take less memory than `config`, each alone, then all together.
+def find_changes(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> tuple[MemoryChange, ...]:
+    """Return what would take less memory than `config`, each change alone, then all together.
+
+    Not those that the loader refuses: with text encoders of bitsandbytes a CPU, with float8 another dtype.
 
     `config` has no "auto" left, and is of an engine on `device`.
 
@@ -129,26 +132,31 @@ def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -
     """
     estimate, alone, together = estimate_memory(spec, config), [], config
     settings: list[tuple[str, dict[str, Any]]] = [("--vae-tiling", {"vae_tiling": True})]
-    if config.dtype == "float32":
+    quantizations = {
+        part: read_quantization(spec.path / part / "config.json") for part in FAMILIES[spec.family].weight_stems
+    }
+    if config.dtype == "float32" and not any(is_float8(each) for each in quantizations.values()):
         settings.insert(0, ("--dtype bfloat16", {"dtype": "bfloat16"}))
-    for name, changes in settings:
-        changed = estimate_memory(spec, msgspec.structs.replace(config, **changes))
+    for name, values in settings:
+        changed = estimate_memory(spec, msgspec.structs.replace(config, **values))
         if changed.needed(1) < estimate.needed(1):
-            alone.append(Remedy((name,), changed))
-            together = msgspec.structs.replace(together, **changes)
+            alone.append(MemoryChange((name,), changed))
+            together = msgspec.structs.replace(together, **values)
     all_bytes = estimate_memory(spec, together)
-    if device != "cpu" and config.text_encoder_device == "same":
+    need_a_gpu = {part for part, each in quantizations.items() if isinstance(each, BitsAndBytes)}
+    has_movable_texts = not any(part.startswith("text_encoder") for part in need_a_gpu)
+    if device != "cpu" and config.text_encoder_device == "same" and has_movable_texts:
         changed = _with_texts_on_cpu(spec, config, estimate)
-        alone.append(Remedy(("--text-encoder-device cpu",), changed))
+        alone.append(MemoryChange(("--text-encoder-device cpu",), changed))
         all_bytes = _with_texts_on_cpu(spec, config, all_bytes)
     part = _denoiser(spec)
     if _quantized_bytes(spec, config) < estimate.weights[part]:
         changed = _with_denoiser(spec, estimate, _quantized_bytes(spec, config))
-        alone.append(Remedy((f"a folder whose {part} is quantized to int8",), changed))
+        alone.append(MemoryChange((f"a folder whose {part} is quantized to int8",), changed))
         all_bytes = _with_denoiser(spec, all_bytes, _quantized_bytes(spec, together))
     if len(alone) < 2:
         return tuple(alone)
-    return (*alone, Remedy(tuple(name for remedy in alone for name in remedy.changes), all_bytes))
+    return (*alone, MemoryChange(tuple(name for change in alone for name in change.names), all_bytes))
 
 
 def _denoiser(spec: DiffusionModelSpec) -> str:
@@ -233,8 +241,8 @@ def _counting() -> Iterator["_StorageCounter"]:
         yield counter
 
 
-_TRUTHS = tuple(getattr(torch.ops.aten, name).default for name in ("is_nonzero", "item", "_local_scalar_dense"))
-"""Operations by which code asks whether a tensor is true."""
+_SCALAR_READS = tuple(getattr(torch.ops.aten, name).default for name in ("is_nonzero", "item", "_local_scalar_dense"))
+"""Operations that read one number of a tensor, of which a tensor without memory has none."""
 
 
 class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -248,9 +256,9 @@ class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation and count what it returns; the truth of a mask is that it hides nothing."""
+        """Run the operation and count what it returns; a number that is read is True: a mask that hides nothing."""
         del types
-        if func in _TRUTHS:
+        if func in _SCALAR_READS:
             return True
         before = {id(each.untyped_storage()) for each in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))

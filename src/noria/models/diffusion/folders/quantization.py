@@ -146,3 +146,8 @@ def read_quantization(file: pathlib.Path) -> Quantization | None:
     library = "torchao" if isinstance(found, Torchao) else "bitsandbytes"
     check_installed((library,), "quantized", f"the model in {file.parents[1]}")
     return found
+
+
+def is_float8(quantization: Quantization | None) -> bool:
+    """Whether weights are in float8, which multiply only the dtype that they were made from."""
+    return isinstance(quantization, Torchao) and isinstance(quantization.quant_type.default, _Float8WeightOnly)
