@@ -1,5 +1,6 @@
 """The bytes of the weights of an image model that is not loaded, by part and device. No torch."""
 
+import pathlib
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -46,10 +47,18 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
         here = {part: num_bytes for part, num_bytes in here.items() if part not in elsewhere}
     for name, folder in ControlNetFolders.of(config).for_model(spec).items():
         here[f"ControlNet {name}"] = item_bytes * folder.num_parameters
-    loras = sum(file.stat().st_size for file in LoraFolders.of(config).files(spec.name).values() if file.exists())
+    loras = sum(_file_bytes(file) for file in LoraFolders.of(config).files(spec.name).values())
     if loras:
         here["LoRAs"] = min(loras, config.lora_cache_bytes)
     return WeightBytes(here, elsewhere)
+
+
+def _file_bytes(file: pathlib.Path) -> int:
+    """Return the size of a file; 0 if it was removed meanwhile."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def text_weights_of(spec: DiffusionModelSpec, config: EngineConfig, item_bytes: int) -> dict[str, int]:
