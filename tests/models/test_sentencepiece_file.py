@@ -12,6 +12,7 @@ from transformers.utils import sentencepiece_model_pb2_new as sentencepiece
 import tiny_models
 from noria.config import EngineConfig
 from noria.errors import ModelError
+from noria.models import sentencepiece_file
 from noria.models.catalog import open_model
 from noria.models.families import FAMILIES
 from noria.models.needed_files import select_needed_files
@@ -54,13 +55,21 @@ def test_pieces_scores_and_the_table_of_normalisation_are_read(tmp_path):
         (b"\x0a\x03\x10\x01\x01", "contains no vocabulary"),
         (b"\xff" * 11, "number is too long"),
         (b"\x0b", "truncated or damaged"),
-        (b"\x0a\xd2\x0f" + b"\x20\x01" * 1001, "more than 1000 entries"),
         (b"\x0a\x03\x0a\x01\xff", "contains no vocabulary"),
     ],
 )
 def test_a_file_that_is_no_vocabulary_of_t5_is_rejected(tmp_path, content, words):
     with pytest.raises(ModelError, match=words):
         read(tmp_path, content)
+
+
+def test_the_fields_of_all_messages_are_bounded_together(tmp_path, monkeypatch):
+    num_fields = 1 + 4 * len(PIECES) + 100
+    monkeypatch.setattr(sentencepiece_file, "_MAX_FIELDS", num_fields)
+    assert read(tmp_path, message())
+    padded_piece = b"\x0a\x7b" + b"\x0a\x01a" + b"\x20\x01" * 60  # with 61 fields
+    with pytest.raises(ModelError, match=f"more than {num_fields} entries"):
+        read(tmp_path, message() + 2 * padded_piece)
 
 
 @given(content=st.binary(max_size=200), cut=st.integers(0, 400))

@@ -17,9 +17,9 @@ SPIECE = "spiece.model"
 
 _UNIGRAM = 1  # of T5, and the kind if none is named
 _UNKNOWN = 2  # the number of T5's piece for what has none
-_MAX_PIECES = 1_000_000  # those of T5 are 32,000, of multilingual models 256,000
 _ZERO = memoryview(b"\0\0\0\0")  # a score, if there is none
-_MAX_FIELDS = 1000  # of a message in the file
+# Of all messages in the file: a piece is a field with three. Those of T5 are 32,000, of multilingual models 256,000.
+_MAX_FIELDS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,17 @@ def read_vocabulary(file: pathlib.Path) -> Vocabulary:
 def _parse(data: memoryview) -> Vocabulary:
     pieces: list[tuple[str, float]] = []
     normalization, kind = b"", _UNIGRAM
-    for number, value in _fields(data, _MAX_PIECES):
+    budget = iter(range(_MAX_FIELDS))
+    for number, value in _fields(data, budget):
         if number == 1:
-            piece = dict(_fields(_message(value), _MAX_FIELDS))
+            piece = dict(_fields(_message(value), budget))
             (score,) = struct.unpack("<f", _message(piece.get(2, _ZERO)))
             pieces.append((bytes(_message(piece.get(1))).decode(), score))
         elif number == 2:
-            named = dict(_fields(_message(value), _MAX_FIELDS)).get(3, kind)
+            named = dict(_fields(_message(value), budget)).get(3, kind)
             kind = named if isinstance(named, int) else 0
         elif number == 3:
-            normalization = bytes(_message(dict(_fields(_message(value), _MAX_FIELDS)).get(2, memoryview(b""))))
+            normalization = bytes(_message(dict(_fields(_message(value), budget)).get(2, memoryview(b""))))
     if kind != _UNIGRAM:
         raise ValueError("it is no unigram model")
     if len(pieces) <= _UNKNOWN or pieces[_UNKNOWN][0] != "<unk>":
@@ -70,13 +71,17 @@ def _message(value: "int | memoryview | None") -> memoryview:
     return value
 
 
-def _fields(data: memoryview, max_fields: int) -> Iterator[tuple[int, "int | memoryview"]]:
-    """Yield number and value of each field of a message. Raises ValueError and IndexError if it is damaged."""
-    at = num_fields = 0
+def _fields(data: memoryview, budget: Iterator[int]) -> Iterator[tuple[int, "int | memoryview"]]:
+    """Yield number and value of each field of a message, each of which uses up one of the `budget` of a file.
+
+    Raises:
+        ValueError, IndexError: it is damaged, or has more fields.
+
+    """
+    at = 0
     while at < len(data):
-        num_fields += 1
-        if num_fields > max_fields:
-            raise ValueError(f"it has more than {max_fields} entries")
+        if next(budget, None) is None:
+            raise ValueError(f"it has more than {_MAX_FIELDS} entries")
         tag, at = _read_varint(data, at)
         value: int | memoryview
         if tag & 7 == 0:
