@@ -177,7 +177,7 @@ def test_bounds_and_defaults(model):
         ("text_encoder/config.json", {"vocab_size": 20}, "token ids up to 258, but the text encoder has 20"),
         ("scheduler/scheduler_config.json", {"_class_name": "DDIMScheduler"}, "one of the flow family"),
         ("vae/config.json", {"latent_channels": 8}, "in_channels is 16; supported is 32"),
-        ("vae/config.json", {"patch_size": [1, 1]}, "patch_size is 1; supported is 2"),
+        ("vae/config.json", {"patch_size": [2, 3]}, "patch_size is 3; supported is 2"),
         ("model_index.json", {"is_distilled": "yes"}, "is_distilled"),
         ("model_index.json", {"_class_name": "Flux2Pipeline"}, "'Flux2Pipeline', which no model family has"),
         ("model_index.json", {"vae": ["diffusers", "AutoencoderKL"]}, "'AutoencoderKL'; supported: AutoencoderKLFlux2"),

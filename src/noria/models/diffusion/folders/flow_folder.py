@@ -144,6 +144,6 @@ def check_fit(file: pathlib.Path, *settings: tuple[str, int, int, str]) -> None:
     for name, got, wanted, whose in settings:
         if got != wanted:
             raise ModelError(
-                f"{file}: {name} is {got}; supported is {wanted}, {whose}. The parts belong to two models, or this is "
-                f"one for filling, depth or edges, which is not supported. {REDOWNLOAD_HINT}"
+                f"{file}: {name} is {got}; supported is {wanted}, {whose}. The parts belong to two models. "
+                f"{REDOWNLOAD_HINT}"
             )

@@ -85,7 +85,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
             f"needed, since layers {', '.join(map(str, TEXT_LAYERS))} condition the transformer."
         )
     channels = vae.latent_channels * PATCH**2
-    check_fit(vae_file, ("patch_size", min(vae.patch_size), PATCH, "the pipeline packs latents itself"))
+    check_fit(vae_file, *(("patch_size", side, PATCH, "the pipeline packs latents itself") for side in vae.patch_size))
     check_fit(
         file,
         ("patch_size", transformer.patch_size, 1, "the pipeline packs latents itself"),

@@ -101,7 +101,10 @@ def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, Vae
     channels = vae.latent_channels * PATCH**2
     fill_channels = 2 * channels + vae.factor**2 * PATCH**2
     in_channels = fill_channels if transformer.in_channels == fill_channels else channels
-    meaning = f"the VAE's latent channels in blocks of 2 × 2; of Fill {fill_channels}, with mask and image"
+    meaning = (
+        f"the VAE's latent channels in blocks of 2 × 2; of Fill {fill_channels}, with mask and image; models for depth "
+        "or edges are not supported"
+    )
     check_fit(
         file,
         ("patch_size", transformer.patch_size, 1, "the pipeline packs latents itself"),
