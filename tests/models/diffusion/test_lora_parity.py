@@ -22,6 +22,11 @@ FAMILIES = {
     "flux": tiny_models.save_flux,
     "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
 }
+MORE_FAMILIES = {
+    "qwen-image": tiny_models.save_qwen_image,
+    "krea-2": tiny_models.save_krea2,
+    "lumina-2": tiny_models.save_lumina2,
+}
 ORIGINAL = ("z-image", "flux-2-klein", "chroma", "flux")  # diffusers converts no names of authors of the other
 MERGING = ("all_x_embedder.", "cap_embedder.")
 
@@ -30,7 +35,7 @@ MERGING = ("all_x_embedder.", "cap_embedder.")
 def model(request, tmp_path_factory):
     """Spec, executor, diffusers' pipeline, and the folder of LoRAs."""
     loras = tmp_path_factory.mktemp("loras")
-    folder = FAMILIES[request.param](tmp_path_factory.mktemp("lora") / request.param)
+    folder = (FAMILIES | MORE_FAMILIES)[request.param](tmp_path_factory.mktemp("lora") / request.param)
     return *load(folder, loras=(str(loras),)), open_pipeline(folder), loras
 
 
@@ -45,12 +50,12 @@ def _prefixed(names):
     return tuple(f"transformer.{name}" for name in names)
 
 
-def assert_like_peft(executor, pipe, file: pathlib.Path, weight: float):
+def assert_like_peft(executor, pipe, file: pathlib.Path, weight: float, sizes=((32, 24), (48, 24))):
     """The images of a batch are the pipeline's: with the adapter in `file`, and without, of two sizes."""
     lora = Lora(file.stem, weight, digest_of(file))
     requests = [
-        make_request(k, inference_steps=3, guidance_scale=4.0, width=width, loras=(lora,) * (k == 0))
-        for k, width in enumerate([32, 32, 48])
+        make_request(k, inference_steps=3, guidance_scale=4.0, width=width, height=height, loras=(lora,) * (k == 0))
+        for k, (width, height) in enumerate([sizes[0], *sizes])
     ]
     images = generate(executor, requests)
     bare = generate_with_pipeline(pipe, requests[0])
@@ -67,10 +72,12 @@ def assert_like_peft(executor, pipe, file: pathlib.Path, weight: float):
     assert difference(theirs, bare) > 5, "the adapter changes nothing"
 
 
+@pytest.mark.parametrize("model", [*FAMILIES, *MORE_FAMILIES], indirect=True)
 def test_an_adapter_of_all_layers_gives_the_image_of_diffusers_with_peft(model):
-    _, executor, pipe, folder = model
+    spec, executor, pipe, folder = model
     save_lora_of_all_layers(folder / "all.safetensors", executor.model.lora_parts["transformer"])
-    assert_like_peft(executor, pipe, folder / "all.safetensors", 0.7)
+    sizes = ((32, 24), (48, 24)) if spec.family in FAMILIES else ((32, 32), (64, 32))
+    assert_like_peft(executor, pipe, folder / "all.safetensors", 0.7, sizes)
 
 
 def save_original_lora(file, layers, named, ending=("lora_down", "lora_up"), alpha=None):
