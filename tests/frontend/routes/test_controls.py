@@ -14,6 +14,7 @@ from PIL import Image
 from controlnet_folders import save_controlnet, save_model
 from noria.config import Config, EngineConfig, FrontendConfig
 from noria.images.metadata_io import read_metadata
+from noria.images.start_image import RequestImages
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.protocol.diffusion import Control
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
@@ -186,7 +187,7 @@ def test_openais_routes_have_them(steered, controlled, edges):
         True,
     )
     for sent, message in (
-        ({"image": files["image"]}, "controls has 1 entries, but there are 0 images of controls; send one for each."),
+        ({"image": files["image"]}, "controls: 1 in the field, but 0 files `control`; send one file for each."),
         ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control."),
     ):
         answer = steered.post("/v1/images/edits", data=form, files=sent)
@@ -210,7 +211,7 @@ def test_a_form_of_t2i_has_files(steered, controlled, edges):
         ({"controls": json.dumps([ASKED])}, {}, "send images of controls as files `control` of the form"),
         ({"controls": "[{}"}, {}, "controls is no JSON"),
         ({}, {"image": None}, "mask needs an image"),
-        ({}, {"control": None}, "controls has 1 entries, but there are 0 images of controls"),
+        ({}, {"control": None}, "controls: 1 in the field, but 0 files `control`"),
         ({"image": "x"}, {}, "image is a text; send a file."),
         ({"n": "x"}, {}, "n is"),
     ):
@@ -220,6 +221,18 @@ def test_a_form_of_t2i_has_files(steered, controlled, edges):
     answer = steered.post("/t2i", content=b"x", headers={"content-type": "text/plain"})
     assert answer.status_code == 415
     assert "send application/json or multipart/form-data" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations", "/v1/images/edits"])
+def test_files_without_the_field_are_rejected_before_their_pixels_are_decoded(steered, controlled, path, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(RequestImages, "pixels", lambda *_: decoded.append(1) or b"")
+    files = [("control", ("c.png", PHOTO))] * 5 + [("image", ("a.png", OTHER))] * (path == "/v1/images/edits")
+    answer = steered.post(path, data={"prompt": "p"}, files=files)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], decoded) == (400, "controls", [])
+    assert error["message"] == "controls: 0 in the field, but 5 files `control`; send one file for each."
+    assert controlled.submitted == []
 
 
 @pytest.mark.parametrize("endpoint", ["/t2i", "/v1/images/generations"])

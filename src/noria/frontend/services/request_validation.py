@@ -134,6 +134,7 @@ def validate(
     start_image = images.start
     _check_needed_images(spec, start_image)
     references = _check_references(images.references, spec)
+    controls = _check_controls(body.controls, images.controls)
     default_size_px = _default_size(images, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
@@ -159,7 +160,7 @@ def validate(
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
-            controls=complete_controls(_check_controls(body.controls, images.controls), spec) if body.controls else (),
+            controls=complete_controls(controls, spec) if controls else (),
             reference_images=references,
             refiner=None
             if body.refiner is None
@@ -360,7 +361,7 @@ def _check_controls(controls: Sequence[ControlField], images: Sequence[ImageFact
     check_num_controls(controls)
     if len(controls) != len(images):
         raise InvalidField(
-            f"controls has {len(controls)} entries, but there are {len(images)} images of controls; send one for each.",
+            f"controls: {len(controls)} in the field, but {len(images)} files `control`; send one file for each.",
             field="controls",
         )
     for control in controls:
