@@ -204,6 +204,20 @@ def test_edits_name_their_own_field(web, editors):
     assert editors.submitted == []
 
 
+def test_several_images_for_no_model_are_rejected_for_the_model(web, editors):
+    files = [("image[]", ("a.png", each)) for each in (PHOTO, OTHER)]
+    for model, status, message in (
+        ("none", 404, "model 'none' is not served here"),
+        ("tiny", 400, "image is there 2 times; one is allowed: tiny does not take several."),
+    ):
+        answer = web.post("/v1/images/edits", data={"prompt": "p", "model": model}, files=files)
+        assert (answer.status_code, message in answer.text) == (status, True), answer.text
+    body = {"prompt": "p", "init_images": [b64(PHOTO)] * 2, "override_settings": {"sd_model_checkpoint": "none"}}
+    answer = web.post("/sdapi/v1/img2img", json=body)
+    assert (answer.status_code, "model 'none' is not served" in answer.text) == (404, True), answer.text
+    assert editors.submitted == []
+
+
 @pytest.mark.parametrize(
     ("fields", "strength", "references"),
     [

@@ -19,6 +19,7 @@ from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.multipart import Form, parse_form
 from noria.frontend.services.start_images import LoadFiles
 from noria.images.start_image import ImageFiles, MaskRule
+from noria.protocol.diffusion import DiffusionModelSpec
 
 _IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a list
 _START_NAMES = (*_IMAGE_NAMES, "mask")
@@ -41,12 +42,12 @@ async def read_form(
     body_type: type[BodyT],
     mask_rule: MaskRule | None = None,
     *,
-    max_references: Callable[[str | None], int] | None = None,
+    edited_by: Callable[[str | None], DiffusionModelSpec | None] | None = None,
 ) -> tuple[BodyT, LoadFiles | None]:
     """Return the fields of the form `raw` as a `body_type`, and what returns its files once; None: it has none.
 
-    `mask_rule` says what a mask repaints; None: the route takes no start image. `max_references` is for edits, which
-    need an image: it says how many references a model takes; these are images then.
+    `mask_rule` says what a mask repaints; None: the route takes no start image. `edited_by` is for edits, which need
+    an image: it returns the model of a name. Images after the first are references then.
 
     Raises:
         InvalidBody: it is no form.
@@ -57,25 +58,24 @@ async def read_form(
     parsing = threads.run(client_id_of(http), parse_form, http.headers["content-type"], raw)
     del raw
     form = await cancel_on_disconnect(http, parsing)
-    files, body = _files(form, mask_rule, is_edit=max_references is not None), _fields(form, body_type)
-    if max_references is not None:
-        strength, model = getattr(body, "strength", None), getattr(body, "model", None)
-        files = _as_edit(files, strength, max_references(model))
+    files, body = _files(form, mask_rule, is_edit=edited_by is not None), _fields(form, body_type)
+    if edited_by is not None and (spec := edited_by(getattr(body, "model", None))) is not None:
+        files = _as_edit(files, getattr(body, "strength", None), spec)
     has_files = files.image is not None or files.controls or files.references
     return body, [files].pop if has_files else None  # the list keeps the files until it is called
 
 
-def _as_edit(files: ImageFiles, strength: float | None, max_references: int) -> ImageFiles:
-    """Return the files of an edit, whose images after the first are references, for a model that takes so many."""
+def _as_edit(files: ImageFiles, strength: float | None, spec: DiffusionModelSpec) -> ImageFiles:
+    """Return the files of an edit, whose images after the first are references, for a model."""
     assert files.image is not None
     images = (files.image, *files.references)
-    if not max_references and files.references:
+    if not spec.max_references and files.references:
         raise InvalidField(
-            f"image is there {len(images)} times; one is allowed: this model does not take several.", field="image"
+            f"image is there {len(images)} times; one is allowed: {spec.name} does not take several.", field="image"
         )
-    if max_references and files.mask is None and strength is None:
+    if spec.max_references and files.mask is None and strength is None:
         return dataclasses.replace(files, image=None, references=images)
-    if files.mask is not None and len(images) <= max_references:  # as diffusers' pipelines for masks show it, too
+    if files.mask is not None and len(images) <= spec.max_references:  # as diffusers' pipelines for masks show it, too
         return dataclasses.replace(files, references=images)
     return files
 

@@ -165,11 +165,11 @@ class GenerationService:
         """
         return resolve_model(self.engine_pool, DiffusionModelSpec, name)
 
-    def max_references(self, name: str | None) -> int:
-        """Return how many reference images the model named `name` takes; 0 of one that `resolve_model` rejects."""
+    def find_model(self, name: str | None) -> DiffusionModelSpec | None:
+        """Return the model named `name` as `resolve_model` does; None of one that this, and thus `admit`, rejects."""
         with contextlib.suppress(NoriaError):
-            return self.resolve_model(name).max_references
-        return 0
+            return self.resolve_model(name)
+        return None
 
     async def admit(
         self,

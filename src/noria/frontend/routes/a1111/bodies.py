@@ -187,9 +187,14 @@ def _unsupported(name: str, value: object, feature: str, off_values: tuple[objec
     )
 
 
-def has_references(body: Img2Img, max_references: int) -> bool:
-    """Return whether the images of `body` are shown to a model that takes so many, since nothing of them is kept."""
-    return max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
+def has_references(body: Img2Img, spec: DiffusionModelSpec | None) -> bool:
+    """Return whether the images of `body` are shown to the model, since nothing of them is kept.
+
+    Several are, too, where there is no such model, which is then the error of the request.
+    """
+    if spec is None:
+        return len(body.init_images or ()) > 1
+    return spec.max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
 
 
 def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_references: bool) -> LoadFiles:

@@ -169,7 +169,7 @@ class A1111Routes:
             images = (*(body.init_images or ()), body.mask, *(control.image for control in controls))
             self._body_reader.check_length(raw, *images)
             model = self._model_name(self._settings_of(http) | (body.override_settings or {}))
-            are_references = has_references(body, self._generation_service.max_references(model))
+            are_references = has_references(body, self._generation_service.find_model(model))
             load_files = files_of_image_body(body, controls, are_references=are_references)
             body = msgspec.structs.replace(body, init_images=None, mask=None)
             admitting = self._admit(http, body, controls, load_files, has_start_image=not are_references)
