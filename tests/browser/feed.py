@@ -256,6 +256,7 @@ class Feed:
     arriving: bool = True
     paused: tuple[int, ...] = ()  # slots
     thumbnails: bool = True
+    takes_start_images: bool = True
     states: dict[str, str] = dataclasses.field(default_factory=dict)  # of engines that are not ready
     api_key: str | None = None  # required if set
     error: tuple[int, str, str] | None = None  # status, code and message, instead of the stream
@@ -291,7 +292,8 @@ class Feed:
         return JSONResponse({"components": {"schemas": {"ImageRequestBody": {"properties": PROPERTIES}}}})
 
     async def _models(self, _: Request) -> Response:
-        noria = {"kind": "diffusion", "loras": list(LORAS), "start_image": {"needs_mask": False}}
+        start_image = {"needs_mask": False} if self.takes_start_images else None
+        noria = {"kind": "diffusion", "loras": list(LORAS), "start_image": start_image}
         return JSONResponse({"data": [{"id": "m", "noria": noria}]})
 
     async def _t2i(self, http: Request) -> Response:

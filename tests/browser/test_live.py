@@ -7,6 +7,8 @@ import feed
 import pytest
 from expect_on_page import expect
 
+from waiting import wait_until
+
 pytestmark = pytest.mark.browser
 
 
@@ -173,6 +175,15 @@ def test_empty_page_explains_how_to_send_requests_and_the_button_does(serve, ope
     assert set(styles) == {None, "outline", "night"}
     images = [body["image"] for body in served.requests if "strength" in body]
     assert len(images) == 4 and set(images) == {images[0]} and images[0].startswith("data:image/png;base64,")
+
+
+def test_sample_traffic_has_no_image_for_a_model_that_cannot_start_from_one(serve, open_page):
+    served = serve(num_slots=4, arriving=False, takes_start_images=False)
+    page = open_page(served.url)
+    page.get_by_role("button", name="Send sample traffic").click()
+    wait_until(lambda: len(served.requests) > 2)  # the third would have one
+    page.get_by_role("button", name="Stop sample traffic").click()
+    assert not any("image" in body or "strength" in body for body in served.requests)
 
 
 def test_sample_traffic_stops_with_the_same_button(serve, open_page):
