@@ -308,10 +308,9 @@ def test_a1111s_clients_find_them(steered, controlled, edges):
         ),
         (scripts(unit(control_mode=2)), 400, "args[0].control_mode is 2"),
         (scripts(unit(resize_mode=3)), 400, "args[0].resize_mode is 3"),
-        (
-            scripts(unit(resize_mode=1)) | {"width": 48},
-            400,
-            "64 × 48 pixels and the result 48 × 48: cropping and filling",
+        *(
+            (scripts(unit(**mode)) | {"width": 48}, 400, "64 × 48 pixels and the result 48 × 48: cropping and filling")
+            for mode in ({"resize_mode": 1}, {"resize_mode": None}, {"resize_mode": ""}, {})
         ),
         (scripts(unit(guessmode=True)), 400, "args[0].guessmode is True"),
         (scripts(unit(strange=1)), 400, "args[0]: 'strange' is not supported"),

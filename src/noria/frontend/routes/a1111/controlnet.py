@@ -18,7 +18,9 @@ _HASH = re.compile(r" \[[0-9a-f]+\]\Z")  # A1111 lists models as `name [hash]`
 
 _NO_PREPROCESSOR = "no preprocessor is run here: send an image as the ControlNet takes it, and none"
 
-# Clients send these by default; without cropping and filling they resize as 0 does where proportions are equal.
+# Clients send these by default, and the extension's own default is 1; without cropping and filling they resize as 0
+# does where proportions are equal.
+_DEFAULT_RESIZE_MODE = 1
 _CROPPING_OR_FILLING = (1, 2, "Crop and Resize", "Resize and Fill", "Scale to Fit (Inner Fit)", "Envelope (Outer Fit)")
 # What is allowed of options that Noria does not have, besides null and "".
 _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -70,7 +72,8 @@ def controls_of(sent: Mapping[str, Any]) -> tuple[ControlField, ...]:
 
 def resize_modes(sent: Mapping[str, Any]) -> list[object]:
     """Return how the units in a body, which passed `controls_of`, resize their images."""
-    return [unit.get("resize_mode") for _, unit in _units(sent)]
+    modes = [unit.get("resize_mode") for _, unit in _units(sent)]
+    return [_DEFAULT_RESIZE_MODE if mode in (None, "") else mode for mode in modes]
 
 
 def check_proportions(modes: Sequence[object], images: Sequence[ImageFacts], size_px: tuple[int, int]) -> None:
@@ -78,9 +81,9 @@ def check_proportions(modes: Sequence[object], images: Sequence[ImageFacts], siz
     for mode, image in zip(modes, images, strict=True):
         if mode in _CROPPING_OR_FILLING and image.width_px * size_px[1] != image.height_px * size_px[0]:
             raise InvalidField(
-                f"{FIELD}: resize_mode is {short_repr(mode)}, but an image has {image.width_px} × {image.height_px} "
-                f"pixels and the result {size_px[0]} × {size_px[1]}: cropping and filling are not supported. Send an "
-                "image of the same proportions, or 0 (Just Resize).",
+                f"{FIELD}: resize_mode is {short_repr(mode)} (the default is {_DEFAULT_RESIZE_MODE}), but an image has "
+                f"{image.width_px} × {image.height_px} pixels and the result {size_px[0]} × {size_px[1]}: cropping and "
+                "filling are not supported. Send an image of the same proportions, or 0 (Just Resize).",
                 field=FIELD,
             )
 
