@@ -297,6 +297,18 @@ def test_a1111s_clients_find_them(steered, controlled, edges):
     assert (answer.status_code, "no preprocessors" in answer.json()["detail"]) == (501, True)
 
 
+def test_other_proportions_are_rejected_before_pixels_are_decoded_and_counted(steered, monkeypatch):
+    monkeypatch.setattr(RequestImages, "pixels", lambda *_: pytest.fail("pixels were decoded"))
+    rejected = 'noria_rejected_total{model="tiny",reason="invalid_field"}'
+
+    def count():
+        return sum(float(line.split()[-1]) for line in steered.get("/metrics").text.splitlines() if rejected in line)
+
+    before = count()
+    assert steered.post("/sdapi/v1/txt2img", json=scripts(unit()) | {"width": 48}).status_code == 400
+    assert count() == before + 1
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [

@@ -50,6 +50,9 @@ from noria.statistics.values import Values
 _NUM_FILE_THREADS = 2  # that read LoRA files: not those for uploads, which take longer
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
 
+Check = Callable[[ImageRequest, RequestImageFacts], None]
+"""Raises NoriaError if the protocol of a validated request does not allow it with its images."""
+
 
 class ResponseTimings(Struct, frozen=True):
     """How long each stage took, in seconds. `decode_s` is latents to pixels, `postprocess_s` pixels to files.
@@ -181,11 +184,12 @@ class GenerationService:
         *,
         client: str = "",
         is_job: bool = False,
+        check: Check | None = None,
     ) -> AdmittedRequest:
         """Validate `body`, fill in defaults, read its images or those of `load_files` if the quota allows.
 
-        `client` is who takes turns in reading, as `concurrency_limits.py` names it. A rejection is counted and logged.
-        Raises RequestError or EngineUnavailable.
+        `client` is who takes turns in reading, as `concurrency_limits.py` names it; `check` is called before pixels are
+        decoded. A rejection is counted and logged. Raises RequestError or EngineUnavailable, and what `check` raises.
         """
         try:
             spec = self.resolve_model(body.model)
@@ -223,6 +227,8 @@ class GenerationService:
                 facts,
                 self.refiners.complete,
             )
+            if check is not None:
+                check(request, facts)
             data = None
             if images is not None:
                 data = await self._start_images.pixels(client, images, request, spec)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noria.errors import InvalidField, short_repr
-from noria.images.start_image import ImageFacts
-from noria.protocol.request import ControlField
+from noria.images.start_image import RequestImageFacts
+from noria.protocol.request import ControlField, ImageRequest
 
 SCRIPT = "controlnet"
 FIELD = f"alwayson_scripts.{SCRIPT}.args"
@@ -76,9 +76,10 @@ def resize_modes(sent: Mapping[str, Any]) -> list[object]:
     return [_DEFAULT_RESIZE_MODE if mode in (None, "") else mode for mode in modes]
 
 
-def check_proportions(modes: Sequence[object], images: Sequence[ImageFacts], size_px: tuple[int, int]) -> None:
-    """Raise InvalidField if units with these resize modes would crop or fill `images`, for a result of this size."""
-    for mode, image in zip(modes, images, strict=True):
+def check_proportions(modes: Sequence[object], request: ImageRequest, images: RequestImageFacts) -> None:
+    """Raise InvalidField if units with these resize modes would crop or fill their images, of `request`."""
+    size_px = request.payload.width, request.payload.height
+    for mode, image in zip(modes, images.controls, strict=True):
         if mode in _CROPPING_OR_FILLING and image.width_px * size_px[1] != image.height_px * size_px[0]:
             raise InvalidField(
                 f"{FIELD}: resize_mode is {short_repr(mode)} (the default is {_DEFAULT_RESIZE_MODE}), but an image has "

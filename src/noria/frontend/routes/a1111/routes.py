@@ -5,8 +5,9 @@ Settings other than the model and the file format are accepted and ignored.
 """
 
 import asyncio
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ from noria.frontend.routes.a1111.bodies import (
 from noria.frontend.routes.a1111.controlnet import check_proportions, controls_of, resize_modes
 from noria.frontend.routes.a1111.controlnet_routes import ControlNetRoutes
 from noria.frontend.routes.a1111.tasks import A1111Tasks
-from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
+from noria.frontend.services.generation import AdmittedRequest, Check, GenerationResult, GenerationService
 from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.start_images import LoadFiles
@@ -155,10 +156,10 @@ class A1111Routes:
             check_body(sent)
             controls = controls_of(sent)
             self._body_reader.check_length(raw, *(control.image for control in controls))
-            admitting = self._admit(http, body, controls, has_start_image=False)
-            modes = resize_modes(sent)
+            check = functools.partial(check_proportions, resize_modes(sent))
+            admitting = self._admit(http, body, controls, check, has_start_image=False)
             del raw, sent, controls  # with images they are long
-            return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
+            return await cancel_on_disconnect(http, admitting), body
 
     async def _admit_image(self, http: Request) -> tuple[AdmittedRequest, Img2Img]:
         """Return the request, and its body without images."""
@@ -172,10 +173,10 @@ class A1111Routes:
             are_references = has_references(body, self._generation_service.find_model(model))
             load_files = files_of_image_body(body, controls, are_references=are_references)
             body = msgspec.structs.replace(body, init_images=None, mask=None)
-            admitting = self._admit(http, body, controls, load_files, has_start_image=not are_references)
-            modes = resize_modes(sent)
+            check = functools.partial(check_proportions, resize_modes(sent))
+            admitting = self._admit(http, body, controls, check, load_files, has_start_image=not are_references)
             del raw, sent, controls, images, load_files  # they are long
-            return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
+            return await cancel_on_disconnect(http, admitting), body
 
     async def _generate(
         self, http: Request, admitted: AdmittedRequest, body: Txt2Img
@@ -190,6 +191,7 @@ class A1111Routes:
         http: Request,
         body: Txt2Img,
         controls: tuple[ControlField, ...],
+        check: Check,
         load_files: LoadFiles | None = None,
         *,
         has_start_image: bool,
@@ -206,6 +208,7 @@ class A1111Routes:
             http.state.request_id,
             load_files=load_files,
             client=client_id_of(http),
+            check=check,
         )
         del load_files, controls, image_body
         return await admitting
@@ -318,13 +321,6 @@ class A1111Routes:
     async def empty_list(self, http: Request) -> Response:
         """Return the list of a feature that this server does not have."""
         return json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
-
-
-def _with_proportions(admitted: AdmittedRequest, modes: Sequence[object]) -> AdmittedRequest:
-    """Return a request whose controls have these resize modes; raises as `check_proportions`."""
-    payload = admitted.request.payload
-    check_proportions(modes, admitted.images.controls, (payload.width, payload.height))
-    return admitted
 
 
 def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
