@@ -124,16 +124,16 @@ def test_models_list_them(steered, client):
 @pytest.mark.parametrize(
     ("asked", "status", "message"),
     [
-        ([ASKED | {"name": "no"}], 404, "controls: tiny has no ControlNet 'no'; allowed are 'depth', 'edges'."),
+        ([ASKED, ASKED | {"name": "no"}], 404, "controls[1]: tiny has no ControlNet 'no'; allowed are 'depth', 'edges'."),
         ([{"name": "edges"}], 400, "controls[0].image is missing; send a PNG, WebP or JPEG file."),
         ([ASKED, ASKED | {"image": "%"}], 422, "controls[1].image is '%', which is not base64"),
         ([ASKED | {"image": b64(b"GIF89a")}], 422, "controls[0].image is no PNG, WebP or JPEG."),
         ([ASKED | {"image": b64(PHOTO[:-40])}], 422, "controls[0].image is damaged"),
-        ([ASKED | {"scale": 2.5}], 400, "controls: the scale of 'edges' is 2.5; allowed are 0.0 to 2.0."),
-        ([ASKED | {"scale": -0.1}], 400, "the scale of 'edges' is -0.1"),
-        ([ASKED | {"start": 1.5}], 400, "the start of 'edges' is 1.5; allowed are 0.0 to 1.0"),
-        ([ASKED | {"end": -1}], 400, "the end of 'edges' is -1.0"),
-        ([ASKED | {"start": 0.5}], 400, "the start of 'edges' is 0.5 and its end 0.5"),
+        ([ASKED | {"scale": 2.5}], 400, "controls[0].scale is 2.5; allowed are 0.0 to 2.0."),
+        ([ASKED, ASKED | {"scale": -0.1}], 400, "controls[1].scale is -0.1"),
+        ([ASKED | {"start": 1.5}], 400, "controls[0].start is 1.5; allowed are 0.0 to 1.0"),
+        ([ASKED | {"end": -1}], 400, "controls[0].end is -1.0"),
+        ([ASKED, ASKED | {"start": 0.5}], 400, "controls[1].start is 0.5, which is not before its end, 0.5."),
         ([ASKED] * 5, 400, "controls has 5 entries; at most 4 are allowed."),
         ([ASKED | {"module": "canny"}], 400, "module"),
         ([{"image": b64(PHOTO)}], 400, "name"),
@@ -187,7 +187,7 @@ def test_openais_routes_have_them(steered, controlled, edges):
         True,
     )
     for sent, message in (
-        ({"image": files["image"]}, "controls: 1 in the field, but 0 files `control`; send one file for each."),
+        ({"image": files["image"]}, "controls has 1 entry and 0 images; send a file `control` for each entry."),
         ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control."),
     ):
         answer = steered.post("/v1/images/edits", data=form, files=sent)
@@ -211,7 +211,7 @@ def test_a_form_of_t2i_has_files(steered, controlled, edges):
         ({"controls": json.dumps([ASKED])}, {}, "send images of controls as files `control` of the form"),
         ({"controls": "[{}"}, {}, "controls is no JSON"),
         ({}, {"image": None}, "mask needs an image"),
-        ({}, {"control": None}, "controls: 1 in the field, but 0 files `control`"),
+        ({}, {"control": None}, "controls has 1 entry and 0 images"),
         ({"image": "x"}, {}, "image is a text; send a file."),
         ({"n": "x"}, {}, "n is"),
     ):
@@ -231,7 +231,7 @@ def test_files_without_the_field_are_rejected_before_their_pixels_are_decoded(st
     answer = steered.post(path, data={"prompt": "p"}, files=files)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], decoded) == (400, "controls", [])
-    assert error["message"] == "controls: 0 in the field, but 5 files `control`; send one file for each."
+    assert error["message"] == "controls has 0 entries and 5 images; send a file `control` for each entry."
     assert controlled.submitted == []
 
 

@@ -95,7 +95,7 @@ def test_kontext_is_shown_one_of_its_sizes_and_makes_one_in_its_bounds(web, edit
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"model": "tiny"}, 400, "reference_images has 1 entries, for tiny; it takes none. A start image is sent as"),
+        ({"model": "tiny"}, 400, "reference_images has 1 entry, for tiny; it takes none. A start image is sent as"),
         ({"reference_images": [b64(PHOTO)] * 3}, 400, "has 3 entries, for editor; at most 2 are allowed."),
         ({"reference_images": [b64(PHOTO)] * 5}, 400, "has 5 entries; at most 4 are allowed."),
         ({"reference_images": [b64(PHOTO), "%"]}, 422, "reference_images[1] is '%', which is not base64"),

@@ -99,7 +99,7 @@ def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFil
     if len(masks) > 1:
         raise InvalidField(f"mask is there {len(masks)} times; one is allowed.", field="mask")
     if masks and not images:
-        raise InvalidField("mask needs an image, of which it says what is repainted.", field="mask")
+        raise InvalidField("mask is there without image; send both.", field="mask")
     return ImageFiles(
         images[0] if images else None,
         masks[0] if masks else None,
