@@ -124,7 +124,7 @@ def test_models_list_them(steered, client):
 @pytest.mark.parametrize(
     ("asked", "status", "message"),
     [
-        ([ASKED, ASKED | {"name": "no"}], 404, "controls[1]: tiny has no ControlNet 'no'; allowed are 'depth', 'edges'."),
+        ([ASKED, ASKED | {"name": "no"}], 404, "controls[1]: tiny has no ControlNet 'no'; allowed are 'depth'"),
         ([{"name": "edges"}], 400, "controls[0].image is missing; send a PNG, WebP or JPEG file."),
         ([ASKED, ASKED | {"image": "%"}], 422, "controls[1].image is '%', which is not base64"),
         ([ASKED | {"image": b64(b"GIF89a")}], 422, "controls[0].image is no PNG, WebP or JPEG."),
@@ -210,7 +210,7 @@ def test_a_form_of_t2i_has_files(steered, controlled, edges):
     for fields, sent, message in (
         ({"controls": json.dumps([ASKED])}, {}, "send images of controls as files `control` of the form"),
         ({"controls": "[{}"}, {}, "controls is no JSON"),
-        ({}, {"image": None}, "mask needs an image"),
+        ({}, {"image": None}, "mask is there without image; send both."),
         ({}, {"control": None}, "controls has 1 entry and 0 images"),
         ({"image": "x"}, {}, "image is a text; send a file."),
         ({"n": "x"}, {}, "n is"),
@@ -312,7 +312,7 @@ def test_other_proportions_are_rejected_before_pixels_are_decoded_and_counted(st
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (scripts(unit(model="no")), 404, "alwayson_scripts.controlnet.args: tiny has no ControlNet 'no'"),
+        (scripts(unit(model="no")), 404, "alwayson_scripts.controlnet.args[0]: tiny has no ControlNet 'no'"),
         (
             scripts(unit(module="canny")),
             400,
@@ -330,7 +330,8 @@ def test_other_proportions_are_rejected_before_pixels_are_decoded_and_counted(st
         (scripts(unit(image={"image": b64(PHOTO), "mask": b64(PHOTO)})), 400, "args[0].image has a mask"),
         (scripts(unit(weight="x")), 400, "args[0].weight is 'x'; a number is expected"),
         (scripts(unit(model=3)), 400, "args[0].model is 3; a text is expected"),
-        (scripts(unit(weight=9)), 400, "controlnet.args: the scale of 'edges' is 9.0"),
+        (scripts(unit(weight=9)), 400, "controlnet.args[0].weight is 9.0; allowed are 0.0 to 2.0."),
+        (scripts({"enabled": False}, unit(guidance_start=-1)), 400, "controlnet.args[1].guidance_start is -1.0"),
         (scripts(unit(image=b64(b"GIF89a"))), 422, "alwayson_scripts.controlnet.args[0].image is no PNG"),
         (scripts("unit"), 400, "a list of objects is expected"),
         (scripts(unit(), adetailer={"args": [True]}), 400, "a script besides controlnet is not supported"),

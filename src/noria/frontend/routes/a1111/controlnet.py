@@ -6,9 +6,9 @@ the image and that Noria does not have.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from noria.errors import InvalidField, short_repr
+from noria.errors import InvalidField, RequestError, short_repr
 from noria.images.start_image import RequestImageFacts
 from noria.protocol.request import ControlField, ImageRequest
 
@@ -57,6 +57,7 @@ _IGNORED = (
     "threshold_a",
     "threshold_b",
 )
+_NAMES_OF_UNITS = {"scale": "weight", "start": "guidance_start", "end": "guidance_end"}
 _USED = ("image", "input_image", "model", "weight", "guidance_start", "guidance_end", "guidance")
 
 
@@ -70,21 +71,38 @@ def controls_of(sent: Mapping[str, Any]) -> tuple[ControlField, ...]:
     return tuple(_control(f"{FIELD}[{k}]", unit) for k, unit in _units(sent))
 
 
-def resize_modes(sent: Mapping[str, Any]) -> list[object]:
-    """Return how the units in a body, which passed `controls_of`, resize their images."""
-    modes = [unit.get("resize_mode") for _, unit in _units(sent)]
-    return [_DEFAULT_RESIZE_MODE if mode in (None, "") else mode for mode in modes]
+class UnitSettings(NamedTuple):
+    """What is kept of a unit beside its control."""
+
+    number: int  # among the units of the body
+    resize_mode: object
 
 
-def check_proportions(modes: Sequence[object], request: ImageRequest, images: RequestImageFacts) -> None:
-    """Raise InvalidField if units with these resize modes would crop or fill their images, of `request`."""
+def settings_of(sent: Mapping[str, Any]) -> list[UnitSettings]:
+    """Return the settings of the units in a body, which passed `controls_of`."""
+    modes = [(k, unit.get("resize_mode")) for k, unit in _units(sent)]
+    return [UnitSettings(k, _DEFAULT_RESIZE_MODE if mode in (None, "") else mode) for k, mode in modes]
+
+
+def error_of_units(error: RequestError, units: Sequence[UnitSettings]) -> RequestError:
+    """Return `error` with the name of a unit and its setting in place of that of a control."""
+    found = re.match(r"controls\[(\d+)\](?:\.(\w+))?", error.message)
+    if found is None or error.field != "controls":
+        return error
+    name = found[2] and f".{_NAMES_OF_UNITS.get(found[2], found[2])}"
+    message = f"{FIELD}[{units[int(found[1])].number}]{name or ''}{error.message[found.end() :]}"
+    return type(error)(message, field=FIELD)
+
+
+def check_proportions(units: Sequence[UnitSettings], request: ImageRequest, images: RequestImageFacts) -> None:
+    """Raise InvalidField if units with these settings would crop or fill their images, of `request`."""
     size_px = request.payload.width, request.payload.height
-    for mode, image in zip(modes, images.controls, strict=True):
+    for (number, mode), image in zip(units, images.controls, strict=True):
         if mode in _CROPPING_OR_FILLING and image.width_px * size_px[1] != image.height_px * size_px[0]:
             raise InvalidField(
-                f"{FIELD}: resize_mode is {short_repr(mode)} (the default is {_DEFAULT_RESIZE_MODE}), but an image has "
-                f"{image.width_px} × {image.height_px} pixels and the result {size_px[0]} × {size_px[1]}: cropping and "
-                "filling are not supported. Send an image of the same proportions, or 0 (Just Resize).",
+                f"{FIELD}[{number}].resize_mode is {short_repr(mode)} (the default is {_DEFAULT_RESIZE_MODE}), but the "
+                f"image has {image.width_px} × {image.height_px} pixels and the result {size_px[0]} × {size_px[1]}: "
+                "cropping and filling are not supported. Send an image of the same proportions, or 0 (Just Resize).",
                 field=FIELD,
             )
 

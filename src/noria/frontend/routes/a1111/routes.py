@@ -7,7 +7,7 @@ Settings other than the model and the file format are accepted and ignored.
 import asyncio
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noria.errors import BodyTooLarge, InvalidField, UnreadableImage
+from noria.errors import BodyTooLarge, InvalidField, RequestError, UnreadableImage
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import JsonBodyReader, decode_with_ignored
 from noria.frontend.http.disconnects import cancel_on_disconnect
@@ -35,10 +35,16 @@ from noria.frontend.routes.a1111.bodies import (
     has_references,
     title,
 )
-from noria.frontend.routes.a1111.controlnet import check_proportions, controls_of, resize_modes
+from noria.frontend.routes.a1111.controlnet import (
+    UnitSettings,
+    check_proportions,
+    controls_of,
+    error_of_units,
+    settings_of,
+)
 from noria.frontend.routes.a1111.controlnet_routes import ControlNetRoutes
 from noria.frontend.routes.a1111.tasks import A1111Tasks
-from noria.frontend.services.generation import AdmittedRequest, Check, GenerationResult, GenerationService
+from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
 from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.start_images import LoadFiles
@@ -156,8 +162,8 @@ class A1111Routes:
             check_body(sent)
             controls = controls_of(sent)
             self._body_reader.check_length(raw, *(control.image for control in controls))
-            check = functools.partial(check_proportions, resize_modes(sent))
-            admitting = self._admit(http, body, controls, check, has_start_image=False)
+            units = settings_of(sent)
+            admitting = self._admit(http, body, controls, units, has_start_image=False)
             del raw, sent, controls  # with images they are long
             return await cancel_on_disconnect(http, admitting), body
 
@@ -173,8 +179,8 @@ class A1111Routes:
             are_references = has_references(body, self._generation_service.find_model(model))
             load_files = files_of_image_body(body, controls, are_references=are_references)
             body = msgspec.structs.replace(body, init_images=None, mask=None)
-            check = functools.partial(check_proportions, resize_modes(sent))
-            admitting = self._admit(http, body, controls, check, load_files, has_start_image=not are_references)
+            units = settings_of(sent)
+            admitting = self._admit(http, body, controls, units, load_files, has_start_image=not are_references)
             del raw, sent, controls, images, load_files  # they are long
             return await cancel_on_disconnect(http, admitting), body
 
@@ -191,7 +197,7 @@ class A1111Routes:
         http: Request,
         body: Txt2Img,
         controls: tuple[ControlField, ...],
-        check: Check,
+        units: Sequence[UnitSettings],
         load_files: LoadFiles | None = None,
         *,
         has_start_image: bool,
@@ -208,10 +214,13 @@ class A1111Routes:
             http.state.request_id,
             load_files=load_files,
             client=client_id_of(http),
-            check=check,
+            check=functools.partial(check_proportions, units),
         )
         del load_files, controls, image_body
-        return await admitting
+        try:
+            return await admitting
+        except RequestError as error:
+            raise error_of_units(error, units) from error
 
     def _settings_of(self, http: Request) -> dict[str, Any]:
         return self._settings.setdefault(http.state.api_client.name, {})
