@@ -262,11 +262,13 @@ def scripts(*units, **others):
 
 
 def test_a1111s_units_are_controls(steered, controlled, edges):
-    off = {"enabled": False, "model": "no", "image": None}
+    off = {"enabled": 0, "model": "no", "image": None}
     same = {"control_mode": "Balanced", "resize_mode": 0, "pixel_perfect": True, "processor_res": 512, "lowvram": False}
     same |= {"input_mode": "simple", "batch_images": "", "output_dir": "", "loopback": False, "hr_option": "Both"}
-    nested = unit(image={"image": b64(PHOTO), "mask": None}, weight=1, resize_mode="Crop and Resize")
-    answer = steered.post("/sdapi/v1/txt2img", json=scripts(unit(**same), off, nested))
+    nested = unit(image={"image": b64(PHOTO), "mask": None}, weight="1", resize_mode="Crop and Resize", enabled=1)
+    body = scripts(unit(**same), off)
+    body["alwayson_scripts"]["controlnet"] = {"args": [nested]}  # another spelling
+    answer = steered.post("/sdapi/v1/txt2img", json=body)
     assert answer.status_code == 200, answer.text
     assert controlled.submitted[0].payload.controls == (edges, msgspec.structs.replace(edges, scale=1.0))
     assert controlled.data[0] == photo().tobytes() * 2
@@ -334,6 +336,13 @@ def test_other_proportions_are_rejected_before_pixels_are_decoded_and_counted(st
         (scripts({"enabled": False}, unit(guidance_start=-1)), 400, "controlnet.args[1].guidance_start is -1.0"),
         (scripts(unit(image=b64(b"GIF89a"))), 422, "alwayson_scripts.controlnet.args[0].image is no PNG"),
         (scripts("unit"), 400, "a list of objects is expected"),
+        (
+            scripts(unit(enabled="no")),
+            400,
+            "args[0].enabled is 'no'; allowed are true, which is the default,",
+        ),
+        ({"prompt": "p", "alwayson_scripts": {"controlnet": 3}}, 400, "controlnet.args is 3; a list of objects is exp"),
+        ({"prompt": "p", "alwayson_scripts": [1]}, 400, "alwayson_scripts is [1]; an object is expected: {"),
         (scripts(unit(), adetailer={"args": [True]}), 400, "a script besides controlnet is not supported"),
     ],
 )

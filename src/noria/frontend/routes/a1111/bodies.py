@@ -144,11 +144,15 @@ _A1111_FIELD_NAMES = {
 
 def check_body(sent: Mapping[str, Any]) -> None:
     """Raise InvalidField if the body `sent` uses an unsupported feature."""
-    scripts = sent.get("alwayson_scripts")
-    if isinstance(scripts, dict):  # those without arguments do nothing
-        others = {name: each for name, each in scripts.items() if name.lower() != SCRIPT}
-        are_off = not any(isinstance(each, dict) and each.get("args") for each in others.values())
-        sent = {**sent, "alwayson_scripts": None if are_off else others}
+    scripts = sent.get("alwayson_scripts") or {}
+    if not isinstance(scripts, dict):
+        raise InvalidField(
+            f'alwayson_scripts is {short_repr(scripts)}; an object is expected: {{"{SCRIPT}": {{"args": […]}}}}.',
+            field="alwayson_scripts",
+        )
+    others = {name: each for name, each in scripts.items() if name.lower() != SCRIPT}
+    are_off = not any(isinstance(each, dict) and each.get("args") for each in others.values())  # without arguments
+    sent = {**sent, "alwayson_scripts": None if are_off else others}
     _reject_unsupported(sent, _UNSUPPORTED_FIELDS)
 
 

@@ -4,6 +4,7 @@ Images go into ControlNets as they are: a unit with a preprocessor is rejected, 
 the image and that Noria does not have.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -108,19 +109,28 @@ def check_proportions(units: Sequence[UnitSettings], request: ImageRequest, imag
 
 
 def _units(sent: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the units that are enabled, and their numbers. Raises InvalidField."""
-    scripts = sent.get("alwayson_scripts")
-    found = (
-        next((each for name, each in scripts.items() if name.lower() == SCRIPT), None)
-        if isinstance(scripts, dict)
-        else None
-    )
-    units = found.get("args") if isinstance(found, dict) else None
-    if not units:
-        return []
-    if not isinstance(units, list) or not all(isinstance(unit, dict) for unit in units):
-        raise InvalidField(f"{FIELD} is {short_repr(units)}; a list of objects is expected.", field=FIELD)
-    return [(k, unit) for k, unit in enumerate(units) if unit.get("enabled") is not False]
+    """Return the units that are enabled, of all spellings of the script, and their numbers. Raises InvalidField."""
+    units: list[dict[str, Any]] = []
+    for name, script in (sent.get("alwayson_scripts") or {}).items():
+        if name.lower() != SCRIPT:
+            continue
+        found = (script.get("args") if isinstance(script, dict) else script) or []
+        if not isinstance(found, list) or not all(isinstance(unit, dict) for unit in found):
+            raise InvalidField(
+                f"{FIELD} is {short_repr(found)}; a list of objects is expected, one for each unit.", field=FIELD
+            )
+        units += found
+    return [(k, unit) for k, unit in enumerate(units) if _is_enabled(f"{FIELD}[{k}]", unit)]
+
+
+def _is_enabled(where: str, unit: Mapping[str, Any]) -> bool:
+    """Whether a unit is used, as it is if it does not say so."""
+    enabled = unit.get("enabled")
+    if enabled not in (None, True, False):  # 1 and 0 are these, too
+        raise InvalidField(
+            f"{where}.enabled is {short_repr(enabled)}; allowed are true, which is the default, and false.", field=FIELD
+        )
+    return enabled is None or bool(enabled)
 
 
 def _control(where: str, unit: Mapping[str, Any]) -> ControlField:
@@ -160,8 +170,9 @@ def _value(where: str, unit: Mapping[str, Any], name: str, default: Any, kind: t
     value = unit.get(name)
     if value is None:
         value = default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            value = float(value)  # as in A1111, "0.8" is a number
     if not isinstance(value, kind):
         expected = "a number" if kind is float else "a text"
         raise InvalidField(f"{where}.{name} is {short_repr(value)}; {expected} is expected.", field=FIELD)
