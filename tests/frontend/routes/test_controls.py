@@ -212,8 +212,9 @@ def test_a_form_of_t2i_has_files(steered, controlled, edges):
         ({"controls": "[{}"}, {}, "controls is no JSON"),
         ({}, {"image": None}, "mask is there without image; send both."),
         ({}, {"control": None}, "controls has 1 entry and 0 images"),
-        ({"image": "x"}, {}, "image is a text; send a file."),
+        ({"image": "x"}, {}, "image is a text, since it has no filename; send a file."),
         ({"n": "x"}, {}, "n is"),
+        ({"reference_images": "x"}, {}, "reference_images is a text; send files `reference_image` in a form."),
     ):
         kept = {name: file for name, file in (files | sent).items() if file is not None}
         answer = steered.post("/t2i", data=form | fields, files=kept)

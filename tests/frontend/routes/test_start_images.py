@@ -485,7 +485,14 @@ def test_openais_client_edits_a_list_of_one_and_streams(openai_client, engine):
         ({"extra_body": {"strength": "much"}}, "strength", "a number"),
         ({"extra_body": {"steps": 7}}, "steps", "unknown field"),
         ({"extra_body": {"loras": "["}}, "loras", "no JSON"),
-        ({"extra_body": {"mask": "black"}}, "mask", "is a text; send a file"),
+        (
+            {"extra_body": {"loras": [{"name": "a"}, {"name": "b"}]}},
+            "loras",
+            "send loras as JSON text: json.dumps([…])",
+        ),
+        ({"extra_body": {"refiner": {"start": 0.5}}}, "refiner", "send refiner as JSON text: json.dumps({…})"),
+        ({"extra_body": {"reference_images": ["a"]}}, "reference_images", "is a text; send files `image` in a form."),
+        ({"extra_body": {"mask": "black"}}, "mask", "is a text, since it has no filename; send a file"),
     ],
 )
 def test_edits_that_are_not_allowed(openai_client, engine, arguments, param, says):
@@ -494,6 +501,14 @@ def test_edits_that_are_not_allowed(openai_client, engine, arguments, param, say
     assert raised.value.param == param
     assert says in str(raised.value)
     assert engine.submitted == []
+
+
+def test_numbers_of_forms_are_read_as_people_write_them(client, engine):
+    form = {"prompt": " p", "strength": ".7", "n": " 1", "guidance_scale": "2.5 ", "output_compression": " 9"}
+    response = client.post("/v1/images/edits", data=form, files={"image": ("a.png", PHOTO)})
+    assert response.status_code == 200, response.text
+    payload = engine.submitted[0].payload
+    assert (payload.prompt, payload.strength, payload.guidance_scale) == (" p", 0.7, 2.5)
 
 
 def test_edits_read_loras_as_json(client, engine):
@@ -516,7 +531,12 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
         (FORM, PART % b"n" * 2 + b"--b--", 400, "'n' is there twice"),
         (FORM, b"".join(PART % str(number).encode() for number in range(70)) + b"--b--", 400, "Too many fields"),
         (FORM, PART % b"n" + b"\r\n--bx" * 100 + b"\r\n--b--", 400, "101 boundaries; at most 20 files"),
-        (FORM, (PART % b"prompt").replace(b"x", b"x" * 100_000) + b"--b--", 400, "maximum size"),
+        (
+            FORM,
+            (PART % b"prompt").replace(b"x", b"x" * 100_000) + b"--b--",
+            400,
+            "A part without a filename is a text.",
+        ),
         (FORM, (PART % b"prompt").replace(b"x", b"\xff") + b"--b--", 400, "image is missing"),
         (f"{FORM}; charset=unicode_escape", b"", 400, "send utf-8"),
         (FORM, b"--b\r\n" + b"X: y\r\n" * 1000 + b"\r\nx\r\n--b--", 400, "Invalid multipart data"),

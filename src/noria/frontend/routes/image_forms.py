@@ -5,8 +5,9 @@ The files are `image` and `mask`, where a route takes a start image, for each of
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from noria.frontend.http.body import FORM, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.multipart import Form, parse_form
 from noria.frontend.services.start_images import LoadFiles
+from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.start_image import ImageFiles, MaskRule
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -84,7 +86,11 @@ def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFil
     names = (*(_START_NAMES if mask_rule else ()), *_CONTROL_NAMES, *(() if is_edit else _REFERENCE_NAMES))
     for name in names:
         if name in form.fields:
-            raise InvalidField(f"{name} is a text; send a file.", field=name)
+            raise InvalidField(f"{name} is a text, since it has no filename; send a file.", field=name)
+    for name in (REFERENCES, f"{REFERENCES}[]"):
+        if name in form.fields:
+            files = "image" if is_edit else "reference_image"
+            raise InvalidField(f"{name} is a text; send files `{files}` in a form.", field=REFERENCES)
     for name in form.files:
         if name not in names:
             known = ", ".join(name for name in names if not name.endswith("[]"))
@@ -111,8 +117,11 @@ def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFil
 
 def _fields(form: Form, body_type: type[BodyT]) -> BodyT:
     """Return the fields, whose numbers are texts; an empty text is a field that is left out, except for prompts."""
+    numbers = {each.name for each in msgspec.structs.fields(body_type) if _is_number(each.type)}
     fields: dict[str, object] = {
-        name: value for name, value in form.fields.items() if value or name in ("prompt", "negative_prompt")
+        name: re.sub(r"\A(-?)(?=\.\d)", r"\g<1>0", value.strip()) if name in numbers else value  # .7 is 0.7
+        for name, value in form.fields.items()
+        if value or name in ("prompt", "negative_prompt")
     }
     for name in _FIELDS_OF_JSON:
         if name in fields:
@@ -124,3 +133,7 @@ def _fields(form: Form, body_type: type[BodyT]) -> BodyT:
     if isinstance(controls, list) and any(isinstance(each, dict) and each.get("image") for each in controls):
         raise InvalidField("controls: send images of controls as files `control` of the form.", field="controls")
     return decode(msgspec.json.encode(fields), body_type, strict=False)
+
+
+def _is_number(declared: object) -> bool:
+    return declared in (int, float) or any(map(_is_number, get_args(declared)))
