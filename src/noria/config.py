@@ -332,8 +332,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of all images of a request together, as files; a body with them may be longer than "
-            "`max_body_bytes` by that, in base64",
+            description="maximum size of all images of a request together, as files; a body with them may be longer "
+            "than `max_body_bytes` by that, in base64",
         ),
     ] = 16_777_216
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16

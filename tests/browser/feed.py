@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from noria.frontend.routes.static_pages import page_routes
-from noria.protocol.diffusion import ImageSettingsView, Lora
+from noria.protocol.diffusion import Control, ImageSettingsView, Lora, Reference, Refinement
 from noria.protocol.live_views import (
     CallSizeView,
     DepartureView,
@@ -181,6 +181,11 @@ class Script:
                 self._random.choice((1.0, 3.0, 7.5)),
                 steps,
                 ((), (Lora(LORAS[0]),), (Lora(LORAS[1], 0.8),))[number % 3],
+                strength=0.6 if number % 2 else None,
+                has_mask=number % 4 == 1,
+                controls=() if number % 3 else (Control("edges", 0.8),),
+                reference_images=() if number % 5 else (Reference(64, 64),) * 2,
+                refiner=Refinement(0.7) if number % 5 == 1 else None,
             ),
             priority="high" if number % 11 == 0 else "normal",
             arrived_at=at,

@@ -51,6 +51,21 @@ def test_images_of_one_batch_show_their_loras(serve, open_page):
     expect(page.locator(".batch-summary")).to_contain_text(", 2 LoRAs")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "start image, strength 0.6",
+        "start image and mask, strength 0.6",
+        "ControlNet edges × 0.8",
+        "2 reference images",
+        "refiner from 0.7",
+    ],
+)
+def test_a_slot_names_the_images_and_the_refiner_that_its_image_is_made_with(serve, open_page, words):
+    page = open_page(serve(num_slots=12).url)
+    expect(page.get_by_role("button", name=words).first).to_be_visible()
+
+
 def test_slots_change_their_images_one_by_one(serve, open_page):
     page = open_page(serve(num_slots=8).url)
     expect(slots(page)).to_have_count(8)
