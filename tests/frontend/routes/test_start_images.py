@@ -5,9 +5,11 @@ import contextlib
 import gc
 import hashlib
 import io
+import re
 import sqlite3
 import struct
 import threading
+import time
 import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ from noria.frontend.routes.image_metadata import MAX_UPLOADS_PER_CLIENT
 from noria.frontend.services import start_images
 from noria.frontend.services.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
-from noria.images.start_image import ImageFiles, StartImage
+from noria.images.start_image import ImageFiles, RequestImages, StartImage
 from waiting import wait_until
 
 SIZE = (64, 48)
@@ -175,7 +177,7 @@ def test_files_name_the_images_they_were_made_from(client):
         ({"strength": "0.5"}, "strength", "a number"),
         ({"strength": 0.2, "inference_steps": 4}, "strength", "leaves none of 4 inference_steps; allowed are 0.25"),
         ({"image": None, "strength": 0.5}, "strength", "there is no image"),
-        ({"image": None, "mask": b64(MASK)}, "mask", "needs an image"),
+        ({"image": None, "mask": b64(MASK)}, "mask", "mask is there without image; send both."),
         (
             {"mask": b64(file_of(left_half((32, 48))))},
             "mask",
@@ -354,6 +356,16 @@ def test_requests_of_a_key_at_the_same_time_count_before_images_are_read(serve, 
         assert sorted(each.result().status_code for each in sent) == [200, 200, *[429] * 6]
         assert len(opened) == 2
         assert t2i(client, n=2).status_code == 200
+
+
+def test_pixels_are_not_decoded_after_the_deadline(client, engine, monkeypatch):
+    read = RequestImages.__init__
+    monkeypatch.setattr(RequestImages, "__init__", lambda self, files: (time.sleep(0.05), read(self, files))[1])
+    monkeypatch.setattr(RequestImages, "pixels", lambda *_: pytest.fail("pixels were decoded"))
+    answer = t2i(client, deadline_ms=20)
+    assert answer.status_code == 504
+    assert re.search(r"the deadline, 20 ms after the request, passed after \d+ ms of", answer.text), answer.text
+    assert engine.submitted == []
 
 
 def test_a_client_that_disconnects_gives_up_its_turn(client, engine, monkeypatch):
