@@ -17,12 +17,11 @@ from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import Priority
 
 
-@dataclass(frozen=True, slots=True)
-class ItemId:
+class ItemId(NamedTuple):
     """Image or text `index` of a request."""
 
     attempt_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name
 
 
 class BatchKey(NamedTuple):
@@ -64,16 +63,14 @@ class SchedulableRequest:
         return self.batch_key._replace(width_px=width_px, height_px=height_px)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotAssignment:
+class SlotAssignment(NamedTuple):
     """An image and its slot in the batch."""
 
     image: ItemId
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One model call for one running image: row `call` of its sampler's table."""
 
     image: ItemId

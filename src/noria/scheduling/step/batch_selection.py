@@ -23,9 +23,20 @@ _DEADLINE_MARGIN = 0.9
 class BatchCandidate(Protocol):
     """What `select_batch` reads of an image."""
 
-    rows: int
-    calls_left: float
-    deadline_s: float | None  # on the same clock as `now`; None: no deadline
+    @property
+    def rows(self) -> int:
+        """Rows of it in a model call."""
+        ...
+
+    @property
+    def calls_left(self) -> float:
+        """Model calls until only its decode is left."""
+        ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Its deadline, on the same clock as `now`; None: no deadline."""
+        ...
 
 
 CandidateT = TypeVar("CandidateT", bound=BatchCandidate)
@@ -56,7 +67,7 @@ def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) 
             if rows >= limits.rows_limit:
                 break
             continue
-        if chosen and limits.step_s(rows + image.rows) > max_step_s:
+        if max_step_s < math.inf and limits.step_s(rows + image.rows) > max_step_s:
             break  # any further image would lengthen the step, too
         chosen.append(image)
         rows += image.rows

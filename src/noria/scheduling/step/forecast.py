@@ -8,9 +8,10 @@ many rows, the current average, even after the known images leave.
 """
 
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from noria.scheduling.costs import CostModel
 from noria.scheduling.step.batch_selection import BatchLimits, can_encode, select_batch
@@ -35,8 +36,7 @@ class SimulatedImage:
     start_s: float = 0.0  # seconds from now; set by `forecast`
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Predicted start and finish, in seconds from now."""
 
     start_in_s: float
@@ -58,17 +58,35 @@ def forecast(
     decode ends. Each decode and each encoding delays all images.
     """
     simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
-    for rank, each in enumerate(in_order):
-        each.rank = rank
-        if each.running:
-            simulation.assign(each)
-        else:
-            simulation.queue.append(each)
+    simulation.start(in_order)
     while simulation.num_running or simulation.queue:
-        simulation.join()
-        simulation.step()
-        simulation.decode()
+        simulation.advance()
     return simulation.done
+
+
+class HeadForecast(NamedTuple):
+    """A forecast until the last image of the head of a queue has joined and the next slot is free."""
+
+    done: Mapping[ItemId, Forecast]  # the images finished by then
+    end_in_s: float  # from now
+
+
+def forecast_head(
+    in_order: Sequence[SimulatedImage],
+    num_slots: int,
+    costs: CostModel,
+    expected_batch_size: Mapping[BatchKey, float],
+    decode_batch: int = 4,
+) -> HeadForecast:
+    """As `forecast`, of a queue that is longer than `in_order`.
+
+    The images that are not in `done` are running at the end; their `calls_left` and `start_s` are those of that time.
+    """
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
+    simulation.start(in_order)
+    while simulation.queue or simulation.num_running >= num_slots:
+        simulation.advance()
+    return HeadForecast(simulation.done, simulation.now)
 
 
 @dataclass(slots=True)
@@ -76,9 +94,10 @@ class _KeyGroup:
     """The running images that share calls and have calls left, by rank, and those of them that step."""
 
     batch_key: BatchKey  # of the largest
-    kind: BatchKey
+    kind: int  # equal for keys that differ only in the version of the model
     max_rows: int  # rows of a call
     expected_rows: int  # rows of a call at present, at most `max_rows`
+    decode_s: float  # of one image
     images: list[SimulatedImage] = field(default_factory=list)
     stepping: list[SimulatedImage] = field(default_factory=list)
     is_stale: bool = True  # images joined or left since `select`
@@ -94,7 +113,15 @@ class _KeyGroup:
                 self._step_s_by_rows[rows] = costs.step_s(self.batch_key, rows)
             return self._step_s_by_rows[rows]
 
-        limits = BatchLimits(self.max_rows, step_s, costs.decode_s(self.batch_key), share, is_full)
+        if is_full:
+            rows = sum([each.rows for each in self.images])
+            if rows <= self.max_rows:  # all step
+                self.stepping, known_s = self.images[:], step_s(rows)
+                self.step_s = max(known_s, step_s(self.expected_rows)) if self.expected_rows else known_s
+                self.min_calls_left = min([each.calls_left for each in self.images])
+                self.is_stale = False
+                return
+        limits = BatchLimits(self.max_rows, step_s, self.decode_s, share, is_full)
         self.stepping, max_step_s = select_batch(self.images, limits, now)
         known_s = step_s(sum([each.rows for each in self.stepping]))
         self.step_s = max(known_s, min(step_s(self.expected_rows), max_step_s)) if self.expected_rows else known_s
@@ -125,10 +152,26 @@ class _Simulation:
     num_running: int = 0
     queue: deque[SimulatedImage] = field(default_factory=deque)
     groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
+    kinds: dict[BatchKey, int] = field(default_factory=dict)  # numbers of kinds
     denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
     exclusive_attempt_id: str | None = None  # of the running exclusive request
     has_postponed: bool = False  # whether images wait only because the last iteration encoded others' start images
     done: dict[ItemId, Forecast] = field(default_factory=dict)
+
+    def start(self, in_order: Sequence[SimulatedImage]) -> None:
+        """Let images run or wait, given in the policy's order."""
+        for rank, each in enumerate(in_order):
+            each.rank = rank
+            if each.running:
+                self.assign(each)
+            else:
+                self.queue.append(each)
+
+    def advance(self) -> None:
+        """Fill the free slots, and advance to the next departure."""
+        self.join()
+        self.step()
+        self.decode()
 
     def assign(self, each: SimulatedImage) -> None:
         """Give an image a slot at the current time."""
@@ -144,9 +187,10 @@ class _Simulation:
             max_rows = self.costs.rows_limit(batch_key)
             self.groups[batch_key] = _KeyGroup(
                 batch_key,
-                kind_of(batch_key),
+                self.kinds.setdefault(kind_of(batch_key), len(self.kinds)),
                 max_rows,
                 min(round(self.expected_batch_size.get(batch_key, 0.0)), max_rows),
+                self.costs.decode_s(batch_key),
             )
         group = self.groups[batch_key]
         insort(group.images, each, key=_rank)
@@ -164,7 +208,7 @@ class _Simulation:
             ):
                 break
             self.queue.popleft()
-            if any(each.image.attempt_id == first.image.attempt_id for each in postponed) or (
+            if (postponed and any(each.image.attempt_id == first.image.attempt_id for each in postponed)) or (
                 first.needs_encode and not can_encode(first.batch_key, encodes, self.decode_batch)
             ):
                 postponed.append(first)
@@ -209,10 +253,18 @@ class _Simulation:
         """Decode one batch of denoised images, which leave, if there are any."""
         if not self.denoised:
             return
+        if len(self.denoised) == 1:
+            departing, self.denoised = self.denoised, []
+            self.now += self.costs.decode_s(departing[0].batch_key)
+            self._depart(departing)
+            return
         batch_key = self.denoised[0].batch_key
         departing = [each for each in self.denoised if each.batch_key == batch_key][: self.decode_batch]
         self.denoised = [each for each in self.denoised if each not in departing]
         self.now += self.costs.decode_s(batch_key, len(departing))
+        self._depart(departing)
+
+    def _depart(self, departing: Sequence[SimulatedImage]) -> None:
         for each in departing:
             self.done[each.image] = Forecast(each.start_s, self.now)
         self.num_running -= len(departing)
@@ -228,10 +280,10 @@ def _iterations_s(groups: Sequence[_KeyGroup], num_images: int) -> list[float]:
     """
     if len(groups) == 1:
         return [groups[0].step_s]
-    turns_s, num_by_kind = dict.fromkeys([group.kind for group in groups], 0.0), Counter[BatchKey]()
+    turns_s, num_by_kind = dict[int, float](), dict[int, int]()
     for group in groups:
-        turns_s[group.kind] += group.step_s
-        num_by_kind[group.kind] += len(group.images)
+        turns_s[group.kind] = turns_s.get(group.kind, 0.0) + group.step_s
+        num_by_kind[group.kind] = num_by_kind.get(group.kind, 0) + len(group.images)
     return [turns_s[group.kind] * num_images / num_by_kind[group.kind] for group in groups]
 
 
