@@ -251,7 +251,7 @@ DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
     "class-conditional": ("unet/config.json", lambda file: edit(file, class_embed_type="timestep"), "class_embed_type"),
     "Kandinsky": ("unet/config.json", lambda file: edit(file, encoder_hid_dim_type="image_proj"), "encoder_hid_dim_type"),
     "guidance of no width": ("unet/config.json", lambda file: edit(file, time_cond_proj_dim=0), "time_cond_proj_dim"),
-    "inpainting": ("unet/config.json", lambda file: edit(file, in_channels=9), "in_channels 9.*inpainting"),
+    "upscaling": ("unet/config.json", lambda file: edit(file, in_channels=7), "in_channels 7.*upscaling.*inpainting, with 9"),
     "another text width": ("unet/config.json", lambda file: edit(file, cross_attention_dim=768), "cross_attention_dim 768.*128"),
     "no vae config": ("vae/config.json", pathlib.Path.unlink, "missing"),
     "wrong vae class": ("vae/config.json", lambda file: edit(file, _class_name="VQModel"), "VQModel.*AutoencoderTiny"),

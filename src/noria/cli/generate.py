@@ -42,7 +42,7 @@ def add_to(commands: Any) -> list[Parser]:
     )
     add("--image", metavar="FILE", type=pathlib.Path, help="a start image; its size is the default one")
     add("--mask", metavar="FILE", type=pathlib.Path, help="of the image's size: white is repainted, black is kept")
-    add("--strength", type=float, help="how much of the start image is replaced, up to 1 (0.8)")
+    add("--strength", type=float, help="how much of the start image is replaced, up to 1 (default: the model's)")
     add(
         "--control",
         dest="controls",

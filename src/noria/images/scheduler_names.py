@@ -114,7 +114,13 @@ _ROWS: dict[Family, tuple[_Row, ...]] = {
         ("deis", "DEISMultistepScheduler", {"solver_order": 2} | _EVEN, (), "DEIS order 2"),
         ("unipc", "UniPCMultistepScheduler", {"solver_order": 2} | _EVEN, (), "UniPC order 2"),
         ("unipc3", "UniPCMultistepScheduler", {"solver_order": 3} | _EVEN, (), "UniPC order 3"),
-        ("sa-solver", "SASolverScheduler", _EVEN, (), "SA-Solver, stochastic Adams order 2"),
+        (
+            "sa-solver",
+            "SASolverScheduler",
+            _EVEN | {"algorithm_type": "data_prediction"},  # not that of a model's DPM-Solver
+            (),
+            "SA-Solver, stochastic Adams order 2",
+        ),
         (
             "ipndm",
             "IPNDMScheduler",

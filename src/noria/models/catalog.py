@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from noria.errors import ModelError
 from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.location import locate
+from noria.models.sentencepiece_file import SPIECE, needs_pieces
 from noria.models.weights import (
     identifying_bytes,
     num_tensor_parameters,
@@ -108,7 +109,7 @@ def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
     """Yield what identifies a model: all configurations, and `identifying_bytes` of the weights."""
     for part in family.parts:
         for file in sorted((folder / part).glob("*")):
-            if file.suffix in (".json", ".txt"):
+            if file.suffix in (".json", ".txt") or (file.name == SPIECE and needs_pieces(folder / part)):
                 yield file.name.encode()
                 yield read_text(file)
     defaults = folder / "noria.json"

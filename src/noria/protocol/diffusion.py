@@ -28,6 +28,10 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     default_guidance: float
     guidance_rescale: float = 0.0  # see `sampling/guidance.py`, also for the next
     cfg_normalization: float = 0.0
+    takes_start_images: bool = True
+    takes_loras: bool = True
+    needs_mask: bool = False  # whether all its requests have a start image and a mask, as a model for inpainting does
+    default_strength: float = 0.8  # of a request with a start image; as in most of diffusers' pipelines
 
 
 class Lora(Struct, frozen=True, forbid_unknown_fields=True):

@@ -170,8 +170,8 @@ def _make_scheduler(setup: SchedulerSetup) -> Any:
     forced: dict[str, object] = {}
     if setup.family == "diffusion":
         forced = {"clip_sample": False}
-    if setup.family == "flow" and "shift" in model_config:
-        forced = {"flow_shift": model_config["shift"]}  # one setting, which FlowMatch* and the others name differently
+    if setup.family == "flow":
+        forced = _shift_of(model_config)
     settings = {key: value for key, value in forced.items() if key in known} | json.loads(setup.overrides)
     try:
         return scheduler_class.from_config(model_config, **settings)
@@ -179,6 +179,13 @@ def _make_scheduler(setup: SchedulerSetup) -> Any:
         raise unusable(
             setup.name, f"diffusers cannot construct it for this model ({type(error).__name__}: {error})"
         ) from error
+
+
+def _shift_of(model_config: Mapping[str, object]) -> dict[str, object]:
+    """Return the shift of a flow model under both of its names: FlowMatch* and the others name it differently."""
+    names = ("shift", "flow_shift") if "FlowMatch" in str(model_config.get("_class_name")) else ("flow_shift", "shift")
+    own = next((name for name in names if name in model_config), None)
+    return {} if own is None else dict.fromkeys(names, model_config[own])
 
 
 def _set_timesteps(name: str, scheduler: Any, num_steps: int, schedule: Schedule) -> None:

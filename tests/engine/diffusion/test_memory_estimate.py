@@ -19,6 +19,8 @@ from noria.models.families import FAMILIES
 FOLDERS = {
     "stable-diffusion": tiny_models.save_stable_diffusion,
     "stable-diffusion-xl": tiny_models.save_stable_diffusion_xl,
+    "inpainting": lambda folder: tiny_models.save_stable_diffusion(folder, unet=tiny_models.INPAINTING_UNET),
+    "fill": lambda folder: tiny_models.save_flux(folder, transformer=tiny_models.FILL_TRANSFORMER),
     "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
     "flux": tiny_models.save_flux,
     "flux-2-klein": tiny_models.save_flux_2_klein,
@@ -28,6 +30,8 @@ FOLDERS = {
     "qwen-image": tiny_models.save_qwen_image,
     "krea-2": tiny_models.save_krea2,
     "lumina-2": tiny_models.save_lumina2,
+    "sana": tiny_models.save_sana,
+    "pixart-sigma": tiny_models.save_pixart_sigma,
 }
 
 
@@ -57,15 +61,17 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     with torch.inference_mode():
         (prompt,) = model.text_encode(["a photograph"])
     guidance = torch.ones(4) if model.guidance.embedded else None
+    channels = {"inpainting": 4 + 1 + 4, "fill": 4 + 4 + 4**2}
+    latents = torch.zeros(4, channels.get(family, shape[0]), *shape[1:])
 
     def predict() -> None:
-        model.predict(torch.zeros(4, *shape), torch.ones(4), collate([prompt] * 4), guidance)
+        model.predict(latents, torch.ones(4), collate([prompt] * 4), guidance)
 
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.decoded_image * 2 == pytest.approx(
         allocated_bytes(lambda: model.decode(torch.zeros(2, *shape))), rel=0.2
     )
-    assert estimate.rows_per_image == (1 if family in ("flux", "flux-2-klein, distilled") else 2)
+    assert estimate.rows_per_image == (1 if family in ("flux", "fill", "flux-2-klein, distilled") else 2)
     # Counters of batches, which are no parameters, have eight bytes.
     assert sum(estimate.weights.values()) == pytest.approx(4 * count_parameters(spec), abs=8)
 

@@ -150,11 +150,16 @@ def run_warmup_request(
             guidance_scale=guidance,
             scheduler=spec.default_scheduler,
             n=num_images,
+            strength=1.0 if spec.needs_mask else None,
+            has_mask=spec.needs_mask,
         ),
         timeout_s=math.inf,
     )
+    # A black start image, all of which is repainted.
+    num_pixels = spec.default_width_px * spec.default_height_px
+    frame = memoryview(bytes(3 * num_pixels) + b"\xff" * num_pixels) if spec.needs_mask else None
     try:
-        loop.submit(executor.prepare(request))
+        loop.submit(executor.prepare(request, frame))
         while loop.run_iteration() is not None:
             pass
         for event in events:
@@ -249,6 +254,7 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "attention",
             "channels_last",
             "compile",
+            "compile_blocks",
             "buckets",
             "decode_batch",
             "vae_tiling",

@@ -223,7 +223,7 @@ class DiffusionExecutor:
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
         batches = [self._gather(of_size) for of_size in self._by_size(steps)]
         outputs = self._calls.predict(
-            [batch.inputs_BCHW for batch in batches],
+            [self._masked_images.with_masks(batch.steps, batch.inputs_BCHW) for batch in batches],
             batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
             [self._guided[step.image] for batch in batches for step in batch.steps],
             [

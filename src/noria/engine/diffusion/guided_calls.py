@@ -47,8 +47,8 @@ class GuidedCalls:
     ) -> list[torch.Tensor]:
         """Make one call; return the outputs [B, C, H, W] float32 of each of `inputs`.
 
-        `inputs` are [B, C, H, W] for each size; more than one only for a model whose calls mix sizes. `timesteps`,
-        `images` and `controls` are those of all inputs, in order.
+        `inputs` are [B, C, H, W] for each size, with more channels for a model for inpainting; more than one only for a
+        model whose calls mix sizes. `timesteps`, `images` and `controls` are those of all inputs, in order.
         """
         guided = [b for b, image in enumerate(images) if image.negative is not None]
         positions = guided + list(range(len(images)))

@@ -1,14 +1,16 @@
 """Applies a different set of LoRA adapters to each row of a call, in one batch.
 
 What an adapter adds to a layer is (input · down) · up. For a batch, the matrices of its L distinct sets of adapters are
-stacked, of several adapters in a set the ranks are joined, and two batched products take each row's by its index. Hooks
-add the result behind the layers; the model itself stays as it is. Rows without an adapter are not touched at all, so
-they are equal in every bit to those of the bare model; and without adapters in the batch there is no hook.
+stacked, of several adapters in a set the ranks are joined, and two batched products take each row's by its index, from
+the first row with an adapter to the last. Hooks add the result behind the layers; the model itself stays as it is. Rows
+without an adapter get nothing or exact zeros, so they equal those of the bare model in every bit; and without adapters
+in the batch there is no hook.
 
 Sets are stacked by padded rank, so that a large one makes no other large. Stacks are kept while the sets in them are
 held by requests, whichever rows have them at a call.
 
-Shapes: R rows of a call, A rows of them with adapters, L sets of adapters in a stack, r their padded joined rank.
+Shapes: R rows of a call, A rows of them from the first to the last with adapters of a stack, L sets of adapters in the
+stack, r their padded joined rank.
 """
 
 import contextlib
@@ -22,6 +24,20 @@ from noria.engine.diffusion.lora_cache import Adapters, AdaptersKey, padded_rank
 from noria.models.diffusion.lora_file import LoraLayer
 
 
+class _Span(NamedTuple):
+    """The rows of a call between the first and the last that have adapters of one stack."""
+
+    rows: slice
+    positions_A: torch.Tensor | None  # which set of the stack each row has; None: all have the only one
+    has_adapters_A11: torch.Tensor | None  # 0 for rows that have none of the stack, else 1; None: all have one
+
+    def of_set(self, matrices: torch.Tensor) -> torch.Tensor:
+        """Return the matrices of each row, [A, …] of [L, …]."""
+        if self.positions_A is None:
+            return matrices.expand(self.rows.stop - self.rows.start, *matrices.shape[1:])
+        return matrices[self.positions_A]
+
+
 class LoraRows:
     """The adapters of the rows of the calls of one part of a model."""
 
@@ -32,7 +48,7 @@ class LoraRows:
         self._stacked: tuple[AdaptersKey, ...] = ()  # the sets of which the hooks are
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._rows: list[AdaptersKey] = []  # of the call
-        self._indices: dict[tuple[AdaptersKey, ...], tuple[torch.Tensor, torch.Tensor] | None] = {}
+        self._spans: dict[tuple[AdaptersKey, ...], _Span | None] = {}
         self._is_active = False
 
     @contextlib.contextmanager
@@ -49,7 +65,7 @@ class LoraRows:
         """Release all stacks."""
         for hook in self._hooks:
             hook.remove()
-        self._stacked, self._hooks, self._rows, self._indices = (), [], [], {}
+        self._stacked, self._hooks, self._rows, self._spans = (), [], [], {}
 
     def _set_rows(self, rows: Sequence[Adapters]) -> None:
         keys = [adapters.of_part(self._name) for adapters in rows]
@@ -65,7 +81,7 @@ class LoraRows:
                 self.clear()
                 raise
         if keys != self._rows:
-            self._rows, self._indices = keys, {}
+            self._rows, self._spans = keys, {}
 
     def _stack(self, sets: Mapping[AdaptersKey, Adapters]) -> None:
         modules = {
@@ -99,16 +115,24 @@ class LoraRows:
         """The rows of the call."""
         return len(self._rows)
 
-    def rows_of(self, keys: tuple[AdaptersKey, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the rows that have one of these sets, [A], and which one, [A]; None: no row has one."""
-        if keys not in self._indices:
-            rows = [row for row, key in enumerate(self._rows) if key in keys]
-            positions = [keys.index(self._rows[row]) for row in rows]
-            device = next(self._part.parameters()).device
-            self._indices[keys] = (
-                (torch.tensor(rows, device=device), torch.tensor(positions, device=device)) if rows else None
-            )
-        return self._indices[keys]
+    def span_of(self, keys: tuple[AdaptersKey, ...]) -> _Span | None:
+        """Return the rows from the first that has one of these sets to the last; None: no row has one."""
+        if keys not in self._spans:
+            self._spans[keys] = self._find_span(keys)
+        return self._spans[keys]
+
+    def _find_span(self, keys: tuple[AdaptersKey, ...]) -> _Span | None:
+        found = [row for row, key in enumerate(self._rows) if key in keys]
+        if not found:
+            return None
+        device, span = next(self._part.parameters()).device, slice(found[0], found[-1] + 1)
+        positions = [keys.index(key) if key in keys else 0 for key in self._rows[span]]
+        has_adapters = torch.tensor([[[float(key in keys)]] for key in self._rows[span]], device=device)
+        return _Span(
+            span,
+            torch.tensor(positions, device=device) if len(keys) > 1 else None,
+            None if len(found) == len(positions) else has_adapters,
+        )
 
 
 class _Stack(NamedTuple):
@@ -141,26 +165,48 @@ class _LayerHook:
             assert len(inputs) % num_rows == 0, "a layer that merges rows cannot have adapters by row"
             inputs, output = (each.view(num_rows, -1, each.shape[-1]) for each in (inputs, output))
         for stack in self._stacks:
-            if (found := self._owner.rows_of(stack.keys)) is not None:
-                rows_A, positions_A = found
-                change = _change(module, inputs[rows_A], stack.down[positions_A], stack.up[positions_A])
-                output.index_add_(0, rows_A, change.view(len(rows_A), *output.shape[1:]))
+            if (span := self._owner.span_of(stack.keys)) is not None:
+                down, up_AOr = span.of_set(stack.down), span.of_set(stack.up)
+                add = _add_convolved if isinstance(module, torch.nn.Conv2d) else _add_product
+                add(module, inputs[span.rows], down, up_AOr, span.has_adapters_A11, output[span.rows])
 
 
-def _change(module: torch.nn.Module, inputs: torch.Tensor, down: torch.Tensor, up_AOr: torch.Tensor) -> torch.Tensor:
-    """Return what the adapters of each of A rows add to the output of a layer, in the order of its elements."""
-    if isinstance(module, torch.nn.Conv2d):
-        return _convolve(module, inputs, down, up_AOr)
-    return torch.bmm(torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down.mT), up_AOr.mT)
+def _add_product(
+    _module: torch.nn.Module,
+    inputs: torch.Tensor,
+    down_ArI: torch.Tensor,
+    up_AOr: torch.Tensor,
+    has_adapters_A11: torch.Tensor | None,
+    output: torch.Tensor,
+) -> None:
+    """Add what the adapters of A rows change in a linear layer to its output [A, …, out], in place."""
+    reduced_ATr = torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down_ArI.mT)
+    if has_adapters_A11 is not None:
+        reduced_ATr *= has_adapters_A11
+    output.view(len(output), -1, output.shape[-1]).baddbmm_(reduced_ATr, up_AOr.mT)
 
 
-def _convolve(
-    module: torch.nn.Conv2d, inputs_AIHW: torch.Tensor, down_ArIhw: torch.Tensor, up_AOr: torch.Tensor
-) -> torch.Tensor:
-    """Return [A, out, height × width]: each row convolved with its own matrix, as one convolution in A groups."""
+def _add_convolved(
+    module: torch.nn.Module,
+    inputs_AIHW: torch.Tensor,
+    down_ArIhw: torch.Tensor,
+    up_AOr: torch.Tensor,
+    has_adapters_A11: torch.Tensor | None,
+    output_AOHW: torch.Tensor,
+) -> None:
+    """Add what the adapters of A rows change in a convolution to its output, in place."""
+    assert isinstance(module, torch.nn.Conv2d)
+    reduced_ArN = _reduce(module, inputs_AIHW, down_ArIhw)
+    if has_adapters_A11 is not None:
+        reduced_ArN *= has_adapters_A11
+    output_AOHW += torch.bmm(up_AOr, reduced_ArN).view(output_AOHW.shape)
+
+
+def _reduce(module: torch.nn.Conv2d, inputs_AIHW: torch.Tensor, down_ArIhw: torch.Tensor) -> torch.Tensor:
+    """Return [A, r, height × width]: each row convolved with its own matrix, as one convolution in A groups."""
     num_rows, rank = down_ArIhw.shape[:2]
     if module.kernel_size == (1, 1) and module.stride == (1, 1) and module.padding == (0, 0):
-        return torch.bmm(up_AOr, torch.bmm(down_ArIhw.flatten(2), inputs_AIHW.flatten(2)))
+        return torch.bmm(down_ArIhw.flatten(2), inputs_AIHW.flatten(2))
     reduced = torch.nn.functional.conv2d(
         inputs_AIHW.reshape(1, -1, *inputs_AIHW.shape[2:]),
         down_ArIhw.flatten(0, 1),
@@ -169,7 +215,7 @@ def _convolve(
         dilation=module.dilation,
         groups=num_rows,
     )
-    return torch.bmm(up_AOr, reduced.view(num_rows, rank, -1))
+    return reduced.view(num_rows, rank, -1)
 
 
 def _pad(matrix: torch.Tensor, rank: int, dim: int) -> torch.Tensor:

@@ -44,7 +44,7 @@ class RequestPreparer:
         assert isinstance(config.slots, int)
         self._model, self._loras = model, loras
         self._max_images = config.slots + config.queue_limit  # of a request
-        self._start_frames = StartFrameReader()
+        self._start_frames = StartFrameReader(inpainting=model.inpainting)
 
     def prepare(self, request: ImageRequest, data: memoryview | None) -> PreparedImageRequest:
         """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).

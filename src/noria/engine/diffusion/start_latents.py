@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from noria.engine.diffusion.controls import ControlImage
 from noria.errors import InvalidField, QueueFull
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.diffusion_model import DiffusionModel, InpaintingInput
 from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionPayload, min_strength
 
@@ -24,30 +24,45 @@ MAX_WAITING_BYTES = 2**30
 
 _RETRY_AFTER_S = 5.0  # an image of the usual 20 to 50 steps takes a few seconds
 _REPAINTED = 128  # and more, as diffusers' VaeImageProcessor rounds masks
+_GREY = np.float32(127.5)  # 0 in the VAE's scale, as diffusers' pipelines put it where an image is repainted
 
 
 class StartLatents:
     """The latents of a request's start image, and until they are encoded its pixels."""
 
     def __init__(
-        self, pixels_HW3: NDArray[np.uint8], repainted_HW: NDArray[np.bool_] | None, *, begins_with_noise: bool
+        self,
+        pixels_HW3: NDArray[np.uint8],
+        repainted_MHW: NDArray[np.bool_] | None,
+        mask_HW: NDArray[np.bool_] | None,
+        *,
+        begins_with_noise: bool,
     ) -> None:
-        """`pixels_HW3` are of the image's size, `repainted_HW` of the latents'."""
-        self._pixels_HW3: NDArray[np.uint8] | None = pixels_HW3
+        """`pixels_HW3` and `mask_HW` are of the image's size, `repainted_MHW` of the latents'; True is repainted.
+
+        `mask_HW` is None but for a model for inpainting, which gets the latents of what it keeps; M is 1 but for it.
+        """
+        self._pixels: tuple[NDArray[np.uint8], NDArray[np.bool_] | None] | None = (pixels_HW3, mask_HW)
         self._encoded: LatentDistribution | None = None
-        self.repainted_HW, self.begins_with_noise = repainted_HW, begins_with_noise
+        self._kept: LatentDistribution | None = None
+        self.repainted_MHW, self.begins_with_noise = repainted_MHW, begins_with_noise
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes of the pixels, until they are encoded."""
-        pixels_HW3 = self._pixels_HW3
-        return 0 if pixels_HW3 is None else pixels_HW3.nbytes
+        return sum(each.nbytes for each in self._pixels or () if each is not None)
 
     @property
     def encoded(self) -> LatentDistribution:
-        """Its latents, with a B of 1, once they are encoded."""
+        """Its latents, with a B of 1, once they are encoded; not of a model for inpainting that begins with noise."""
         assert self._encoded is not None
         return self._encoded
+
+    @property
+    def kept(self) -> LatentDistribution:
+        """Of a model for inpainting, likewise: the latents of the start image, in grey where it is repainted."""
+        assert self._kept is not None
+        return self._kept
 
     @staticmethod
     def encode(starts: "Sequence[StartLatents]", model: DiffusionModel, batch_size: int | None) -> None:
@@ -55,16 +70,43 @@ class StartLatents:
 
         With `batch_size`, as many are encoded, the last ones without use, so that no bit depends on how many there are.
         """
-        pixels_BHW3 = np.stack([start._pixels_HW3 for start in starts if start._pixels_HW3 is not None])
-        assert len(pixels_BHW3) == len(starts)
-        padding = 0 if batch_size is None else batch_size - len(starts)
-        if padding > 0:
-            pixels_BHW3 = np.concatenate([pixels_BHW3, np.repeat(pixels_BHW3[:1], padding, axis=0)])
-        encoded = model.encode(torch.from_numpy(pixels_BHW3))
-        for b, start in enumerate(starts):
-            deviation_1CHW = None if encoded.deviation_BCHW is None else encoded.deviation_BCHW[b : b + 1]
-            start._encoded = LatentDistribution(encoded.mean_BCHW[b : b + 1], deviation_1CHW)
-            start._pixels_HW3 = None
+        waiting = [(start, start._pixels) for start in starts if start._pixels is not None]
+        assert len(waiting) == len(starts)
+        begun = [
+            (start, pixels_HW3)
+            for start, (pixels_HW3, mask_HW) in waiting
+            if mask_HW is None or not start.begins_with_noise
+        ]
+        masked = [
+            (start, np.where(mask_HW[:, :, None], _GREY, pixels_HW3))
+            for start, (pixels_HW3, mask_HW) in waiting
+            if mask_HW is not None
+        ]
+        encoded, kept = (_encode([pixels_HW3 for _, pixels_HW3 in each], model, batch_size) for each in (begun, masked))
+        # These come last: what runs out of memory is repeated.
+        for (start, _), latents in zip(begun, encoded, strict=True):
+            start._encoded = latents
+        for (start, _), latents in zip(masked, kept, strict=True):
+            start._kept = latents
+        for start in starts:
+            start._pixels = None
+
+
+def _encode(
+    images: "list[NDArray[np.uint8]] | list[NDArray[np.float32]]", model: DiffusionModel, batch_size: int | None
+) -> list[LatentDistribution]:
+    """Return the latents of each of `images`, encoded together, with a B of 1."""
+    if not images:
+        return []
+    padding = 0 if batch_size is None else max(0, batch_size - len(images))
+    encoded = model.encode(torch.from_numpy(np.stack([*images, *images[:1] * padding])))
+    return [
+        LatentDistribution(
+            encoded.mean_BCHW[b : b + 1],
+            None if encoded.deviation_BCHW is None else encoded.deviation_BCHW[b : b + 1],
+        )
+        for b in range(len(images))
+    ]
 
 
 class StartFrameReader:
@@ -73,8 +115,9 @@ class StartFrameReader:
     A prepared request holds what is read for it, so nothing has to be returned, whatever ends the request.
     """
 
-    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
-        self._max_waiting_bytes = max_waiting_bytes
+    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES, inpainting: InpaintingInput | None = None) -> None:
+        """`inpainting` is that of the model that they are for."""
+        self._max_waiting_bytes, self._inpainting = max_waiting_bytes, inpainting
         self._alive: weakref.WeakSet[StartLatents | ControlImage] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -90,6 +133,8 @@ class StartFrameReader:
         """
         if payload.strength is None and payload.has_mask:
             raise InvalidField("a mask needs a start image", field="mask")
+        if self._inpainting is not None and not payload.has_mask:
+            raise InvalidField("this model is for inpainting, and needs a start image and a mask", field="mask")
         check_strength(payload)
         num_bytes, expected = len(data or b""), _num_bytes(payload)
         if num_bytes != expected or (data is None) != (expected == 0):
@@ -112,10 +157,37 @@ class StartFrameReader:
                     retry_after_s=_RETRY_AFTER_S,
                 )
             # Copies, which do not keep the frame.
-            start = _read_start(payload, of_start, latent_shape) if payload.strength is not None else None
+            start = self._read_start(payload, of_start, latent_shape) if payload.strength is not None else None
             controls = tuple(ControlImage(pixels_HW3.copy()) for pixels_HW3 in of_controls.reshape(-1, *shape))
             self._alive.update(controls if start is None else (start, *controls))
         return start, controls
+
+    def _read_start(
+        self, payload: DiffusionPayload, frame: NDArray[np.uint8], latent_shape: tuple[int, int, int]
+    ) -> StartLatents:
+        num_pixels, inpainting = payload.height * payload.width, self._inpainting
+        repainted_MHW = mask_HW = None
+        if payload.has_mask:
+            mask_HW = frame[3 * num_pixels :].reshape(payload.height, payload.width) >= _REPAINTED
+            repainted_MHW = _mask_of_latents(mask_HW, latent_shape, inpainting.mask_channels if inpainting else 1)
+        pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()
+        # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
+        begins_with_noise = payload.has_mask and payload.strength == 1
+        if inpainting is None:
+            mask_HW = None
+        elif inpainting.always_has_start:
+            begins_with_noise = False
+        return StartLatents(pixels_HW3, repainted_MHW, mask_HW, begins_with_noise=begins_with_noise)
+
+
+def _mask_of_latents(
+    mask_HW: NDArray[np.bool_], latent_shape: tuple[int, int, int], num_channels: int
+) -> NDArray[np.bool_]:
+    """Return the first pixels of each latent's block as [M, H, W]; of one, diffusers' resizing takes the top left."""
+    _, height, width = latent_shape
+    block = mask_HW.shape[0] // height
+    pixels_MHW = mask_HW.reshape(height, block, width, block).transpose(1, 3, 0, 2).reshape(-1, height, width)
+    return pixels_MHW[:num_channels].copy()
 
 
 def _num_bytes(payload: DiffusionPayload) -> int:
@@ -132,22 +204,6 @@ def _describe(payload: DiffusionPayload) -> str:
         *(["images of controls: " + str(len(payload.controls))] if payload.controls else []),
     ]
     return " and ".join(parts) or "no image"
-
-
-def _read_start(
-    payload: DiffusionPayload, frame: NDArray[np.uint8], latent_shape: tuple[int, int, int]
-) -> StartLatents:
-    num_pixels = payload.height * payload.width
-    repainted_HW = None
-    if payload.has_mask:
-        _, height, width = latent_shape
-        mask = frame[3 * num_pixels :].reshape(payload.height, payload.width)
-        # Diffusers' resizing takes the pixel at the top left of each latent.
-        repainted_HW = mask[:: payload.height // height, :: payload.width // width] >= _REPAINTED
-    pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()
-    # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
-    begins_with_noise = payload.has_mask and payload.strength == 1
-    return StartLatents(pixels_HW3, repainted_HW, begins_with_noise=begins_with_noise)
 
 
 def check_strength(payload: DiffusionPayload) -> None:

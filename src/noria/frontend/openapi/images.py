@@ -1,14 +1,17 @@
 """The bodies of `/t2i` and of OpenAI's image route in the OpenAPI document, and their paths."""
 
+import copy
 from typing import Any
 
+from msgspec import Struct
+
 from noria.errors import OperationNotSupported
+from noria.frontend.http.body import FORM
 from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation
 from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
 from noria.frontend.services.request_validation import (
-    DEFAULT_STRENGTH,
     MAX_CONTROL_SCALE,
     MAX_CONTROLS,
     MAX_LORA_WEIGHT,
@@ -51,7 +54,7 @@ DESCRIPTIONS = {
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
     "and `height` are its own by default",
     "mask": "likewise, of the image's size; white is repainted, black is kept",
-    "strength": f"how much of the start image is replaced; {DEFAULT_STRENGTH} with an image",
+    "strength": "how much of the start image is replaced",
 } | dict.fromkeys((*IGNORED_FIELDS, "input_fidelity"), "accepted for OpenAI's clients and ignored")
 
 
@@ -86,7 +89,17 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> 
             ]
         }
     ]
-    _describe_form(schemas["EditsFields"])
+    _describe_form(schemas["EditsFields"], needs_image=True)
+    if spec is not None:
+        _describe_start_image(schemas, spec)
+    for body, starts in ((ImageRequestBody, True), (GenerationsRequestBody, False)):
+        schemas[_form_of(body)] = form = copy.deepcopy(schemas[body.__name__])
+        _describe_form(form, starts=starts)
+
+
+def _form_of(body: type[Struct]) -> str:
+    """Return the name of the schema of a form with the fields of `body`."""
+    return body.__name__.replace("Body", "Form")
 
 
 def paths() -> dict[str, Any]:
@@ -97,7 +110,7 @@ def paths() -> dict[str, Any]:
                 "Generate images",
                 "One image is returned as a file, with its seed in X-Noria-Seed and its timings in Server-Timing; "
                 "several, or one for a client that accepts JSON but no image, as JSON.",
-                body=ImageRequestBody,
+                body=_json_or_form(ImageRequestBody),
                 content=IMAGE_CONTENT | json_content(ImagesResponse) | EVENT_STREAM_CONTENT,
             )
         },
@@ -105,7 +118,7 @@ def paths() -> dict[str, Any]:
             "post": operation(
                 "Generate images from an image with OpenAI's API",
                 "The body is a form, and the unmodified OpenAI clients work; send Noria's own fields in `extra_body`.",
-                body={"multipart/form-data": {"schema": {"$ref": "#/components/schemas/EditsFields"}}},
+                body={FORM: {"schema": {"$ref": "#/components/schemas/EditsFields"}}},
                 content=json_content(GenerationsResponse) | EVENT_STREAM_CONTENT,
             )
         },
@@ -116,11 +129,30 @@ def paths() -> dict[str, Any]:
             "post": operation(
                 "Generate images with OpenAI's API",
                 "The unmodified OpenAI clients work; send Noria's own fields in `extra_body`.",
-                body=GenerationsRequestBody,
+                body=_json_or_form(GenerationsRequestBody),
                 content=json_content(GenerationsResponse) | EVENT_STREAM_CONTENT,
             )
         },
     }
+
+
+def _describe_start_image(schemas: dict[str, Any], spec: DiffusionModelSpec) -> None:
+    """Add the default of `strength` and, if requests of the model need an image and a mask, these."""
+    for body in (ImageRequestBody, EditsFields):
+        schema = schemas[body.__name__]
+        schema["properties"]["strength"]["description"] += f"; with an image {spec.default_strength} by default"
+        if spec.needs_mask:
+            schema["required"] = sorted({*schema["required"], "image", "mask"})
+    if spec.needs_mask:
+        body = schemas["ImageRequestBody"]
+        for name in ("image", "mask"):
+            body["properties"][name] = {"type": "string", "description": DESCRIPTIONS[name]}
+        body["example"] = body["example"] | dict.fromkeys(("image", "mask"), EXAMPLE_FILE)
+
+
+def _json_or_form(body: type[Struct]) -> dict[str, Any]:
+    """Return a content object: the fields as JSON, or as a form with files."""
+    return json_content(body) | {FORM: {"schema": {"$ref": f"#/components/schemas/{_form_of(body)}"}}}
 
 
 def _other_spellings(spec: DiffusionModelSpec) -> list[str]:
@@ -133,15 +165,28 @@ def _other_spellings(spec: DiffusionModelSpec) -> list[str]:
     ]
 
 
-def _describe_form(schema: dict[str, Any]) -> None:
-    """Add the files of the form of edits, and what is a text in it."""
-    files = {
-        "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels; `size` is its own by default",
-        "mask": "a PNG or WebP file of the image's size; what is transparent in it is repainted",
-    }
-    schema["properties"] |= {
-        name: {"type": "string", "format": "binary", "description": description} for name, description in files.items()
-    }
+def _describe_form(schema: dict[str, Any], *, starts: bool = True, needs_image: bool = False) -> None:
+    """Add the files of a form, and what is a text in it; `starts`: it may have a start image.
+
+    What is null in JSON is left out of a form.
+    """
+    schema.pop("allOf", None)
+    for field in schema["properties"].values():
+        if "anyOf" in field:
+            field["anyOf"] = [each for each in field["anyOf"] if each.get("type") != "null"]
+        if isinstance(field.get("type"), list):
+            field["type"] = [each for each in field["type"] if each != "null"]
+        if field.get("default", "") is None:
+            del field["default"]
+    if starts:
+        repainted = "what is transparent in it is repainted" if needs_image else "white is repainted"
+        files = {
+            "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels; its size is the default",
+            "mask": f"a file of the image's size; {repainted}",
+        }
+        schema["properties"] |= {
+            name: {"type": "string", "format": "binary", "description": text} for name, text in files.items()
+        }
     schema["properties"]["control"] = {
         "type": "array",
         "items": {"type": "string", "format": "binary"},
@@ -149,7 +194,8 @@ def _describe_form(schema: dict[str, Any]) -> None:
     }
     for name in ("loras", "controls"):
         schema["properties"][name] = {"type": "string", "description": f"JSON: {DESCRIPTIONS[name]}"}
-    schema["required"] = [*schema["required"], "image"]
+    if needs_image:
+        schema["required"] = [*schema["required"], "image"]
 
 
 def _describe_size(properties: dict[str, Any], spec: DiffusionModelSpec | None) -> None:

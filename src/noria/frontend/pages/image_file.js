@@ -43,7 +43,7 @@ export function toDataUrl(file) {
 }
 
 /**
- * Listen for files that are dropped or pasted. `zones`: [element, onFile(file)] each; a file goes to the zone that it is dropped on,
+ * Listen for files that are dropped or pasted. `zones`: [element, onFile(file, target)] each; a file goes to the zone that it is dropped on,
  * and to the first one from everywhere else.
  */
 export function listenForFiles(zones) {
@@ -62,7 +62,7 @@ export function listenForFiles(zones) {
     mark(null);
     if (!hasFiles(event)) return;
     event.preventDefault();
-    zoneAt(event.target)[1](event.dataTransfer.files[0]);
+    zoneAt(event.target)[1](event.dataTransfer.files[0], event.target);
   });
   window.addEventListener("paste", (event) => {
     const { files, types } = event.clipboardData;

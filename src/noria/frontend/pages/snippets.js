@@ -1,12 +1,16 @@
 // A request as code that generates the same image: a command and programs. Pure.
 //
-// They contain no API key: if the server needs one, they read it from NORIA_API_KEY. Of a start image and its mask, which are files
-// in the settings, they have the names, and read them from the folder in which they run.
+// They contain no API key: if the server needs one, they read it from NORIA_API_KEY. Of images, which are files in the settings, they
+// have the names, and read them from the folder in which they run.
 
 import { nonEmptyEntries, requestBody } from "./request_settings.js";
 
 /** Functions (settings, origin, needsKey) → code for the server at `origin`, by name. */
 export const SNIPPETS = { curl: curlCommand, openai: openaiProgram, Python: pythonProgram };
+
+/** Those of SNIPPETS that can send `settings`: openai's client cannot send images of ControlNets beside a start image. */
+export const snippetsFor = ({ image, controls }) =>
+  Object.fromEntries(Object.entries(SNIPPETS).filter(([name]) => name !== "openai" || !(image && controls)));
 
 /** Functions (origin, needsKey) → code, by name, for texts: `body` is what POST `path` takes. */
 export function textSnippets(path, body) {
@@ -17,16 +21,20 @@ export function textSnippets(path, body) {
   return path === "/embed" ? { ...snippets, openai: (origin, needsKey) => openaiTextProgram(body, origin, needsKey) } : snippets;
 }
 
-function curlCommand({ image = null, mask = null, ...settings }, origin, needsKey) {
+function curlCommand(settings, origin, needsKey) {
+  const { image, mask, controls } = settings;
   const several = (settings.n ?? 1) > 1;
   const extension = settings.format ?? "png";
-  const name = image?.name === `image.${extension}` || mask?.name === `image.${extension}` ? "result" : "image";
+  const files = [image, mask, ...(controls ?? []).map((each) => each.image)].filter(Boolean);
+  const name = files.some((file) => file.name === `image.${extension}`) ? "result" : "image";
   const output = several ? "-o images.json" : `-o ${name}.${extension}`;
-  const json = requestBody(settings);
-  if (!image) return curl(`${origin}/t2i`, `-d ${shellQuote(json)}`, needsKey, output);
+  const mark = (file) => file && `\u0000${files.indexOf(file)}\u0000`; // what the shell reads goes there; no field has such a text
+  const marked = { ...settings, image: mark(image), mask: mark(mask), controls: controls?.map((each) => ({ ...each, image: mark(each.image) })) };
+  const json = requestBody(marked);
+  if (!files.length) return curl(`${origin}/t2i`, `-d ${shellQuote(json)}`, needsKey, output);
   // A file is longer than a shell's arguments may be: a here-document, in which the shell reads the files.
-  const files = Object.entries({ image, mask }).map(([field, file]) => (file ? `,"${field}":"$(base64 < ${shellQuote(file.name)} | tr -d '\\n')"` : ""));
-  const document = `${json.slice(0, -1).replace(/[\\$`]/g, "\\$&")}${files.join("")}}`;
+  const read = (_, index) => `$(base64 < ${shellQuote(files[index].name)} | tr -d '\\n')`;
+  const document = json.replace(/[\\$`]/g, "\\$&").replace(/\\\\u0000(\d+)\\\\u0000/g, read);
   return `${curl(`${origin}/t2i`, "-d @-", needsKey, `${output} <<EOF`)}${document}\nEOF\n`;
 }
 
@@ -41,9 +49,11 @@ function curl(url, data, needsKey, output = null) {
   return `${lines.join(" \\\n  ")}\n`;
 }
 
-function pythonProgram({ image = null, mask = null, ...settings }, origin, needsKey) {
-  const files = Object.entries({ image, mask }).filter(([, file]) => file);
-  const reads = files.map(([field, { name }]) => `with open(${JSON.stringify(name)}, "rb") as file:\n    settings["${field}"] = base64.b64encode(file.read()).decode()\n`);
+function pythonProgram({ image = null, mask = null, controls = null, ...rest }, origin, needsKey) {
+  const settings = { ...rest, controls: controls?.map(({ image: _, ...others }) => others) };
+  const files = Object.entries({ image, mask }).map(([field, file]) => [`["${field}"]`, file]);
+  files.push(...(controls ?? []).map((each, index) => [`["controls"][${index}]["image"]`, each.image]));
+  const reads = files.map(([place, file]) => (file ? `with open(${JSON.stringify(file.name)}, "rb") as file:\n    settings${place} = base64.b64encode(file.read()).decode()\n` : ""));
   return `import base64
 import json
 ${needsKey ? "import os\n" : ""}import urllib.request
@@ -124,4 +134,12 @@ function pythonDict(settings) {
   return `{\n${lines.join("")}}`;
 }
 
-const literal = (name, value) => (name === "seed" ? value : JSON.stringify(value));
+function literal(name, value) {
+  if (name === "seed") return value;
+  if (name !== "controls") return JSON.stringify(value);
+  const controls = value.map(({ image, ...rest }) => {
+    const json = JSON.stringify(rest);
+    return image ? `${json.slice(0, -1)},"image":base64.b64encode(open(${JSON.stringify(image.name)}, "rb").read()).decode()}` : json;
+  });
+  return `[${controls.join(", ")}]`;
+}

@@ -133,8 +133,9 @@ def usable_settings(
 ) -> tuple[dict[str, Any], list[RejectedSetting]]:
     """Split `metadata` into the settings that `spec` supports and the rejected ones, with the error each would get.
 
-    There is always a prompt, since `POST /t2i` requires one.
+    There is always a prompt, since `POST /t2i` requires one. Images are not among the settings.
     """
+    spec = msgspec.structs.replace(spec, needs_mask=False)
     settings: dict[str, Any] = {"prompt": ""}
     rejected = []
     for field in _SETTINGS:

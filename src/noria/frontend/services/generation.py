@@ -187,14 +187,15 @@ class GenerationService:
             self._log_rejection(body, None, error)
             raise
         started = time.monotonic()
+        held = contextlib.ExitStack()  # of the quota, while images are read
         try:
             load_files = load_files or files_of(body)
             body = body.without_images()
             prioritised = api_client.apply_priority(body)
             images = None
             if load_files is not None:
-                backlog_s = self.engine_pool.backlog_s(spec)
-                api_client.images.check(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job)
+                backlog_s, quota = self.engine_pool.backlog_s(spec), api_client.images
+                held.enter_context(quota.hold(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job))
                 images = await self._start_images.open(client, load_files)
             load_files = None  # it may hold the files
             facts = NO_IMAGES if images is None else images.facts
@@ -224,6 +225,8 @@ class GenerationService:
             outcomes.count_request(spec.name, error.code)
             self._log_rejection(body, spec, error)
             raise
+        finally:
+            held.close()
         add_request_attributes(get_current_span(), request)
         return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body, facts, data)
 

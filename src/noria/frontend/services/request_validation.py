@@ -34,7 +34,6 @@ _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _MAX_GUIDANCE = 50.0
 MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
-DEFAULT_STRENGTH = 0.8  # as in most of diffusers' pipelines
 MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
 MAX_CONTROLS = 4  # of a request: each costs half a UNet
 MAX_CONTROL_SCALE = 2.0  # A1111's
@@ -116,6 +115,7 @@ def validate(
         return _check_range(field, got, allowed[field])
 
     start_image = images.start
+    _check_needed_images(spec, start_image)
     first = start_image or next(iter(images.controls), None)
     width_px, height_px = (None, None) if first is None else fitting_size((first.width_px, first.height_px), spec)
     num_steps = int(checked("inference_steps", body.inference_steps))
@@ -136,7 +136,7 @@ def validate(
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=scheduler,
             partial_images=_check_previews(body, checked),
-            loras=complete_loras(_check_loras(body.loras), spec.name) if body.loras else (),
+            loras=complete_loras(_check_loras(body.loras, spec), spec.name) if body.loras else (),
             strength=_check_strength(body.strength, start_image, spec, scheduler, num_steps, checked),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
@@ -214,6 +214,17 @@ def fitting_size(sides: tuple[int, int], spec: DiffusionModelSpec) -> tuple[int,
     return width, height
 
 
+def _check_needed_images(spec: DiffusionModelSpec, start_image: StartImageFacts | None) -> None:
+    if not spec.needs_mask or (start_image is not None and start_image.mask_digest is not None):
+        return
+    missing = "image" if start_image is None else "mask"
+    raise InvalidField(
+        f"{missing} is missing: {spec.name} is a model for inpainting, which repaints the part of an image that a mask "
+        "covers. Send both: to /t2i, /v1/images/edits or /sdapi/v1/img2img.",
+        field=missing,
+    )
+
+
 def _check_strength(
     got: float | None,
     start_image: StartImageFacts | None,
@@ -229,8 +240,14 @@ def _check_strength(
                 field="strength",
             )
         return None
+    if not spec.takes_start_images:
+        raise InvalidField(
+            f"{spec.name} cannot begin with an image or repaint one: diffusers has no pipeline for that in its family, "
+            f"{spec.family}. Leave the image out.",
+            field="image",
+        )
     scheduler_names.check_start_image(scheduler, spec.schedulers)
-    strength = float(checked("strength", DEFAULT_STRENGTH if got is None else got))
+    strength = float(checked("strength", spec.default_strength if got is None else got))
     if num_skipped_steps(scheduler, num_steps, strength) == num_steps:
         raise InvalidField(
             f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are "
@@ -240,7 +257,13 @@ def _check_strength(
     return strength
 
 
-def _check_loras(loras: Sequence[Lora]) -> Sequence[Lora]:
+def _check_loras(loras: Sequence[Lora], spec: DiffusionModelSpec) -> Sequence[Lora]:
+    if not spec.takes_loras:
+        raise InvalidField(
+            f"loras: {spec.name} takes none: diffusers has no loader for LoRAs of its family, {spec.family}. "
+            "Leave them out.",
+            field="loras",
+        )
     if len(loras) > MAX_LORAS:
         raise InvalidField(f"loras has {len(loras)} entries; at most {MAX_LORAS} are allowed.", field="loras")
     for lora in loras:

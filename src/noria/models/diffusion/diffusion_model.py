@@ -1,9 +1,11 @@
 """The interface of a loaded diffusion model, as the executor uses it.
 
-Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size.
+Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size, M channels of a
+mask.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +21,19 @@ LatentRows = torch.Tensor | list[torch.Tensor]
 """[R, C, H, W], or R times [C, H, W] of several sizes."""
 
 
+@dataclass(frozen=True, slots=True)
+class InpaintingInput:
+    """What the denoiser of a model for inpainting takes after the latents: a mask, and the latents of what it keeps."""
+
+    mask_channels: int  # 1: of each latent the pixel at its top left; more: all pixels of its block, row by row
+    mask_is_first: bool
+    always_has_start: bool  # whether its pipeline draws for the start image also where noise replaces all of it
+
+    def join(self, mask_MHW: torch.Tensor, kept_CHW: torch.Tensor) -> torch.Tensor:
+        """Return [M + C, H, W]; in the mask 1 is repainted."""
+        return torch.cat([mask_MHW, kept_CHW] if self.mask_is_first else [kept_CHW, mask_MHW])
+
+
 class DiffusionModel(Protocol):
     """A loaded diffusion model."""
 
@@ -28,6 +43,7 @@ class DiffusionModel(Protocol):
     guidance: Guidance
     scheduler_config: dict[str, Any]
     lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names; the denoiser first
+    inpainting: InpaintingInput | None  # of a model for inpainting
     preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
@@ -56,7 +72,7 @@ class DiffusionModel(Protocol):
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
     ) -> LatentRows:
-        """Return the denoiser's output for each row, of its shape, as the model's scheduler takes it.
+        """Return the denoiser's output for each row, of the latents' shape, as the model's scheduler takes it.
 
         Rows come as a list only to a model whose calls mix sizes; `guidance_R` are the scales of a model that embeds
         them.
@@ -68,7 +84,7 @@ class DiffusionModel(Protocol):
         ...
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
         ...
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

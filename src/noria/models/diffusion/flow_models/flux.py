@@ -6,6 +6,7 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 - Blocks of 2 × 2 latents are the transformer's tokens; here latents stay [C, H, W], and are packed for its call.
 - The steps' noise levels fall evenly from 1, and the scheduler shifts them by the image's size.
 - dev takes the guidance scale itself, in one row; schnell takes none. Neither takes a negative prompt.
+- Fill takes a start image and a mask: of each latent the latents of what is kept and all pixels of the mask.
 - Images of several sizes with nearly as many tokens share a call, see `token_rows.py`.
 
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an
@@ -19,7 +20,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
 from noria.models.diffusion.flow_models.latent_flow import text_outputs
 from noria.models.diffusion.flow_models.packed_flow import PackedFlow, positions
 from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
@@ -34,6 +35,7 @@ from noria.models.diffusion.part_loading import (
     loading,
     text_encoder_placement,
 )
+from noria.models.families import MASKLESS_ATTENTION
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 
@@ -59,9 +61,13 @@ class Flux(PackedFlow):
         super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True))
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
         self._clip, self._t5 = clip, t5
+        if transformer.config.in_channels != transformer.out_channels:
+            self.inpainting = InpaintingInput(self.latent_scale**2, mask_is_first=False, always_has_start=True)
         self._takes_guidance: bool = transformer.config.guidance_embeds
-        # Not in buckets, in which a batch changes no bit, and not if each mixture of sizes would be compiled.
-        self._mixes_sizes = not config.buckets and not config.compile
+        # Not in buckets, in which a batch changes no bit, not if each mixture of sizes would be compiled, and not if
+        # attention takes no masks.
+        takes_masks = config.attention not in MASKLESS_ATTENTION
+        self._mixes_sizes = takes_masks and not config.buckets and not config.compile
         transformer.pos_embed = RowPositions(transformer.pos_embed)
 
     @classmethod
@@ -109,7 +115,7 @@ class Flux(PackedFlow):
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
     ) -> LatentRows:
-        """Return the velocity of each row, of the row's shape; `guidance_R` are the scales, which schnell ignores."""
+        """Return the velocity of each row's latents, of their shape; schnell ignores the scales `guidance_R`."""
         images = (
             [latents_R] if isinstance(latents_R, torch.Tensor) else [latents_CHW[None] for latents_CHW in latents_R]
         )

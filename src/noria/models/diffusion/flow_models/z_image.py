@@ -52,7 +52,7 @@ class ZImage(LatentFlow):
         if config.compile:
             raise ConfigError(
                 "engine.compile does not work with Z-Image: each mixture of sizes and prompt lengths would be "
-                "compiled. Switch it off."
+                "compiled. Switch it off, or use engine.compile_blocks."
             )
         super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
         self.noise_dtype = torch.float32

@@ -102,6 +102,11 @@ class UnetFolder:
     vae: VaeConfig
     shapes: Mapping[str, Shapes]  # of the weights, by part
 
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the UNet takes a mask and the latents of what it keeps besides the latents, for inpainting."""
+        return self.unet.in_channels != self.unet.out_channels
+
 
 def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
     """Read and check all parts of a folder that `family` lists.
@@ -121,11 +126,12 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
     for key in ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type"):
         if getattr(unet, key) is not None:
             raise ModelError(f"{unet_file}: {key} is {getattr(unet, key)!r}: {OTHER_INPUT}")
-    if (unet.in_channels, unet.out_channels) != (vae.latent_channels,) * 2:
+    of_latents = vae.latent_channels
+    if unet.in_channels not in (of_latents, 2 * of_latents + 1) or unet.out_channels != of_latents:
         raise ModelError(
             f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels}, but the VAE has "
-            f"{vae.latent_channels} latent channels: an inpainting, depth or upscaling model; supported is text to "
-            "image."
+            f"{of_latents} latent channels: a depth, editing or upscaling model; supported are text to image, with "
+            f"in_channels {of_latents}, and inpainting, with {2 * of_latents + 1}."
         )
     text_width = sum(text_encoder.hidden_size for text_encoder in text_encoders)
     if unet.text_widths != {text_width}:
@@ -140,9 +146,11 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
 
 
 def make_unet_spec(
-    folder: pathlib.Path, family: Family, found: UnetFolder, *, steps: int, guidance: float
+    folder: pathlib.Path, family: Family, found: UnetFolder, *, steps: int, guidance: float, inpaint_strength: float
 ) -> DiffusionModelSpec:
     """Return the spec, without name and fingerprint, with the defaults given here unless noria.json has others.
+
+    `inpaint_strength` is the default of a model for inpainting, all of whose requests begin with an image.
 
     Widths and heights are multiples of the factor by which VAE and UNet together downscale. The smallest side is two
     such multiples, the largest twice the side that the model was trained at: beyond that, convolutional models repeat
@@ -156,7 +164,11 @@ def make_unet_spec(
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
-    schedulers = tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion"))
+    schedulers = tuple(
+        choice.name
+        for choice in scheduler_names.choices_of_family("diffusion")
+        if choice.takes_start_image or not found.needs_mask
+    )
     return make_spec(
         folder,
         family,
@@ -171,6 +183,7 @@ def make_unet_spec(
         scheduler="dpm++2m",
         guidance_rescale=overrides.guidance_rescale,
         num_parameters=num_tensor_parameters(found.shapes["unet"]),
+        **({"needs_mask": True, "default_strength": inpaint_strength} if found.needs_mask else {}),
     )
 
 
@@ -195,6 +208,15 @@ def check_scheduler(file: pathlib.Path) -> None:
             "the sample."
         )
     convert(file, tree, _Scheduler)
+
+
+def check_does_not_clip(file: pathlib.Path) -> None:
+    """Raise ModelError if the scheduler clips, which this family's pipeline does not switch off."""
+    if read_object(file).get("clip_sample"):
+        raise ModelError(
+            f"{file}: clip_sample is true: the scheduler would clip, which is not linear. Set it to false; models of "
+            "latents are trained without."
+        )
 
 
 def _check_length(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> None:

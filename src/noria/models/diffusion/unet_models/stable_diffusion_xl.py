@@ -31,6 +31,7 @@ from noria.models.diffusion.part_loading import (
 )
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
+from noria.models.diffusion.vae import without_overflow
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 
@@ -80,9 +81,7 @@ class StableDiffusionXL(LatentDiffusion):
             first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement)
             second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", *placement)
             unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
-            vae = load_vae(spec, dtype, device)
-            if dtype is torch.float16 and getattr(vae.config, "force_upcast", False):
-                vae = vae.float()
+            vae = without_overflow(load_vae(spec, dtype, device))
             zeros = load_pipeline_config(spec).get("force_zeros_for_empty_prompt", True)
             guidance = Guidance(
                 rescale=spec.guidance_rescale,
