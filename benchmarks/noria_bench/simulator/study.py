@@ -18,6 +18,8 @@ from noria_bench.simulator.world import Settings, simulate
 MAX_DEVICES = 100_000
 # The exact engine simulates about 1,000 requests a second.
 _MAX_EXACT_REQUESTS = 50_000
+# What fits the memory: 300 bytes a request in the exact engine, 20 in the fast one.
+_LIMITS = {"exact": 2_000_000, "fast": 100_000_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,16 @@ def choose_engine(wanted: str, scenario: Scenario, traffic: Traffic) -> str:
     reason = _why_not_fast(scenario, traffic)
     if wanted == "fast" and reason:
         raise SimulateError(f"the fast engine knows {reason}; use --engine exact")
-    if wanted != "auto":
-        return wanted
-    return "exact" if reason or traffic.num_expected <= _MAX_EXACT_REQUESTS else "fast"
+    engine = wanted
+    if wanted == "auto":
+        engine = "exact" if reason or traffic.num_expected <= _MAX_EXACT_REQUESTS else "fast"
+    if traffic.num_expected > _LIMITS[engine]:
+        note = f" (the fast one knows {reason})" if reason else ""
+        raise SimulateError(
+            f"about {traffic.num_expected:,.0f} requests are more than the {_LIMITS[engine]:,} of the {engine} engine"
+            f"{note}; lower --rate or --duration"
+        )
+    return engine
 
 
 def _why_not_fast(scenario: Scenario, traffic: Traffic) -> str:

@@ -52,6 +52,7 @@ def test_a_simulation_is_compared_with_a_measured_run(tmp_path, capsys):
         (["--spot", "1h"], "needs spot_price_per_hour"),
         (["--autoscale", "1-4", "--p99", "2"], "use one of them"),
         (["--engine", "fast", "--failures", "1h"], "no failures"),
+        (["--rate", "1000000", "--duration", "30d"], "are more than the 100,000,000 of the fast engine"),
         (["--shapes", "/nowhere"], "No such file"),
     ],
 )

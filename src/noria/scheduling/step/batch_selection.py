@@ -76,6 +76,11 @@ def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) 
     return chosen, max_step_s
 
 
+def all_fit(rows: int, rows_limit: int, *, is_full: bool) -> bool:
+    """Return whether all images step that have `rows` together: whether `select_batch` would select all of them."""
+    return is_full and rows <= rows_limit
+
+
 def can_encode(batch_key: BatchKey, encodes: Sequence[BatchKey], max_images: int) -> bool:
     """Return whether an iteration that encodes start images of the keys `encodes` can encode another one with them.
 

@@ -7,6 +7,7 @@ exact. Future arrivals are unknown; `expected_batch_size` stands in for them: a 
 many rows, the current average, even after the known images leave.
 """
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from noria.scheduling.costs import CostModel
-from noria.scheduling.step.batch_selection import BatchLimits, can_encode, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, all_fit, can_encode, select_batch
 from noria.scheduling.step.stride import kind_of
 from noria.scheduling.types import BatchKey, ItemId
 
@@ -113,16 +114,11 @@ class _KeyGroup:
                 self._step_s_by_rows[rows] = costs.step_s(self.batch_key, rows)
             return self._step_s_by_rows[rows]
 
-        if is_full:
-            rows = sum([each.rows for each in self.images])
-            if rows <= self.max_rows:  # all step
-                self.stepping, known_s = self.images[:], step_s(rows)
-                self.step_s = max(known_s, step_s(self.expected_rows)) if self.expected_rows else known_s
-                self.min_calls_left = min([each.calls_left for each in self.images])
-                self.is_stale = False
-                return
-        limits = BatchLimits(self.max_rows, step_s, self.decode_s, share, is_full)
-        self.stepping, max_step_s = select_batch(self.images, limits, now)
+        if all_fit(sum([each.rows for each in self.images]), self.max_rows, is_full=is_full):
+            self.stepping, max_step_s = self.images[:], math.inf
+        else:
+            limits = BatchLimits(self.max_rows, step_s, self.decode_s, share, is_full)
+            self.stepping, max_step_s = select_batch(self.images, limits, now)
         known_s = step_s(sum([each.rows for each in self.stepping]))
         self.step_s = max(known_s, min(step_s(self.expected_rows), max_step_s)) if self.expected_rows else known_s
         self.min_calls_left = min([each.calls_left for each in self.stepping])

@@ -101,7 +101,7 @@ class CompletionPredictor:
         return self.policy(candidate, now) + active.priority_penalty
 
     def renew_costs(self) -> None:
-        """Compute the costs of images anew; call it before each plan and submission."""
+        """Compute the costs of images anew; call it before each plan and submission, and when costs have changed."""
         self._costs_cache = {}
 
     def _image_costs(self, batch_key: BatchKey, rows: int) -> _ImageCosts:

@@ -29,7 +29,7 @@ from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Policy, least_slack, uses_deadlines
 from noria.scheduling.step.admission import AdmissionControl
-from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, all_fit, select_batch
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable, RunningImage
@@ -187,6 +187,7 @@ class StepScheduler:
         self._table.bump_version()
         if result.oom_phase is None and not result.failed:
             self._update_costs(plan, result, now, seconds)
+            self._predictor.renew_costs()
         events: list[SchedulerEvent] = []
         for image, reason in result.failed.items():
             if image in self._table.running:
@@ -286,7 +287,7 @@ class StepScheduler:
             running.active.request.deadline is not None for running in images
         )
         rows_limit = self.costs.exploration_limit(batch_key)
-        if (is_full or not has_deadline) and _count_rows(images) <= rows_limit:
+        if all_fit(_count_rows(images), rows_limit, is_full=is_full or not has_deadline):
             return images
         limits = BatchLimits(
             rows_limit=rows_limit,

@@ -22,16 +22,20 @@ class Block:
     requests: list[ActiveRequest]
     num_images: int = 0
     work_s: float = 0.0  # device time of all images
-    max_image_work_s: float = 0.0
-    min_deadline: float = math.inf
+    max_image_work_s: float = 0.0  # or more, after removals
+    min_deadline: float = math.inf  # or earlier, after removals
 
     def refresh(self) -> None:
-        """Compute the sums anew, so that no rounding errors add up."""
-        self.num_images = sum([len(each.waiting) for each in self.requests])
-        self.work_s = sum([len(each.waiting) * each.image_work_s for each in self.requests])
+        """Compute all anew."""
+        self.refresh_sums()
         self.max_image_work_s = max([each.image_work_s for each in self.requests])
         deadlines = [each.request.deadline for each in self.requests]
         self.min_deadline = min([math.inf if each is None else each for each in deadlines])
+
+    def refresh_sums(self) -> None:
+        """Compute the sums anew, so that no rounding errors add up. After removals, that is enough."""
+        self.num_images = sum([len(each.waiting) for each in self.requests])
+        self.work_s = sum([len(each.waiting) * each.image_work_s for each in self.requests])
 
 
 class Ahead(NamedTuple):
@@ -91,14 +95,14 @@ class WaitingQueue:
         assert requests[position] is active, active
         del requests[position]
         if requests:
-            self._blocks[index].refresh()
+            self._blocks[index].refresh_sums()
         else:
             del self._blocks[index]
 
     def update(self, active: ActiveRequest) -> None:
-        """Record that fewer images of a request wait, or that their work has changed."""
+        """Record that fewer images of a request wait."""
         if active.request.attempt_id not in self.unranked:
-            self._blocks[self._index(active.rank)].refresh()
+            self._blocks[self._index(active.rank)].refresh_sums()
 
     def ahead_of(self, active: ActiveRequest) -> Ahead:
         """Return what waits ahead of a request that has a rank."""
