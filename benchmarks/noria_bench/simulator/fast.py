@@ -18,6 +18,8 @@ from noria_bench.simulator.devices import Device
 from noria_bench.simulator.outcome import Outcome
 from noria_bench.simulator.workload import Shape, SimulateError
 
+Array = np.ndarray[Any, Any]
+
 _DECODE_BATCH = 4  # the default of `engine.decode_batch`
 
 
@@ -30,9 +32,8 @@ def arrival_times(kind: str, rate: float, duration_s: float, seed: int) -> np.nd
     if kind == "diurnal":
         rates *= 1.0 - 0.6 * np.cos(2 * np.pi * middles / 86_400.0)
     counts = rng.poisson(rates * widths)
-    times = np.repeat(edges[:-1], counts) + rng.random(int(counts.sum())) * np.repeat(widths, counts)
-    times.sort()
-    return times
+    times: Array = np.repeat(edges[:-1], counts) + rng.random(int(counts.sum())) * np.repeat(widths, counts)
+    return np.sort(times)
 
 
 def simulate_fast(
@@ -113,9 +114,21 @@ _COMPILED: dict[str, Any] = {}
 
 
 def _run(  # noqa: C901, PLR0912, PLR0915 - numba compiles one function best
-    times_s, kinds, size_of, rows_of, steps_of, work_of, step_s, decode_s, text_encode_s,
-    num_devices, num_slots, queue_limit, num_choices, seed,
-):  # fmt: skip
+    times_s: Array,
+    kinds: Array,
+    size_of: Array,
+    rows_of: Array,
+    steps_of: Array,
+    work_of: Array,
+    step_s: Array,
+    decode_s: Array,
+    text_encode_s: float,
+    num_devices: int,
+    num_slots: int,
+    queue_limit: int,
+    num_choices: int,
+    seed: int,
+) -> tuple[Array, float]:
     np.random.seed(seed)
     num_sizes, num_requests = step_s.shape[0], len(times_s)
     latencies = np.full(num_requests, np.nan, dtype=np.float32)
@@ -226,9 +239,26 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - numba compiles one function best
 
 
 def _fill(
-    device, num_slots, num_running, heads, followers, num_queued, finish_at, images, rows, fixed_s, call_s, boundary,
-    done, kinds, size_of, rows_of, steps_of, work_of, text_encode_s,
-):  # fmt: skip
+    device: int,
+    num_slots: int,
+    num_running: Array,
+    heads: Array,
+    followers: Array,
+    num_queued: Array,
+    finish_at: Array,
+    images: Array,
+    rows: Array,
+    fixed_s: Array,
+    call_s: Array,
+    boundary: Array,
+    done: Array,
+    kinds: Array,
+    size_of: Array,
+    rows_of: Array,
+    steps_of: Array,
+    work_of: Array,
+    text_encode_s: float,
+) -> None:
     """Let queued images join."""
     while num_running[device] < num_slots and heads[device] >= 0:
         request = heads[device]
@@ -244,7 +274,15 @@ def _fill(
         boundary[device] += text_encode_s
 
 
-def _next_departure(device, num_running, rows, finish_at, boundary, done, step_s):
+def _next_departure(
+    device: int,
+    num_running: Array,
+    rows: Array,
+    finish_at: Array,
+    boundary: Array,
+    done: Array,
+    step_s: Array,
+) -> float:
     """Return when the next image of a device is denoised."""
     if num_running[device] == 0:
         return np.inf
@@ -254,10 +292,15 @@ def _next_departure(device, num_running, rows, finish_at, boundary, done, step_s
     first = finish_at[device, 0]
     for slot in range(1, num_running[device]):
         first = min(first, finish_at[device, slot])
-    return boundary[device] + (first - done[device]) * duration_s
+    return float(boundary[device] + (first - done[device]) * duration_s)
 
 
-def _sift(place, heap, places, keys):
+def _sift(
+    place: int,
+    heap: Array,
+    places: Array,
+    keys: Array,
+) -> None:
     """Restore the order of the heap after the key at `place` has changed."""
     device = heap[place]
     while place and keys[heap[(place - 1) // 2]] > keys[device]:
