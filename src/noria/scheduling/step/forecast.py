@@ -33,6 +33,7 @@ class SimulatedImage:
     deadline_s: float | None = None  # seconds from now; None: no deadline
     largest_key: BatchKey | None = None  # of the largest size in its calls; None: `batch_key`
     needs_encode: bool = False  # whether its request's start image is encoded when it joins
+    call_work_s: float = 0.0  # device time of a call in full batches, its share of the decode included, if known
     rank: int = 0  # in the policy's order; set by `forecast`
     start_s: float = 0.0  # seconds from now; set by `forecast`
 
@@ -66,10 +67,11 @@ def forecast(
 
 
 class HeadForecast(NamedTuple):
-    """A forecast until the last image of the head of a queue has joined and the next slot is free."""
+    """A forecast of the head of a queue; the simulation ends when a slot is free for the first image behind it."""
 
-    done: Mapping[ItemId, Forecast]  # the images finished by then
-    end_in_s: float  # from now
+    images: Mapping[ItemId, Forecast]
+    end_in_s: float  # of the simulation, from now
+    pace: float  # seconds of the simulation per second of `call_work_s`
 
 
 def forecast_head(
@@ -81,13 +83,20 @@ def forecast_head(
 ) -> HeadForecast:
     """As `forecast`, of a queue that is longer than `in_order`.
 
-    The images that are not in `done` are running at the end; their `calls_left` and `start_s` are those of that time.
+    Images that run at the end are assumed to share the device equally from then on, at the pace of the simulation.
     """
     simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
+    work_s = sum([each.calls_left * each.call_work_s for each in in_order])
     simulation.start(in_order)
     while simulation.queue or simulation.num_running >= num_slots:
         simulation.advance()
-    return HeadForecast(simulation.done, simulation.now)
+    unfinished = [each for each in in_order if each.image not in simulation.done]
+    work_s -= sum([each.calls_left * each.call_work_s for each in unfinished])
+    pace = simulation.now / work_s if work_s > 0.0 else costs.slowdown
+    for each in unfinished:
+        left_s = pace * num_slots * each.calls_left * each.call_work_s
+        simulation.done[each.image] = Forecast(each.start_s, simulation.now + left_s)
+    return HeadForecast(simulation.done, simulation.now, pace)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Candidate, Policy, uses_deadlines
 from noria.scheduling.step.active_request import ActiveRequest, Rank
+from noria.scheduling.step.device_time import DeviceTime
 from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast, forecast_head
 from noria.scheduling.step.request_table import RequestTable, RunningImage
 from noria.scheduling.step.shared_calls import share_calls
@@ -235,6 +236,7 @@ class CompletionPredictor:
             request.exclusive,
             deadline_s,
             needs_encode=active.needs_encode and running is None and image.index == 0,  # which joins first
+            call_work_s=active.image_work_s / request.num_calls,
         )
 
     def _predict(self, now: float) -> _Prediction:
@@ -266,38 +268,8 @@ class CompletionPredictor:
         if end == _NOTHING_BEHIND:
             images, start_in_s, pace = forecast(*arguments), 0.0, 0.0
         else:
-            images, start_in_s, pace = self._extrapolate(*arguments)
+            images, start_in_s, pace = forecast_head(*arguments)
         return _Prediction(self.table.version, images, _by_request(images), end, start_in_s, pace, head_work_s)
-
-    def _extrapolate(
-        self,
-        simulated: Sequence[SimulatedImage],
-        num_slots: int,
-        costs: CostModel,
-        expected_batch_size: Mapping[BatchKey, float],
-        decode_batch: int,
-    ) -> tuple[dict[ItemId, Forecast], float, float]:
-        """Forecast the head of a longer queue; return also when the next image joins, and the pace.
-
-        Images that run then, and those behind, are assumed to share the device equally, at the pace of the simulation.
-        """
-        works_s = [self._remaining_work_s(each) for each in simulated]
-        head = forecast_head(simulated, num_slots, costs, expected_batch_size, decode_batch)
-        images, done_s = dict(head.done), 0.0
-        unfinished = []
-        for each, work_s in zip(simulated, works_s, strict=True):
-            left_s = 0.0 if each.image in images else self._remaining_work_s(each)
-            done_s += work_s - left_s
-            if each.image not in images:
-                unfinished.append((each, left_s))
-        pace = head.end_in_s / done_s if done_s else costs.slowdown
-        for each, left_s in unfinished:
-            images[each.image] = Forecast(each.start_s, head.end_in_s + pace * num_slots * left_s)
-        return images, head.end_in_s, pace
-
-    def _remaining_work_s(self, each: SimulatedImage) -> float:
-        active = self.table.requests[each.image.attempt_id]
-        return active.image_work_s * each.calls_left / active.request.num_calls
 
     def _forecast_request(self, active: ActiveRequest, prediction: _Prediction) -> Forecast:
         in_head = prediction.requests.get(active.request.attempt_id)
@@ -352,37 +324,17 @@ class CompletionPredictor:
     @property
     def backlog_s(self) -> float:
         """Duration of all accepted work if no further request arrives."""
-        seconds = 0.0
-        for (batch_key, rows), work in self.table.waiting_work.items():
-            call_s, decode_s = self._device_costs(batch_key, rows)
-            seconds += work.num_calls * call_s + work.num_images * decode_s
-        for running in self.table.running.values():
-            request = running.request
-            call_s, decode_s = self._device_costs(request.batch_key, request.rows)
-            calls_left = request.num_calls - running.call
-            seconds += calls_left * (call_s + decode_s / request.num_calls)
-        for batch_key, num in self.table.unencoded.items():
-            seconds += num * self.costs.image_encode_s(batch_key)
-        return self._correction * seconds
+        return self._correction * self._device_time().of_table(self.table)
 
     def device_time_s(self, request: SchedulableRequest) -> float:
         """Device time that a new request takes in full batches."""
-        encode_s = self.costs.image_encode_s(request.batch_key) if request.has_start_image else 0.0
-        return self._correction * (request.num_images * self._image_device_s(request) + encode_s)
-
-    def _image_device_s(self, request: SchedulableRequest) -> float:
-        call_s, decode_s = self._device_costs(request.batch_key, request.rows)
-        return request.num_calls * call_s + decode_s
+        return self._correction * self._device_time().of_request(request)
 
     def _image_work_s(self, request: SchedulableRequest) -> float:
-        """As `_image_device_s`, at a slowdown of 1."""
-        return self._image_device_s(request) / self.costs.slowdown
+        return self._device_time().of_image(request) / self.costs.slowdown
 
-    def _device_costs(self, batch_key: BatchKey, rows: int) -> tuple[float, float]:
-        """Device time of an image's call and of its decode in full batches."""
-        batch_size = max(min(self.costs.rows_limit(batch_key) // rows, self.max_running), 1)
-        call_s = self.costs.step_s(batch_key, batch_size * rows) / batch_size
-        return call_s, self.costs.decode_s(batch_key, self.decode_batch) / self.decode_batch
+    def _device_time(self) -> DeviceTime:
+        return DeviceTime(self.costs, self.max_running, self.decode_batch)
 
     # Learning.
 

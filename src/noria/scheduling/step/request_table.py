@@ -2,10 +2,11 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from noria.scheduling.step.active_request import ActiveRequest
+from noria.scheduling.step.shared_calls import area_px
 from noria.scheduling.step.slots import Slots
 from noria.scheduling.step.waiting_queue import WaitingQueue
 from noria.scheduling.types import NO_TIMINGS, BatchKey, ItemId, PhaseTimings, RequestTimings, SchedulableRequest
@@ -90,9 +91,10 @@ class RequestTable:
         """When the oldest request with a waiting image arrived; None if none waits."""
         return self._arrivals[0][0] if self._arrivals else None
 
-    def expired(self, now: float) -> list[str]:
-        """Return the requests whose `expires_at` has passed, the earliest first."""
-        return [attempt_id for _, attempt_id in self._expiries[: bisect_left(self._expiries, (now, "\U0010ffff"))]]
+    def expired(self, now: float) -> list[tuple[str, float, float]]:
+        """Return the requests whose `expires_at` has passed, with that and their arrival, the earliest first."""
+        passed = self._expiries[: bisect_left(self._expiries, (now, "\U0010ffff"))]
+        return [(attempt_id, at, self.requests[attempt_id].arrived_at) for at, attempt_id in passed]
 
     def bump_version(self) -> None:
         """Mark forecasts as outdated."""
@@ -231,3 +233,16 @@ def _discard(values: list[tuple[float, str]], value: tuple[float, str]) -> None:
     index = bisect_left(values, value)
     assert values[index] == value, value
     del values[index]
+
+
+def cost_key(images: Sequence[RunningImage]) -> BatchKey:
+    """Return the key of the largest size in a call, to which its rows are padded."""
+    first = images[0].active.request
+    if first.call_size is None:
+        return first.batch_key
+    return max((running.active.request.batch_key for running in images), key=area_px)
+
+
+def count_rows(images: Iterable[RunningImage]) -> int:
+    """Return the rows of images in a call."""
+    return sum([running.active.request.rows for running in images])

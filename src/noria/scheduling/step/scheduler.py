@@ -22,7 +22,7 @@ Time is monotonic seconds and always an argument. What a slot holds and how a st
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from noria.protocol.model_spec import ModelKey
@@ -32,7 +32,7 @@ from noria.scheduling.step.admission import AdmissionControl
 from noria.scheduling.step.batch_selection import BatchLimits, all_fit, select_batch
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
-from noria.scheduling.step.request_table import RequestTable, RunningImage
+from noria.scheduling.step.request_table import RequestTable, RunningImage, cost_key, count_rows
 from noria.scheduling.step.shared_calls import area_px, share_calls
 from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import (
@@ -125,11 +125,7 @@ class StepScheduler:
 
     def expire(self, now: float) -> list[SchedulerEvent]:
         """End every request whose `expires_at` has passed."""
-        requests = self._table.requests
-        expired = {
-            name: (requests[name].request.expires_at or 0.0) - requests[name].arrived_at
-            for name in self._table.expired(now)
-        }
+        expired = {name: expires_at - arrived_at for name, expires_at, arrived_at in self._table.expired(now)}
         message = "it did not finish within {:.2f} s: allow more time, or request fewer steps"
         return [
             event
@@ -145,9 +141,8 @@ class StepScheduler:
         forecasts, found = self._predictor.predict_requests(known, now), {}
         for attempt_id in known:
             active = self._table.requests[attempt_id]
-            position = None
-            if active.waiting:
-                position = self._table.queue.ahead_of(active).num_images + len(active.waiting) - 1
+            num_ahead = self._table.queue.ahead_of(active).num_images if active.waiting else 0
+            position = num_ahead + len(active.waiting) - 1 if active.waiting else None
             call = 0 if active.waiting else min(self._table.next_call(image) for image in active.images)
             found[attempt_id] = RequestProgress(position, call, *forecasts[attempt_id])
         return found
@@ -252,7 +247,7 @@ class StepScheduler:
         batch_key = self._stride.next({key: len(images) for key, images in by_key.items()}, batch_key)
         chosen = self._select_batch(by_key[batch_key], batch_key, keys, now)
         # If nothing is measured, all calls count the same.
-        cost_s = self.costs.step_s(self._cost_key(chosen), _count_rows(chosen)) or 1.0
+        cost_s = self.costs.step_s(cost_key(chosen), count_rows(chosen)) or 1.0
         self._stride.charge(batch_key, cost_s)
         return tuple([Step(running.image, running.slot, running.call) for running in chosen])
 
@@ -263,19 +258,12 @@ class StepScheduler:
         requests = {key: images[0].active.request for key, images in by_key.items()}
         if all(request.call_size is None for request in requests.values()):
             return by_key, urgent
-        rows = {key: _count_rows(images) for key, images in by_key.items()}
+        rows = {key: count_rows(images) for key, images in by_key.items()}
         largest = share_calls(rows, {key: request.call_key for key, request in requests.items()}, self.costs)
         mixed: dict[BatchKey, list[RunningImage]] = {}
         for key, images in by_key.items():
             mixed.setdefault(largest[key], []).extend(images)
         return mixed, largest[urgent]
-
-    def _cost_key(self, images: Sequence[RunningImage]) -> BatchKey:
-        """Return the key of the largest size in a call, to which its rows are padded."""
-        first = images[0].active.request
-        if first.call_size is None:
-            return first.batch_key
-        return max((running.active.request.batch_key for running in images), key=area_px)
 
     def _select_batch(
         self, images: list[RunningImage], batch_key: BatchKey, keys: dict[ItemId, float], now: float
@@ -287,7 +275,7 @@ class StepScheduler:
             running.active.request.deadline is not None for running in images
         )
         rows_limit = self.costs.exploration_limit(batch_key)
-        if all_fit(_count_rows(images), rows_limit, is_full=is_full or not has_deadline):
+        if all_fit(count_rows(images), rows_limit, is_full=is_full or not has_deadline):
             return images
         limits = BatchLimits(
             rows_limit=rows_limit,
@@ -336,7 +324,7 @@ class StepScheduler:
             self.costs.observe_decode(decoded, len(plan.decodes), phase_timings.decode_s)
         if plan.steps:
             stepped = [self._table.running[step.image] for step in plan.steps]
-            batch_key, rows = self._cost_key(stepped), _count_rows(stepped)
+            batch_key, rows = cost_key(stepped), count_rows(stepped)
             if phase_timings is not None:
                 step_s = phase_timings.step_s
             else:  # only the whole iteration was timed
@@ -410,7 +398,3 @@ class StepScheduler:
         active, num_departures = self._table.remove(attempt_id)
         timings = active.timings if unfinished is None else unfinished
         return [RequestFinished(attempt_id, finish_reason, message, timings, num_departures, finished_at=now)]
-
-
-def _count_rows(images: Iterable[RunningImage]) -> int:
-    return sum([running.active.request.rows for running in images])
