@@ -69,7 +69,7 @@ def forecast(
 class HeadForecast(NamedTuple):
     """A forecast of the head of a queue; the simulation ends when a slot is free for the first image behind it."""
 
-    images: Mapping[ItemId, Forecast]
+    images: dict[ItemId, Forecast]
     end_in_s: float  # of the simulation, from now
     pace: float  # seconds of the simulation per second of `call_work_s`
 
