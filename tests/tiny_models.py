@@ -47,6 +47,11 @@ SCHEDULER: dict[str, Any] = {
     "steps_offset": 1,
     "set_alpha_to_one": False,
 }
+_XL_SCHEDULER: dict[str, Any] = {
+    **{key: value for key, value in SCHEDULER.items() if not key.startswith(("skip", "set"))},
+    "_class_name": "EulerDiscreteScheduler",
+    "timestep_spacing": "leading",
+}
 _DYNAMIC_SHIFT: dict[str, Any] = {
     "use_dynamic_shifting": True,
     "base_shift": 0.5,
@@ -77,6 +82,9 @@ def save_stable_diffusion(
     return folder
 
 
+_XL_TEXT: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 40}
+
+
 def save_stable_diffusion_xl(
     folder: pathlib.Path,
     *,
@@ -92,7 +100,7 @@ def save_stable_diffusion_xl(
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     torch.manual_seed(1)
-    second = CLIPTextConfig(**_TEXT | {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 40})
+    second = CLIPTextConfig(**_TEXT | _XL_TEXT)
     xl: dict[str, Any] = {
         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
         "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
@@ -109,9 +117,43 @@ def save_stable_diffusion_xl(
         "unet": UNet2DConditionModel(**_UNET | xl | (unet or {})),
         "vae": AutoencoderKL(**_VAE | (vae or {})),
     }
-    euler = {key: value for key, value in SCHEDULER.items() if not key.startswith(("skip", "set"))}
-    euler |= {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "leading"} | (scheduler or {})
-    _save(folder, pipeline, parts, euler, **index)
+    _save(folder, pipeline, parts, _XL_SCHEDULER | (scheduler or {}), **index)
+    return folder
+
+
+def save_xl_refiner(
+    folder: pathlib.Path,
+    *,
+    unet: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    seed: int = 6,
+    **index: object,
+) -> pathlib.Path:
+    """Write a refiner, as that of Stable Diffusion XL, with changed settings. Return the folder."""
+    import torch
+    from diffusers import UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+    torch.manual_seed(seed)
+    of_refiner: dict[str, Any] = {
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "use_linear_projection": True,
+        "cross_attention_dim": 48,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 40 + 5 * 8,
+    }
+    parts = {
+        "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**_TEXT | _XL_TEXT)),
+        "unet": UNet2DConditionModel(**_UNET | of_refiner | (unet or {})),
+    }
+    for part in parts.values():
+        randomise(part)
+    settings: dict[str, Any] = {"requires_aesthetics_score": True, "force_zeros_for_empty_prompt": False}
+    absent = {name: [None, None] for name in ("text_encoder", "tokenizer")}
+    index = settings | absent | index
+    _save(folder, "StableDiffusionXLImg2ImgPipeline", parts, _XL_SCHEDULER | (scheduler or {}), **index)
     return folder
 
 

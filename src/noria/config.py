@@ -194,6 +194,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "docs/models.md. None with `compile`"
         ),
     ] = ()
+    refiners: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of refiners for models of Stable Diffusion XL, loaded with the models and used by "
+            "requests that ask for them; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is "
+            "downloaded from the hub: docs/models.md"
+        ),
+    ] = ()
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU, 64 on a GPU"),

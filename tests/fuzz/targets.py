@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import logging
+import math
 import pathlib
 import shutil
 import struct
@@ -39,6 +40,7 @@ from noria.frontend.routes.image_metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
+from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFiles, RequestImages
 from noria.models.catalog import open_model
 from noria.protocol import messages
@@ -405,15 +407,22 @@ def start_image_seeds():
     yield _image_file("RGBA", "webp", exif=exif, lossless=True)
 
 
+EDITOR = msgspec.structs.replace(FAKE_MODEL, max_references=1, reference_size="preferred", multiple_px=1)
+"""A model whose references may be as small as the seeds are."""
+
+
 @contextlib.contextmanager
 def open_start_images():
     def read(data):
         try:
-            pixels = RequestImages(ImageFiles(data, data, controls=(data,))).pixels(3, 2)
+            files = ImageFiles(data, data, controls=(data,), references=(data,) * (len(data) % 2))
+            images = RequestImages(files)
+            pixels = images.pixels(3, 2, EDITOR)
         except (UnreadableImage, InvalidField) as error:
             error.message.encode()  # it is sent
             return False
-        assert len(pixels) == 3 * 2 * (4 + 3)
+        shown = [place_reference("", (each.width_px, each.height_px), EDITOR) for each in images.facts.references]
+        assert len(pixels) == 3 * 2 * (4 + 3) + sum(3 * math.prod(each.shown_px) for each in shown)
         return True
 
     yield read

@@ -236,7 +236,7 @@ DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
     "index is a list": ("model_index.json", lambda file: file.write_text("[]"), "object"),
     "index is binary": ("model_index.json", lambda file: file.write_bytes(b"\xff\xfe"), "not JSON"),
     "Kandinsky 5": ("model_index.json", lambda file: edit(file, _class_name="Kandinsky5T2IPipeline"), "Kandinsky5T2IPipeline.*Known are: StableDiffusionPipeline.*StableDiffusionXLPipeline"),
-    "the refiner of SDXL": ("model_index.json", lambda file: edit(file, _class_name="StableDiffusionXLImg2ImgPipeline"), "XLImg2ImgPipeline.*without the refiner"),
+    "the refiner of SDXL": ("model_index.json", lambda file: edit(file, _class_name="StableDiffusionXLImg2ImgPipeline"), "XLImg2ImgPipeline is the refiner.*engine.refiners"),
     "SDXL without its parts": ("model_index.json", lambda file: edit(file, _class_name="StableDiffusionXLPipeline"), "tokenizer_2 is a None"),
     "no class": ("model_index.json", lambda file: edit(file, _class_name="DELETE"), "_class_name"),
     "no unet in the index": ("model_index.json", lambda file: edit(file, unet="DELETE"), "unet"),

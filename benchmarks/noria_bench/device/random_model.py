@@ -59,7 +59,7 @@ class RandomModel:
         """Return [C, H, W] of the latents of an image of this size."""
         return self.latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
 
-    def call_size(self, width_px: int, height_px: int) -> None:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> None:  # noqa: ARG002
         """None: a call has images of one size."""
         return
 

@@ -61,6 +61,7 @@ from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.encoder.tokens import Tokenizer
 from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.text import EncoderModelSpec
 from noria.registry.schema import open_registry
@@ -115,6 +116,7 @@ def build_app(
         statistics=statistics,
         loras=LoraFolders.of(config.engine),
         controlnets=ControlNetFolders.of(config.engine),
+        refiners=RefinerFolders.of(config.engine),
     )
     body_reader = JsonBodyReader(config.frontend.max_body_bytes, config.frontend.max_image_bytes, uploads.limiter)
     encoding_service = EncodingService(

@@ -54,7 +54,8 @@ def open_model(name: str) -> AnyModelSpec:
     family = identify_family(folder)
     spec = family.inspect(folder)
     overrides = read_struct(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
-    return msgspec.structs.replace(spec, name=overrides.name or default_name, fingerprint=_fingerprint(folder, family))
+    fingerprint = fingerprint_of(folder, family)
+    return msgspec.structs.replace(spec, name=overrides.name or default_name, fingerprint=fingerprint)
 
 
 def open_model_of(spec_type: type[SpecT], name: str) -> SpecT:
@@ -98,7 +99,8 @@ def _architecture(spec: ModelSpec) -> list[dict[str, object]]:
     ]
 
 
-def _fingerprint(folder: pathlib.Path, family: Family) -> str:
+def fingerprint_of(folder: pathlib.Path, family: Family) -> str:
+    """Return 12 digits of a SHA-256 over what identifies a folder, as `ModelSpec.fingerprint`."""
     digest = hashlib.sha256()
     for part in _fingerprint_parts(folder, family):
         digest.update(len(part).to_bytes(8, "little") + part)

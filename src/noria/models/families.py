@@ -148,7 +148,7 @@ _ROWS = (
     ),
     Family(
         name="stable-diffusion-xl",
-        description="Stable Diffusion XL and models distilled from it, without the refiner",
+        description="Stable Diffusion XL and models distilled from it",
         index_file="model_index.json",
         class_names=("StableDiffusionXLPipeline", "StableDiffusionXLInpaintPipeline"),
         parts=MappingProxyType(
@@ -163,6 +163,25 @@ _ROWS = (
         inspect_with="noria.models.diffusion.folders.stable_diffusion_xl_folder:inspect",
         load_with="noria.models.diffusion.unet_models.stable_diffusion_xl:StableDiffusionXL.load",
         attention=_UNET_ATTENTION,
+    ),
+    Family(
+        name="stable-diffusion-xl-refiner",
+        description="the refiner of Stable Diffusion XL, only for engine.refiners",
+        index_file="model_index.json",
+        class_names=("StableDiffusionXLImg2ImgPipeline",),
+        # Not the VAE: images are decoded by that of the model which is refined.
+        parts=MappingProxyType(
+            {
+                "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
+                "text_encoder_2": _CLIP_WITH_PROJECTION,
+                "unet": _STABLE_DIFFUSION_PARTS["unet"],
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.refiner_folder:inspect",
+        load_with="noria.models.diffusion.unet_models.refiner:load_refiner",
     ),
     Family(
         name="z-image",
@@ -272,9 +291,9 @@ _ROWS = (
     ),
     Family(
         name="flux",
-        description="FLUX.1 dev, schnell and Fill",
+        description="FLUX.1 dev, schnell, Fill and Kontext",
         index_file="model_index.json",
-        class_names=("FluxPipeline", "FluxFillPipeline"),
+        class_names=("FluxPipeline", "FluxFillPipeline", "FluxKontextPipeline"),
         parts=MappingProxyType(
             {
                 "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],

@@ -181,7 +181,10 @@ def test_openais_routes_have_them(steered, controlled, edges):
     assert answer.status_code == 200, answer.text
     assert (controlled.submitted[2].payload.controls, controlled.data[2]) == ((edges,), photo().tobytes())
     answer = steered.post("/v1/images/generations", data=form, files=files)
-    assert (answer.status_code, "unknown file 'image'. Known are: control." in answer.text) == (400, True)
+    assert (answer.status_code, "unknown file 'image'. Known are: control, reference_image." in answer.text) == (
+        400,
+        True,
+    )
     for sent, message in (
         ({"image": files["image"]}, "controls has 1 entries, but there are 0 images of controls; send one for each."),
         ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control."),

@@ -165,7 +165,7 @@ def test_rows_of_a_call_equal_the_rows_alone(model):
     with torch.inference_mode():
         texts = denoiser.text_encode([*PROMPTS, "many words " * 60])
         assert len({len(text.tokens["encoder_hidden_states"]) for text in texts}) == 4
-        for sizes in [SIZES[:1] * 4] + [SIZES] * (denoiser.call_size(64, 64) is not None):
+        for sizes in [SIZES[:1] * 4] + [SIZES] * (denoiser.call_size(64 * 64) is not None):
             shapes = [denoiser.latent_shape(*size) for size in sizes]
             latents = [torch.randn(shape, generator=generator).to(denoiser.device) for shape in shapes]
             rows = latents if sizes is SIZES else torch.stack(latents)

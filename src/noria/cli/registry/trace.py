@@ -83,6 +83,8 @@ def format_parts(image: "GenerationMetadata") -> Iterator[str]:
     for name, digest in (("start image", image.image_digest), ("mask", image.mask_digest)):
         if digest is not None:
             yield f"{name}  {digest}"
+    for reference in image.reference_images:
+        yield f"reference image  {reference.digest}"
 
 
 def format_graph(graph: "Graph") -> Iterator[str]:

@@ -63,7 +63,8 @@ def _sizes_of_rows(model: DiffusionModel, spec: DiffusionModelSpec, num_rows: in
     if num_rows == 1:
         return
     for first, second in itertools.pairwise(sizes):
-        if model.call_size(*first) is not None and model.call_size(*first) == model.call_size(*second):
+        shared = model.call_size(first[0] * first[1])
+        if shared is not None and shared == model.call_size(second[0] * second[1]):
             yield [first, *[second] * (num_rows - 1)]
 
 

@@ -1,19 +1,21 @@
 """What a request begins with: the pixels and the mask that it brings, until they are latents.
 
 The frame of data is [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, of which 128 and more is
-repainted; then [height, width, 3] for each control.
+repainted; then [height, width, 3] for each control, and for each reference, of its own size.
 """
 
 import math
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from noria.engine.diffusion.controls import ControlImage
+from noria.engine.diffusion.references import ReferenceImages
 from noria.errors import InvalidField, QueueFull
 from noria.models.diffusion.diffusion_model import DiffusionModel, InpaintingInput
 from noria.models.diffusion.vae import LatentDistribution
@@ -66,12 +68,11 @@ class StartLatents:
 
     @staticmethod
     def encode(starts: "Sequence[StartLatents]", model: DiffusionModel, batch_size: int | None) -> None:
-        """Encode start images of one size together.
+        """Encode start images of one size together, those that are not yet.
 
         With `batch_size`, as many are encoded, the last ones without use, so that no bit depends on how many there are.
         """
         waiting = [(start, start._pixels) for start in starts if start._pixels is not None]
-        assert len(waiting) == len(starts)
         begun = [
             (start, pixels_HW3)
             for start, (pixels_HW3, mask_HW) in waiting
@@ -109,6 +110,14 @@ def _encode(
     ]
 
 
+class RequestFrame(NamedTuple):
+    """The images of a request."""
+
+    start: StartLatents | None = None
+    controls: tuple[ControlImage, ...] = ()
+    references: ReferenceImages | None = None
+
+
 class StartFrameReader:
     """Reads frames of data. Any thread may use it.
 
@@ -118,13 +127,13 @@ class StartFrameReader:
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES, inpainting: InpaintingInput | None = None) -> None:
         """`inpainting` is that of the model that they are for."""
         self._max_waiting_bytes, self._inpainting = max_waiting_bytes, inpainting
-        self._alive: weakref.WeakSet[StartLatents | ControlImage] = weakref.WeakSet()
+        self._alive: weakref.WeakSet[StartLatents | ControlImage | ReferenceImages] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def read(
         self, payload: DiffusionPayload, data: memoryview | None, latent_shape: tuple[int, int, int]
-    ) -> tuple[StartLatents | None, tuple[ControlImage, ...]]:
-        """Return what a request begins with, None if it has no start image, and the images of its controls.
+    ) -> RequestFrame:
+        """Return the images of a request, whose own have latents of `latent_shape`.
 
         Raises:
             InvalidField: the frame, the mask or the strength do not fit together.
@@ -144,11 +153,12 @@ class StartFrameReader:
                 field="data" if payload.strength is None else "image",
             )
         if data is None:
-            return None, ()
+            return RequestFrame()
         shape = payload.height, payload.width, 3
         frame = np.frombuffer(data, np.uint8)
-        num_of_controls = len(payload.controls) * math.prod(shape)
-        of_start, of_controls = np.split(frame, [len(frame) - num_of_controls])
+        first_reference = len(frame) - 3 * payload.num_reference_pixels
+        first_control = first_reference - len(payload.controls) * math.prod(shape)
+        of_start, of_controls, of_references = np.split(frame, [first_control, first_reference])
         with self._lock:
             waiting_bytes = sum(each.waiting_bytes for each in list(self._alive))
             if waiting_bytes and waiting_bytes + len(frame) > self._max_waiting_bytes:
@@ -159,8 +169,9 @@ class StartFrameReader:
             # Copies, which do not keep the frame.
             start = self._read_start(payload, of_start, latent_shape) if payload.strength is not None else None
             controls = tuple(ControlImage(pixels_HW3.copy()) for pixels_HW3 in of_controls.reshape(-1, *shape))
-            self._alive.update(controls if start is None else (start, *controls))
-        return start, controls
+            references = _read_references(payload, of_references) if payload.reference_images else None
+            self._alive.update(each for each in (start, *controls, references) if each is not None)
+        return RequestFrame(start, controls, references)
 
     def _read_start(
         self, payload: DiffusionPayload, frame: NDArray[np.uint8], latent_shape: tuple[int, int, int]
@@ -193,7 +204,8 @@ def _mask_of_latents(
 def _num_bytes(payload: DiffusionPayload) -> int:
     """Return how long the frame of a request is."""
     of_start = 0 if payload.strength is None else 4 if payload.has_mask else 3
-    return (of_start + 3 * len(payload.controls)) * payload.height * payload.width
+    of_controls = 3 * len(payload.controls)
+    return (of_start + of_controls) * payload.height * payload.width + 3 * payload.num_reference_pixels
 
 
 def _describe(payload: DiffusionPayload) -> str:
@@ -202,8 +214,15 @@ def _describe(payload: DiffusionPayload) -> str:
         *(["a start image"] if payload.strength is not None else []),
         *(["a mask"] if payload.has_mask else []),
         *(["images of controls: " + str(len(payload.controls))] if payload.controls else []),
+        *(["references of " + str(payload.num_reference_pixels) + " pixels"] if payload.reference_images else []),
     ]
     return " and ".join(parts) or "no image"
+
+
+def _read_references(payload: DiffusionPayload, frame: NDArray[np.uint8]) -> ReferenceImages:
+    ends = np.cumsum([3 * each.width * each.height for each in payload.reference_images])
+    parts = zip(payload.reference_images, np.split(frame, ends[:-1]), strict=True)
+    return ReferenceImages([part.reshape(each.height, each.width, 3).copy() for each, part in parts])
 
 
 def check_strength(payload: DiffusionPayload) -> None:

@@ -16,6 +16,7 @@ from noria.frontend.services.request_validation import (
     MAX_CONTROLS,
     MAX_LORA_WEIGHT,
     MAX_LORAS,
+    MAX_REFERENCES,
 )
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -51,6 +52,10 @@ DESCRIPTIONS = {
     "file",
     "controls": "ControlNets that steer the images, each by an image of its own, in the formats of `image`, that is "
     "used as it is: no edges are detected in it; their residuals are added. `start` and `end` are parts of the steps",
+    "reference_images": "images that the model is shown beside the prompt, in the formats of `image`, for models whose "
+    "`max_references` is above 0; `width` and `height` are by default those of the first one as it is shown",
+    "refiner": "the model's refiner makes the steps after `start`, a part of the noise's times (0.8); a `name` and a "
+    "`digest` must be its own",
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
     "and `height` are its own by default",
     "mask": "likewise, of the image's size; white is repainted, black is kept",
@@ -61,6 +66,7 @@ DESCRIPTIONS = {
 def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
     """Add the samplers, the sizes, and what the bodies' types do not say."""
     schemas["Lora"]["properties"]["weight"] |= {"minimum": -MAX_LORA_WEIGHT, "maximum": MAX_LORA_WEIGHT}
+    schemas["Refinement"]["properties"]["start"] |= {"exclusiveMinimum": 0.0, "exclusiveMaximum": 1.0}
     control = schemas["ControlField"]["properties"]
     for name, most in (("scale", MAX_CONTROL_SCALE), ("start", 1.0), ("end", 1.0)):
         control[name] |= {"minimum": 0.0, "maximum": most}
@@ -69,6 +75,7 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None) -> 
     for body in (ImageRequestBody, GenerationsRequestBody, EditsFields):
         schemas[body.__name__]["properties"]["loras"]["maxItems"] = MAX_LORAS
         schemas[body.__name__]["properties"]["controls"]["maxItems"] = MAX_CONTROLS
+        schemas[body.__name__]["properties"]["reference_images"]["maxItems"] = MAX_REFERENCES
         if spec is not None:
             schemas[body.__name__]["properties"]["scheduler"] |= {
                 "anyOf": [{"enum": list(spec.schedulers)}, {"enum": _other_spellings(spec)}, {"type": "null"}],
@@ -171,6 +178,14 @@ def _describe_form(schema: dict[str, Any], *, starts: bool = True, needs_image: 
     What is null in JSON is left out of a form.
     """
     schema.pop("allOf", None)
+    schema["properties"].pop("reference_images")
+    if not needs_image:
+        schema["properties"]["reference_image"] = {
+            "type": "array",
+            "items": {"type": "string", "format": "binary"},
+            "description": DESCRIPTIONS["reference_images"],
+            "maxItems": MAX_REFERENCES,
+        }
     for field in schema["properties"].values():
         if "anyOf" in field:
             field["anyOf"] = [each for each in field["anyOf"] if each.get("type") != "null"]
@@ -181,7 +196,8 @@ def _describe_form(schema: dict[str, Any], *, starts: bool = True, needs_image: 
     if starts:
         repainted = "what is transparent in it is repainted" if needs_image else "white is repainted"
         files = {
-            "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels; its size is the default",
+            "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels; its size is the default"
+            + ("; of a model that takes reference images these, unless there is a mask or a strength" * needs_image),
             "mask": f"a file of the image's size; {repainted}",
         }
         schema["properties"] |= {
@@ -192,7 +208,7 @@ def _describe_form(schema: dict[str, Any], *, starts: bool = True, needs_image: 
         "items": {"type": "string", "format": "binary"},
         "description": "the images of `controls`, in their order",
     }
-    for name in ("loras", "controls"):
+    for name in ("loras", "controls", "refiner"):
         schema["properties"][name] = {"type": "string", "description": f"JSON: {DESCRIPTIONS[name]}"}
     if needs_image:
         schema["required"] = [*schema["required"], "image"]

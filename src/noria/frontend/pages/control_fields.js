@@ -20,7 +20,7 @@ export class ControlFields {
    */
   constructor(callbacks) {
     this.#callbacks = callbacks;
-    listenForChoice(byId("control-add"), byId("control-file"), (file) => this.choose(file));
+    listenForChoice(byId("control-add"), byId("control-file"), ([file]) => this.choose(file));
   }
 
   /** Offer the ControlNets of the selected model, `noria` in GET /v1/models. Rows of others are removed. */

@@ -3,6 +3,7 @@
 import { ControlFields } from "./control_fields.js";
 import { byId, make } from "./dom.js";
 import { LoraFields } from "./lora_fields.js";
+import { ReferenceImages } from "./reference_images.js";
 import { sizePresets } from "./request_settings.js";
 import { StartImage } from "./start_image.js";
 
@@ -37,6 +38,11 @@ export class Form {
     this.startImage = new StartImage({
       onChange: (isNew) => this.#onImageChange(isNew),
       ...{ onError, limits, onTakeSettings, announce },
+    });
+    this.references = new ReferenceImages({
+      onInput: () => this.#clearError("reference_images"),
+      onChange: () => this.#onSourceChange(),
+      ...{ onError, limits, announce },
     });
     root.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -79,7 +85,7 @@ export class Form {
 
   /** The size of the image that the result's is by default; null without one. */
   get imageSize() {
-    return this.startImage.size ?? this.#controls.size;
+    return this.startImage.size ?? this.#controls.size ?? this.references.size;
   }
 
   /** Offer `models`, the entries of GET /v1/models; keeps the settings if the selected model is among them. */
@@ -106,6 +112,8 @@ export class Form {
     settings.prompt = byId("prompt").value;
     settings.negative_prompt = byId("negative_prompt").value || null;
     settings.loras = this.#loras.value;
+    settings.reference_images = this.references.value;
+    settings.refiner = byId("refiner").value === "" ? null : { start: Number(byId("refiner").value) };
     settings.controls = this.#controls.value;
     Object.assign(settings, this.startImage.value);
     if (!settings.image) settings.strength = null;
@@ -117,11 +125,13 @@ export class Form {
     this.clearErrors();
     if (settings.image !== undefined) this.startImage.set(settings).then(() => this.#sync());
     this.#selectModel(this.#models.some(({ id }) => id === settings.model) ? settings.model : byId("model").value);
+    if (settings.reference_images !== undefined) this.references.set(settings.reference_images).then(() => this.#sync());
     for (const name of ["negative_prompt", "seed", "deadline_ms", "priority"]) byId(name).value = "";
     for (const name of [...TEXTS, ...NUMBERS]) {
       if (name !== "model" && settings[name] !== undefined && settings[name] !== null) byId(name).value = settings[name];
     }
     this.#loras.value = settings.loras;
+    if (this.model.noria.refiner) byId("refiner").value = settings.refiner?.start ?? "";
     if (settings.controls !== undefined) this.#controls.set(settings.controls).then(() => this.#sync());
     byId("scheduling").open ||= Boolean(byId("priority").value || byId("deadline_ms").value);
     this.#sync();
@@ -155,7 +165,7 @@ export class Form {
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "loras", "controls", "image", "mask", "form"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "loras", "refiner", "controls", "image", "mask", "reference_images", "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
@@ -199,10 +209,13 @@ export class Form {
     }
     this.#loras.value = [];
     this.#loras.offer(this.model.noria);
+    this.references.offer(this.model.noria);
     const needsMask = this.model.noria.start_image?.needs_mask ?? false;
     byId("image-needed").hidden = byId("mask-needed").hidden = !needsMask;
     byId("mask-none").hidden = needsMask;
     for (const name of ["image", "mask"]) this.#clearError(name);
+    byId("refiner-field").hidden = !this.model.noria.refiner;
+    byId("refiner").value = "";
     this.#controls.offer(this.model.noria);
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";
@@ -244,7 +257,8 @@ export class Form {
   #sync() {
     if (!this.model) return;
     const { min, max, multiple } = this.model.noria.settings.width;
-    const ofImage = this.imageSize ? `. Empty: ${this.startImage.size ? "the start image's" : "those of the first control image"}. In another shape it is stretched, not cropped` : "";
+    const owner = this.startImage.size ? "the start image's" : this.#controls.size ? "those of the first control image" : "about the first reference image's";
+    const ofImage = this.imageSize ? `. Empty: ${owner}. In another shape ${this.startImage.size || this.#controls.size ? "it is stretched, not cropped" : "it stays as it is"}` : "";
     byId("size-hint").textContent = `${min} to ${max} pixels a side, in multiples of ${multiple}${ofImage}`;
     for (const name of SIZES) byId(name).placeholder = this.imageSize ? "image's" : "";
     for (const name of SLIDERS) byId(`${name}-slide`).value = byId(name).value;

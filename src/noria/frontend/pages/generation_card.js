@@ -78,6 +78,7 @@ export class GenerationCard {
   async #send() {
     const files = {};
     for (const name of ["image", "mask"]) if (this.settings[name]) files[name] = await toDataUrl(this.settings[name]);
+    if (this.settings.reference_images) files.reference_images = await Promise.all(this.settings.reference_images.map(toDataUrl));
     const { controls } = this.settings;
     if (controls) files.controls = await Promise.all(controls.map(async (each) => ({ ...each, image: await toDataUrl(each.image) })));
     const body = requestBody({ ...this.settings, ...files, stream: true, partial_images: this.previews });
@@ -213,14 +214,16 @@ export class GenerationCard {
     frame.append(image.opener, use);
   }
 
-  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, controls, seed, image, mask, strength }) {
+  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, controls, refiner, seed, image, mask, strength, reference_images: references }) {
     const last = this.images.length > 1 ? ` to ${imageSeed(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
     const facts = [
       ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler, ...(loras ?? []).map(formatLora)],
       ...[guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`],
       ...(controls ?? []).map(({ name, scale = 1 }) => `ControlNet ${formatLora({ name, weight: scale })}`),
+      ...[refiner && `refined from ${refiner.start}`],
       ...[image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
+      ...(references ?? []).map(({ name }) => `shown ${name}`),
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));
   }
@@ -245,7 +248,8 @@ export class GenerationCard {
   #copies() {
     const snippets = Object.entries(snippetsFor(this.used)).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
     const buttons = copyButtons(`copy-${this.number}`, snippets, (name) => this.callbacks.announce(`Copied as ${name}.`));
-    const files = [this.used.image, this.used.mask, ...(this.used.controls ?? []).map(({ image }) => image)].filter(Boolean);
+    const others = [...(this.used.controls ?? []).map(({ image }) => image), ...(this.used.reference_images ?? [])];
+    const files = [this.used.image, this.used.mask, ...others].filter(Boolean);
     if (!files.length) return buttons;
     this.sources = files.map((file) => ({ file, url: URL.createObjectURL(file) }));
     const links = this.sources.map(({ file, url }) => make("a", { href: url, download: file.name, text: file.name }));

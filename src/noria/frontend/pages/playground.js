@@ -107,11 +107,12 @@ async function refreshModels() {
 }
 window.addEventListener("focus", refreshModels); // who adds a LoRA does so in another window
 
-const readDropped = (file) => readSettings(file, byId("metadata-report"));
+const readDropped = ([file]) => readSettings(file, byId("metadata-report"));
 listenForFiles([
-  [byId("image"), (file) => form.startImage.choose(file)],
+  [byId("reference_images"), (files) => form.references.add(files)],
+  [byId("image"), ([file]) => form.startImage.choose(file)],
   [byId("drop"), readDropped],
-  [byId("controls"), (file, target) => form.chooseControl(file, target)],
+  [byId("controls"), ([file], target) => form.chooseControl(file, target)],
 ]);
 listenForChoice(byId("metadata-choose"), byId("metadata-file"), readDropped);
 byId("first-command").textContent = firstCommand();

@@ -21,8 +21,8 @@ export class StartImage {
    */
   constructor(callbacks) {
     this.#callbacks = callbacks;
-    listenForChoice(byId("image-choose"), byId("image-file"), (file) => this.choose(file));
-    listenForChoice(byId("mask-choose"), byId("mask-file"), (file) => this.#chooseMask(file));
+    listenForChoice(byId("image-choose"), byId("image-file"), ([file]) => this.choose(file));
+    listenForChoice(byId("mask-choose"), byId("mask-file"), ([file]) => this.#chooseMask(file));
     byId("image-remove").addEventListener("click", () => this.#remove());
     byId("image-settings").addEventListener("click", () => callbacks.onTakeSettings(this.#image.file));
     byId("mask-remove").addEventListener("click", () => this.#setMask(null));

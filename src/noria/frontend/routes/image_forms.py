@@ -1,9 +1,11 @@
 """Bodies of requests for images as forms (multipart/form-data): the fields of the JSON body, and its images as files.
 
-The files are `image` and `mask`, where a route takes a start image, and for each of the `controls`, which is JSON, a
-file `control`, in their order.
+The files are `image` and `mask`, where a route takes a start image, for each of the `controls`, which is JSON, a file
+`control`, in their order, and `reference_image`. In edits, references are the images themselves.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -21,7 +23,8 @@ from noria.images.start_image import ImageFiles, MaskRule
 _IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a list
 _START_NAMES = (*_IMAGE_NAMES, "mask")
 _CONTROL_NAMES = ("control", "control[]")
-_FIELDS_OF_JSON = ("loras", "controls")
+_REFERENCE_NAMES = ("reference_image", "reference_image[]")
+_FIELDS_OF_JSON = ("loras", "controls", "refiner")
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -38,11 +41,12 @@ async def read_form(
     body_type: type[BodyT],
     mask_rule: MaskRule | None = None,
     *,
-    needs_image: bool = False,
+    max_references: Callable[[str | None], int] | None = None,
 ) -> tuple[BodyT, LoadFiles | None]:
     """Return the fields of the form `raw` as a `body_type`, and what returns its files once; None: it has none.
 
-    `mask_rule` says what a mask repaints; None: the route takes no start image. With `needs_image` there must be one.
+    `mask_rule` says what a mask repaints; None: the route takes no start image. `max_references` is for edits, which
+    need an image: it says how many references a model takes; these are images then.
 
     Raises:
         InvalidBody: it is no form.
@@ -53,13 +57,31 @@ async def read_form(
     parsing = threads.run(client_id_of(http), parse_form, http.headers["content-type"], raw)
     del raw
     form = await cancel_on_disconnect(http, parsing)
-    files, body = _files(form, mask_rule, needs_image=needs_image), _fields(form, body_type)
-    has_files = files.image is not None or files.controls
+    files, body = _files(form, mask_rule, is_edit=max_references is not None), _fields(form, body_type)
+    if max_references is not None:
+        strength, model = getattr(body, "strength", None), getattr(body, "model", None)
+        files = _as_edit(files, strength, max_references(model))
+    has_files = files.image is not None or files.controls or files.references
     return body, [files].pop if has_files else None  # the list keeps the files until it is called
 
 
-def _files(form: Form, mask_rule: MaskRule | None, *, needs_image: bool) -> ImageFiles:
-    names = (*(_START_NAMES if mask_rule else ()), *_CONTROL_NAMES)
+def _as_edit(files: ImageFiles, strength: float | None, max_references: int) -> ImageFiles:
+    """Return the files of an edit, whose images after the first are references, for a model that takes so many."""
+    assert files.image is not None
+    images = (files.image, *files.references)
+    if not max_references and files.references:
+        raise InvalidField(
+            f"image is there {len(images)} times; one is allowed: this model does not take several.", field="image"
+        )
+    if max_references and files.mask is None and strength is None:
+        return dataclasses.replace(files, image=None, references=images)
+    if files.mask is not None and len(images) <= max_references:  # as diffusers' pipelines for masks show it, too
+        return dataclasses.replace(files, references=images)
+    return files
+
+
+def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFiles:
+    names = (*(_START_NAMES if mask_rule else ()), *_CONTROL_NAMES, *(() if is_edit else _REFERENCE_NAMES))
     for name in names:
         if name in form.fields:
             raise InvalidField(f"{name} is a text; send a file.", field=name)
@@ -68,13 +90,11 @@ def _files(form: Form, mask_rule: MaskRule | None, *, needs_image: bool) -> Imag
             known = ", ".join(name for name in names if not name.endswith("[]"))
             raise InvalidField(f"unknown file {name[:80]!r}. Known are: {known}.", field=name[:80])
     images = [file for name in _IMAGE_NAMES for file in form.files.get(name, [])]
-    if needs_image and not images:
+    if is_edit and not images:
         raise InvalidField("image is missing; send a PNG, WebP or JPEG file.", field="image")
-    if len(images) > 1:
-        raise InvalidField(
-            f"image is there {len(images)} times; one is allowed: no model of this server takes several.",
-            field="image",
-        )
+    if len(images) > 1 and not is_edit:
+        raise InvalidField(f"image is there {len(images)} times; one is allowed.", field="image")
+    references = images[1:] if is_edit else [file for name in _REFERENCE_NAMES for file in form.files.get(name, [])]
     masks = form.files.get("mask", [])
     if len(masks) > 1:
         raise InvalidField(f"mask is there {len(masks)} times; one is allowed.", field="mask")
@@ -85,6 +105,7 @@ def _files(form: Form, mask_rule: MaskRule | None, *, needs_image: bool) -> Imag
         masks[0] if masks else None,
         mask_rule or "white",
         controls=tuple(file for name in _CONTROL_NAMES for file in form.files.get(name, [])),
+        references=tuple(references),
     )
 
 

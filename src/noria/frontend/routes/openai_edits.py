@@ -2,20 +2,22 @@
 
 The unmodified openai-python client works. The body is a form, whose fields are those of `/v1/images/generations`, a
 file `image` and, if only a part of it is to be repainted, a file `mask` that is transparent there; for each of the
-`controls` a file `control`, in their order.
+`controls` a file `control`, in their order. A model that takes reference images is shown the images, of which it can
+take several; the first one is then a start image only with a mask or a strength.
 """
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noria.errors import OperationNotSupported
+from noria.errors import BodyTooLarge, InvalidField, OperationNotSupported, UnreadableImage
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import FORM, JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.routes.image_forms import read_form
 from noria.frontend.routes.openai_images import GenerationsRequestBody, IgnoredText, admit_generation, respond
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
+from noria.images.reference_size import FIELD as REFERENCES
 
 
 class EditsFields(GenerationsRequestBody, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +47,10 @@ class EditRoutes:
 
     async def _admit(self, http: Request) -> AdmittedRequest:
         async with self._body_reader.receive(http, FORM) as raw:
-            threads = self._generation_service.upload_threads
-            fields, load_files = await read_form(http, threads, raw, EditsFields, "transparent", needs_image=True)
+            service = self._generation_service
+            fields, load_files = await read_form(
+                http, service.upload_threads, raw, EditsFields, "transparent", max_references=service.max_references
+            )
             del raw  # it is long, as the files in it are
             admitting = admit_generation(
                 self._generation_service,
@@ -59,7 +63,12 @@ class EditRoutes:
                 client=client_id_of(http),
             )
             del load_files
-            return await cancel_on_disconnect(http, admitting)
+            try:
+                return await cancel_on_disconnect(http, admitting)
+            except (InvalidField, UnreadableImage, BodyTooLarge) as error:
+                if error.field != REFERENCES:
+                    raise
+                raise type(error)(error.message.replace(REFERENCES, "image", 1), field="image") from error
 
     async def variations(self, _: Request) -> Response:
         """Raise OperationNotSupported."""

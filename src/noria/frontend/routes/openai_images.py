@@ -29,7 +29,7 @@ from noria.frontend.services.generation import AdmittedRequest, GenerationResult
 from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.start_images import LoadFiles
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.request import ControlField, ImageFormat, ImageRequest, ImageRequestBody, Priority
 
 MAX_IGNORED_CHARS = 1024
@@ -65,6 +65,8 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: bool = True
     loras: tuple[Lora, ...] = ()
     controls: tuple[ControlField, ...] = ()
+    reference_images: tuple[str, ...] = ()
+    refiner: Refinement | None = None
 
 
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -121,12 +123,8 @@ class CompletedImage(Struct, frozen=True, kw_only=True):
     type: str  # image_generation.completed or image_edit.completed
 
 
-NO_USAGE = {
-    "input_tokens": 0,
-    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
-    "output_tokens": 0,
-    "total_tokens": 0,
-}
+_NO_INPUT = {"image_tokens": 0, "text_tokens": 0}
+NO_USAGE = {"input_tokens": 0, "input_tokens_details": _NO_INPUT, "output_tokens": 0, "total_tokens": 0}
 
 
 class GenerationRoutes:
@@ -148,7 +146,8 @@ class GenerationRoutes:
                 body, load_files = await read_form(http, service.upload_threads, raw, GenerationsRequestBody)
             else:
                 body = decode(raw, GenerationsRequestBody)
-                self._body_reader.check_length(raw, *(control.image for control in body.controls))
+                of_controls = (control.image for control in body.controls)
+                self._body_reader.check_length(raw, *of_controls, *body.reference_images)
             admitting = admit_generation(
                 service,
                 body,
@@ -285,6 +284,8 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None) -> Imag
         partial_images=body.partial_images or 0,
         loras=body.loras,
         controls=body.controls,
+        reference_images=body.reference_images,
+        refiner=body.refiner,
         strength=strength,
     )
 

@@ -128,4 +128,5 @@ class ModelRoutes:
     async def _capabilities(self, spec: DiffusionModelSpec) -> ModelCapabilities:
         loras = await asyncio.to_thread(self._generation_service.loras.files, spec.name)  # reads folders
         controlnets = await asyncio.to_thread(self._generation_service.controlnets.for_model, spec)
-        return capabilities_of(spec, self._config, loras, controlnets)
+        refiner = await asyncio.to_thread(self._generation_service.refiners.for_model, spec)
+        return capabilities_of(spec, self._config, loras, controlnets, refiner and refiner.name)

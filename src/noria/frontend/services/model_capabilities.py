@@ -62,6 +62,8 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits | None  # None: it cannot begin with one
     controlnets: list[str]  # their names
+    max_references: int  # reference images of a request; 0: it takes none
+    refiner: str | None  # its name; null: there is none
     max_controls: int  # of a request
     max_control_scale: float
 
@@ -96,11 +98,15 @@ def encoder_capabilities_of(spec: EncoderModelSpec, config: FrontendConfig) -> E
 
 
 def capabilities_of(
-    spec: DiffusionModelSpec, config: FrontendConfig, loras: Iterable[str], controlnets: Iterable[str]
+    spec: DiffusionModelSpec,
+    config: FrontendConfig,
+    loras: Iterable[str],
+    controlnets: Iterable[str],
+    refiner: str | None = None,
 ) -> ModelCapabilities:
     """Return what the model accepts behind a front end with this `config`.
 
-    `loras` and `controlnets` are the names of its adapters.
+    `loras` and `controlnets` are the names of its adapters, `refiner` is that of its refiner.
     """
     return ModelCapabilities(
         version=spec.fingerprint,
@@ -121,6 +127,8 @@ def capabilities_of(
         if spec.takes_start_images
         else None,
         controlnets=list(controlnets),
+        max_references=spec.max_references,
+        refiner=refiner,
         max_controls=MAX_CONTROLS,
         max_control_scale=MAX_CONTROL_SCALE,
     )

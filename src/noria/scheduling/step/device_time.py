@@ -22,8 +22,9 @@ class DeviceTime(NamedTuple):
             seconds += work.num_calls * call_s + work.num_images * decode_s
         for running in table.running.values():
             request = running.active.request
-            call_s, decode_s = self._per_image(request.batch_key, request.rows)
-            seconds += running.calls_left * (call_s + decode_s / request.num_calls)
+            _, decode_s = self._per_image(request.batch_key, request.rows)
+            calls_s = self._calls_s(request, running.call)
+            seconds += calls_s + running.calls_left / request.num_calls * decode_s
         return seconds + sum(num * self.costs.image_encode_s(batch_key) for batch_key, num in table.unencoded.items())
 
     def of_request(self, request: SchedulableRequest) -> float:
@@ -33,8 +34,11 @@ class DeviceTime(NamedTuple):
 
     def of_image(self, request: SchedulableRequest) -> float:
         """Device time of one image of a request, without a start image."""
-        call_s, decode_s = self._per_image(request.batch_key, request.rows)
-        return request.num_calls * call_s + decode_s
+        _, decode_s = self._per_image(request.batch_key, request.rows)
+        return self._calls_s(request, 0) + decode_s
+
+    def _calls_s(self, request: SchedulableRequest, call: int) -> float:
+        return sum([num * self._per_image(key, request.rows)[0] for key, num in request.calls_by_key(call)])
 
     def _per_image(self, batch_key: BatchKey, rows: int) -> tuple[float, float]:
         """Return the device time of an image's call, and of its decode."""

@@ -86,18 +86,16 @@ class CompletionPredictor:
     def policy_key(self, active: ActiveRequest, call: int, now: float) -> float:
         """Sort key of the images of a request whose next call is `call`."""
         request = active.request
-        cost_key = request.batch_key, request.rows
-        found = self._costs_cache.get(cost_key)
-        if found is None:
-            found = self._costs_cache[cost_key] = self._image_costs(*cost_key)
-        expected_call_s, min_call_s, decode_s = found
-        calls = request.num_calls - call
+        expected_s = min_s = decode_s = 0.0
+        for batch_key, calls in request.calls_by_key(call):
+            cost_key = batch_key, request.rows
+            found = self._costs_cache.get(cost_key)
+            if found is None:
+                found = self._costs_cache[cost_key] = self._image_costs(*cost_key)
+            expected_call_s, min_call_s, decode_s = found
+            expected_s, min_s = expected_s + calls * expected_call_s, min_s + calls * min_call_s
         candidate = Candidate(
-            active.arrived_at,
-            request.deadline,
-            request.priority,
-            calls * expected_call_s + decode_s,
-            calls * min_call_s + decode_s,
+            active.arrived_at, request.deadline, request.priority, expected_s + decode_s, min_s + decode_s
         )
         return self.policy(candidate, now) + active.priority_penalty
 
@@ -226,17 +224,18 @@ class CompletionPredictor:
         active, running = self.table.requests[image.attempt_id], self.table.running.get(image)
         request = active.request
         deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
-        calls = request.num_calls if running is None else request.num_calls - running.call
+        call = 0 if running is None else running.call
         return SimulatedImage(
             image,
-            request.batch_key,
+            request.step_key(call),
             request.rows,
-            calls,
+            request.num_calls - call,
             running is not None,
             request.exclusive,
             deadline_s,
             needs_encode=active.needs_encode and running is None and image.index == 0,  # which joins first
             call_work_s=active.image_work_s / request.num_calls,
+            later_calls=request.second_stage_calls(call) if call < (request.second_stage_from or 0) else 0,
         )
 
     def _predict(self, now: float) -> _Prediction:
@@ -315,6 +314,7 @@ class CompletionPredictor:
                 request.rows,
                 request.num_calls,
                 needs_encode=request.has_start_image and index == 0,
+                later_calls=request.second_stage_calls(0),
             )
             for index in range(request.num_images)
         ]
@@ -348,7 +348,7 @@ class CompletionPredictor:
         self._last_iteration = now, seconds
         stepped = set(stepped_keys)
         self._call_keys |= dict.fromkeys(stepped, call_key)
-        active_keys = {running.request.batch_key for running in self.table.running.values()} - stepped
+        active_keys = {running.step_key for running in self.table.running.values()} - stepped
         for other, expected_rows in self._expected_batch_size.items():
             self._expected_batch_size[other] = (
                 expected_rows if other in active_keys else (1 - 1 / _BATCH_SIZE_ITERATIONS) * expected_rows

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from noria.scheduling.step.active_request import ActiveRequest
-from noria.scheduling.step.shared_calls import area_px
 from noria.scheduling.step.slots import Slots
 from noria.scheduling.step.waiting_queue import WaitingQueue
 from noria.scheduling.types import NO_TIMINGS, BatchKey, ItemId, PhaseTimings, RequestTimings, SchedulableRequest
@@ -45,6 +44,11 @@ class RunningImage:
         return self.active.request.deadline
 
     @property
+    def step_key(self) -> BatchKey:
+        """The batch key of its next call, or of the last one."""
+        return self.active.request.step_key(self.call)
+
+    @property
     def is_denoised(self) -> bool:
         """Whether only its decode is left."""
         return self.call == self.active.request.num_calls
@@ -52,7 +56,7 @@ class RunningImage:
 
 @dataclass(slots=True)
 class Work:
-    """Images of one batch key with equal rows, and their model calls."""
+    """Images of one batch key with equal rows, each in its first stage, and their model calls."""
 
     num_images: int = 0
     num_calls: int = 0
@@ -132,12 +136,13 @@ class RequestTable:
         self._count_waiting(active, -len(active.waiting))
 
     def _count_waiting(self, active: ActiveRequest, num_images: int) -> None:
-        cost_key = active.request.batch_key, active.request.rows
-        work = self.waiting_work.setdefault(cost_key, Work())
-        work.num_images += num_images
-        work.num_calls += num_images * active.request.num_calls
-        if not work.num_images:
-            del self.waiting_work[cost_key]
+        request = active.request
+        for number, (batch_key, num_calls) in enumerate(request.calls_by_key(0)):
+            work = self.waiting_work.setdefault((batch_key, request.rows), Work())
+            work.num_images += 0 if number else num_images
+            work.num_calls += num_images * num_calls
+            if not work.num_images and not work.num_calls:
+                del self.waiting_work[batch_key, request.rows]
 
     def assign(self, image: ItemId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
@@ -237,10 +242,9 @@ def _discard(values: list[tuple[float, str]], value: tuple[float, str]) -> None:
 
 def cost_key(images: Sequence[RunningImage]) -> BatchKey:
     """Return the key of the largest size in a call, to which its rows are padded."""
-    first = images[0].active.request
-    if first.call_size is None:
-        return first.batch_key
-    return max((running.active.request.batch_key for running in images), key=area_px)
+    if images[0].active.request.call_size is None:
+        return images[0].step_key
+    return max((running.active.request.batch_key for running in images), key=lambda key: key.area_px)
 
 
 def count_rows(images: Iterable[RunningImage]) -> int:

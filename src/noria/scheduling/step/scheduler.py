@@ -33,7 +33,7 @@ from noria.scheduling.step.batch_selection import BatchLimits, all_fit, select_b
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable, RunningImage, cost_key, count_rows
-from noria.scheduling.step.shared_calls import area_px, share_calls
+from noria.scheduling.step.shared_calls import share_calls
 from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import (
     NO_TIMINGS,
@@ -234,7 +234,7 @@ class StepScheduler:
         by_key: dict[BatchKey, list[RunningImage]] = {}
         for running in self._table.running.values():
             if not running.is_denoised:
-                by_key.setdefault(running.active.request.batch_key, []).append(running)
+                by_key.setdefault(running.step_key, []).append(running)
         if not by_key:
             return ()
         keys: dict[ItemId, float] = {}
@@ -242,7 +242,7 @@ class StepScheduler:
         if len(by_key) > 1:
             candidates = [running for images in by_key.values() for running in images]
             keys = self._predictor.policy_keys(candidates, now)
-            batch_key = min(candidates, key=lambda running: keys[running.image]).active.request.batch_key
+            batch_key = min(candidates, key=lambda running: keys[running.image]).step_key
             by_key, batch_key = self._mix_sizes(by_key, batch_key)
         batch_key = self._stride.next({key: len(images) for key, images in by_key.items()}, batch_key)
         chosen = self._select_batch(by_key[batch_key], batch_key, keys, now)
@@ -295,8 +295,8 @@ class StepScheduler:
         ready = [image for image, running_image in running.items() if running_image.is_denoised] + last_steps
         if not ready:
             return ()
-        batch_key = running[ready[0]].request.batch_key
-        same_key = [image for image in ready if running[image].request.batch_key == batch_key]
+        batch_key = running[ready[0]].request.batch_key.decode_key
+        same_key = [image for image in ready if running[image].request.batch_key.decode_key == batch_key]
         limit = self._decode_limits.get(batch_key, self.decode_batch)
         return tuple(SlotAssignment(image, running[image].slot) for image in same_key[:limit])
 
@@ -331,7 +331,7 @@ class StepScheduler:
                 decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
                 step_s = max(seconds - decode_s - result.join_s, 0.1 * seconds)
             self.costs.observe_step(batch_key, rows, step_s)
-            keys = {running.active.request.batch_key for running in stepped}
+            keys = {running.step_key for running in stepped}
             self._predictor.record_iteration(keys, batch_key, rows, seconds, now)
 
     def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[SchedulerEvent]:
@@ -351,7 +351,9 @@ class StepScheduler:
             self._table.requeue(joining)
         if not images:
             return []
-        batch_key = max((self._table.request_of(image).batch_key for image in images), key=area_px)
+        batch_key = self._table.request_of(images[0]).batch_key
+        if result.oom_phase == "steps":
+            batch_key = cost_key([self._table.running[image] for image in images])
         if len(named) == 1 and (result.oom_phase not in ("encodes", "joins") or num_others == 0):
             message = f"{batch_key.width_px}x{batch_key.height_px} pixels do not fit the device's memory, even alone"
             self._predictor.max_running = self.num_slots  # the image that left no memory for others is gone
@@ -369,7 +371,7 @@ class StepScheduler:
                 rows = sum(self._table.request_of(image).rows for image in images) * len(named) // len(images)
                 self.costs.record_oom(batch_key, rows)
             case _:  # "decodes"
-                self._decode_limits[batch_key] = len(named) // 2
+                self._decode_limits[batch_key.decode_key] = len(named) // 2
         return []
 
     def _complete_image(self, image: ItemId, result: IterationResult, now: float) -> list[SchedulerEvent]:

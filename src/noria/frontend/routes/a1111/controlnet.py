@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noria.errors import InvalidField, short_repr
-from noria.images.start_image import ControlImageFacts
+from noria.images.start_image import ImageFacts
 from noria.protocol.request import ControlField
 
 SCRIPT = "controlnet"
@@ -73,7 +73,7 @@ def resize_modes(sent: Mapping[str, Any]) -> list[object]:
     return [unit.get("resize_mode") for _, unit in _units(sent)]
 
 
-def check_proportions(modes: Sequence[object], images: Sequence[ControlImageFacts], size_px: tuple[int, int]) -> None:
+def check_proportions(modes: Sequence[object], images: Sequence[ImageFacts], size_px: tuple[int, int]) -> None:
     """Raise InvalidField if units with these resize modes would crop or fill `images`, for a result of this size."""
     for mode, image in zip(modes, images, strict=True):
         if mode in _CROPPING_OR_FILLING and image.width_px * size_px[1] != image.height_px * size_px[0]:

@@ -31,6 +31,7 @@ from noria.frontend.routes.a1111.bodies import (
     error_in_a1111_terms,
     files_of_image_body,
     find_model_name,
+    has_references,
     title,
 )
 from noria.frontend.routes.a1111.controlnet import check_proportions, controls_of, resize_modes
@@ -154,7 +155,7 @@ class A1111Routes:
             check_body(sent)
             controls = controls_of(sent)
             self._body_reader.check_length(raw, *(control.image for control in controls))
-            admitting = self._admit(http, body, controls)
+            admitting = self._admit(http, body, controls, has_start_image=False)
             modes = resize_modes(sent)
             del raw, sent, controls  # with images they are long
             return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
@@ -167,9 +168,11 @@ class A1111Routes:
             controls = controls_of(sent)
             images = (*(body.init_images or ()), body.mask, *(control.image for control in controls))
             self._body_reader.check_length(raw, *images)
-            load_files = files_of_image_body(body, controls)
+            model = self._model_name(self._settings_of(http) | (body.override_settings or {}))
+            are_references = has_references(body, self._generation_service.max_references(model))
+            load_files = files_of_image_body(body, controls, are_references=are_references)
             body = msgspec.structs.replace(body, init_images=None, mask=None)
-            admitting = self._admit(http, body, controls, load_files)
+            admitting = self._admit(http, body, controls, load_files, has_start_image=not are_references)
             modes = resize_modes(sent)
             del raw, sent, controls, images, load_files  # they are long
             return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
@@ -183,12 +186,19 @@ class A1111Routes:
         return result, await self._generation_service.files_as_base64(result) if send_images else []
 
     async def _admit(
-        self, http: Request, body: Txt2Img, controls: tuple[ControlField, ...], load_files: LoadFiles | None = None
+        self,
+        http: Request,
+        body: Txt2Img,
+        controls: tuple[ControlField, ...],
+        load_files: LoadFiles | None = None,
+        *,
+        has_start_image: bool,
     ) -> AdmittedRequest:
         overrides = body.override_settings or {}
         check_settings(overrides)
         settings = self._settings_of(http) | overrides
-        image_body = as_image_body(body, settings, self._model_name(settings), controls)
+        model = self._model_name(settings)
+        image_body = as_image_body(body, settings, model, controls, has_start_image=has_start_image)
         image_body = apply_headers(image_body, http.headers)
         admitting = self._generation_service.admit(
             image_body,

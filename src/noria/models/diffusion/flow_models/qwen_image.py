@@ -95,7 +95,7 @@ class QwenImage(LatentFlow):
                 config,
             )
 
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int]:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
         return 0, 0
 

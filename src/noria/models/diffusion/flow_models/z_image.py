@@ -83,7 +83,7 @@ class ZImage(LatentFlow):
                 Guidance("cond", active_above=0.0, norm_limit=spec.cfg_normalization),
             )
 
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int]:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
         return 0, 0
 

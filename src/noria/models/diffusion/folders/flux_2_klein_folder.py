@@ -31,6 +31,8 @@ from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
+_MAX_REFERENCES = 4  # its authors'; diffusers' pipeline has no limit
+
 TEXT_LAYERS = (9, 18, 27)
 """Of Qwen3, whose inputs, side by side, condition the transformer."""
 
@@ -107,6 +109,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         packed_schedulers(scheduler),
         steps=steps,
         guidance=guidance,
+        max_references=_MAX_REFERENCES,
         num_parameters=_check_weights(folder, family, transformer, text_encoder, vae),
     )
 

@@ -1,4 +1,4 @@
-"""Checks and describes a folder of FLUX.1: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
+"""Checks and describes a folder of FLUX.1, Kontext too: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
 
 This module knows neither torch nor what the parts compute; `flux.py` loads them.
 """
@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from noria.models.diffusion.folders.flow_folder import PATCH, check_fit, packed_schedulers, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.flow_folder import (
+    PATCH,
+    SCHEDULERS_WITH_SIGMAS,
+    check_fit,
+    packed_schedulers,
+    read_flow_scheduler,
+    read_t5,
+)
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -25,6 +32,9 @@ from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
+KONTEXT = "FluxKontextPipeline"
+
+_KONTEXT_GUIDANCE = 2.5  # its authors'
 _TRAINED_LATENTS = 128  # of a side: about a million pixels
 
 
@@ -53,19 +63,24 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight", "img_in.weight"), expected)
-    fills = transformer.in_channels != vae.latent_channels * PATCH**2
+    fills, is_kontext = transformer.in_channels != vae.latent_channels * PATCH**2, pipeline == KONTEXT
     of_inpainting: dict[str, Any] = {"needs_mask": True, "default_strength": 1.0} if fills else {}
     steps, guidance = (50, 30.0) if fills else (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
+    schedulers = packed_schedulers(scheduler)
+    if is_kontext:
+        guidance, schedulers = _KONTEXT_GUIDANCE, SCHEDULERS_WITH_SIGMAS
     return make_spec(
         folder,
         family,
         pipeline,
         overrides,
         packed_sides(vae),
-        packed_schedulers(scheduler),
+        schedulers,
         steps=steps,
         guidance=guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
+        max_references=int(is_kontext),  # its pipeline takes more only for several prompts
+        reference_size="preferred" if is_kontext else "area",
         **of_inpainting,
     )
 

@@ -46,7 +46,7 @@ class LatentDiffusion:
         """Return [C, H, W] of the latents of an image of this size."""
         return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
 
-    def call_size(self, width_px: int, height_px: int) -> None:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> None:  # noqa: ARG002
         """Return None: a UNet takes images of one size at a time."""
         return
 
