@@ -63,7 +63,7 @@ def test_a_stage_without_measurements_costs_as_the_other_and_work_counts_both():
     assert predictor.device_time_s(request) == pytest.approx(3.0 + 2 * 4.0)
     assert predictor.unloaded_s(request) == pytest.approx(3.0 + 2 * 4.0)
     predictor.table.add(request, 0.0)
-    assert predictor.predict_requests(0.0)["a"].finish_in_s == pytest.approx(3.0 + 2 * 4.0)
+    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(3.0 + 2 * 4.0)
 
 
 def test_predictions_are_cached_until_the_table_changes():

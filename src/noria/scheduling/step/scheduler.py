@@ -271,9 +271,7 @@ class StepScheduler:
         """Select from `images` those that step; `keys` are the policy's, if known already."""
         num_running = len(self._table.running)
         is_full = num_running >= self._predictor.max_running
-        has_deadline = uses_deadlines(self.policy) and any(
-            running.active.request.deadline is not None for running in images
-        )
+        has_deadline = uses_deadlines(self.policy) and any(each.deadline_s is not None for each in images)
         rows_limit = self.costs.exploration_limit(batch_key)
         if all_fit(count_rows(images), rows_limit, is_full=is_full or not has_deadline):
             return images
