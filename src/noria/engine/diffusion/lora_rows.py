@@ -1,16 +1,14 @@
 """Applies a different set of LoRA adapters to each row of a call, in one batch.
 
 What an adapter adds to a layer is (input · down) · up. For a batch, the matrices of its L distinct sets of adapters are
-stacked, of several adapters in a set the ranks are joined, and two batched products take each row's by its index, from
-the first row with an adapter to the last. Hooks add the result behind the layers; the model itself stays as it is. Rows
-without an adapter get nothing or exact zeros, so they equal those of the bare model in every bit; and without adapters
-in the batch there is no hook.
+stacked, of several adapters in a set the ranks are joined, and two batched products take each row's by its index. Hooks
+add the result behind the layers; the model itself stays as it is. Rows without an adapter are not touched at all, so
+they are equal in every bit to those of the bare model; and without adapters in the batch there is no hook.
 
 Sets are stacked by padded rank, so that a large one makes no other large. Stacks are kept while the sets in them are
 held by requests, whichever rows have them at a call.
 
-Shapes: R rows of a call, A rows of them from the first to the last with adapters of a stack, L sets of adapters in the
-stack, r their padded joined rank.
+Shapes: R rows of a call, A rows of them with adapters, L sets of adapters in a stack, r their padded joined rank.
 """
 
 import contextlib
@@ -23,18 +21,20 @@ import torch
 from noria.engine.diffusion.lora_cache import Adapters, AdaptersKey, padded_rank
 from noria.models.diffusion.lora_file import LoraLayer
 
+_MAX_RUNS = 2  # of a guided batch, whose rows with and without a prompt are apart
 
-class _Span(NamedTuple):
-    """The rows of a call between the first and the last that have adapters of one stack."""
 
-    rows: slice
+class _Rows(NamedTuple):
+    """Rows of a call that have adapters of one stack."""
+
+    at: slice | torch.Tensor  # a slice where they follow one another: then nothing is copied
     positions_A: torch.Tensor | None  # which set of the stack each row has; None: all have the only one
-    has_adapters_A11: torch.Tensor | None  # 0 for rows that have none of the stack, else 1; None: all have one
+    num_rows: int
 
     def of_set(self, matrices: torch.Tensor) -> torch.Tensor:
         """Return the matrices of each row, [A, …] of [L, …]."""
         if self.positions_A is None:
-            return matrices.expand(self.rows.stop - self.rows.start, *matrices.shape[1:])
+            return matrices.expand(self.num_rows, *matrices.shape[1:])
         return matrices[self.positions_A]
 
 
@@ -48,7 +48,7 @@ class LoraRows:
         self._stacked: tuple[AdaptersKey, ...] = ()  # the sets of which the hooks are
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._rows: list[AdaptersKey] = []  # of the call
-        self._spans: dict[tuple[AdaptersKey, ...], _Span | None] = {}
+        self._rows_of: dict[tuple[AdaptersKey, ...], list[_Rows]] = {}
         self._is_active = False
 
     @contextlib.contextmanager
@@ -65,7 +65,7 @@ class LoraRows:
         """Release all stacks."""
         for hook in self._hooks:
             hook.remove()
-        self._stacked, self._hooks, self._rows, self._spans = (), [], [], {}
+        self._stacked, self._hooks, self._rows, self._rows_of = (), [], [], {}
 
     def _set_rows(self, rows: Sequence[Adapters]) -> None:
         keys = [adapters.of_part(self._name) for adapters in rows]
@@ -81,7 +81,7 @@ class LoraRows:
                 self.clear()
                 raise
         if keys != self._rows:
-            self._rows, self._spans = keys, {}
+            self._rows, self._rows_of = keys, {}
 
     def _stack(self, sets: Mapping[AdaptersKey, Adapters]) -> None:
         modules = {
@@ -115,24 +115,32 @@ class LoraRows:
         """The rows of the call."""
         return len(self._rows)
 
-    def span_of(self, keys: tuple[AdaptersKey, ...]) -> _Span | None:
-        """Return the rows from the first that has one of these sets to the last; None: no row has one."""
-        if keys not in self._spans:
-            self._spans[keys] = self._find_span(keys)
-        return self._spans[keys]
+    def rows_of(self, keys: tuple[AdaptersKey, ...]) -> list[_Rows]:
+        """Return the rows that have one of these sets, in at most two runs of rows that follow one another, or in one.
 
-    def _find_span(self, keys: tuple[AdaptersKey, ...]) -> _Span | None:
+        The list is empty if no row has one.
+        """
+        if keys not in self._rows_of:
+            self._rows_of[keys] = self._find_rows(keys)
+        return self._rows_of[keys]
+
+    def _find_rows(self, keys: tuple[AdaptersKey, ...]) -> list[_Rows]:
         found = [row for row, key in enumerate(self._rows) if key in keys]
-        if not found:
-            return None
-        device, span = next(self._part.parameters()).device, slice(found[0], found[-1] + 1)
-        positions = [keys.index(key) if key in keys else 0 for key in self._rows[span]]
-        has_adapters = torch.tensor([[[float(key in keys)]] for key in self._rows[span]], device=device)
-        return _Span(
-            span,
-            torch.tensor(positions, device=device) if len(keys) > 1 else None,
-            None if len(found) == len(positions) else has_adapters,
-        )
+        runs: list[list[int]] = []
+        for row in found:
+            if runs and runs[-1][-1] == row - 1:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        if len(runs) > _MAX_RUNS:
+            return [_Rows(self._to_device(found), self._positions(found, keys), len(found))]
+        return [_Rows(slice(run[0], run[-1] + 1), self._positions(run, keys), len(run)) for run in runs]
+
+    def _positions(self, rows: list[int], keys: tuple[AdaptersKey, ...]) -> torch.Tensor | None:
+        return self._to_device([keys.index(self._rows[row]) for row in rows]) if len(keys) > 1 else None
+
+    def _to_device(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=next(self._part.parameters()).device)
 
 
 class _Stack(NamedTuple):
@@ -164,25 +172,20 @@ class _LayerHook:
         if len(inputs) != num_rows:  # each row is several here, in order
             assert len(inputs) % num_rows == 0, "a layer that merges rows cannot have adapters by row"
             inputs, output = (each.view(num_rows, -1, each.shape[-1]) for each in (inputs, output))
+        add = _add_convolved if isinstance(module, torch.nn.Conv2d) else _add_product
         for stack in self._stacks:
-            if (span := self._owner.span_of(stack.keys)) is not None:
-                down, up_AOr = span.of_set(stack.down), span.of_set(stack.up)
-                add = _add_convolved if isinstance(module, torch.nn.Conv2d) else _add_product
-                add(module, inputs[span.rows], down, up_AOr, span.has_adapters_A11, output[span.rows])
+            for rows in self._owner.rows_of(stack.keys):
+                changed = output[rows.at]
+                add(module, inputs[rows.at], rows.of_set(stack.down), rows.of_set(stack.up), changed)
+                if isinstance(rows.at, torch.Tensor):  # else it is a part of the output itself
+                    output.index_copy_(0, rows.at, changed)
 
 
 def _add_product(
-    _module: torch.nn.Module,
-    inputs: torch.Tensor,
-    down_ArI: torch.Tensor,
-    up_AOr: torch.Tensor,
-    has_adapters_A11: torch.Tensor | None,
-    output: torch.Tensor,
+    _module: torch.nn.Module, inputs: torch.Tensor, down_ArI: torch.Tensor, up_AOr: torch.Tensor, output: torch.Tensor
 ) -> None:
     """Add what the adapters of A rows change in a linear layer to its output [A, …, out], in place."""
     reduced_ATr = torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down_ArI.mT)
-    if has_adapters_A11 is not None:
-        reduced_ATr *= has_adapters_A11
     output.view(len(output), -1, output.shape[-1]).baddbmm_(reduced_ATr, up_AOr.mT)
 
 
@@ -191,15 +194,11 @@ def _add_convolved(
     inputs_AIHW: torch.Tensor,
     down_ArIhw: torch.Tensor,
     up_AOr: torch.Tensor,
-    has_adapters_A11: torch.Tensor | None,
     output_AOHW: torch.Tensor,
 ) -> None:
     """Add what the adapters of A rows change in a convolution to its output, in place."""
     assert isinstance(module, torch.nn.Conv2d)
-    reduced_ArN = _reduce(module, inputs_AIHW, down_ArIhw)
-    if has_adapters_A11 is not None:
-        reduced_ArN *= has_adapters_A11
-    output_AOHW += torch.bmm(up_AOr, reduced_ArN).view(output_AOHW.shape)
+    output_AOHW += torch.bmm(up_AOr, _reduce(module, inputs_AIHW, down_ArIhw)).view(output_AOHW.shape)
 
 
 def _reduce(module: torch.nn.Conv2d, inputs_AIHW: torch.Tensor, down_ArIhw: torch.Tensor) -> torch.Tensor:
