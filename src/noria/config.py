@@ -336,7 +336,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of a start image and its mask together, as files; a body with them may be longer "
+            description="maximum size of all images of a request together, as files; a body with them may be longer "
             "than `max_body_bytes` by that, in base64",
         ),
     ] = 16_777_216

@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from noria.frontend.routes.static_pages import page_routes
-from noria.protocol.diffusion import ImageSettingsView, Lora
+from noria.protocol.diffusion import Control, ImageSettingsView, Lora, Reference, Refinement
 from noria.protocol.live_views import (
     CallSizeView,
     DepartureView,
@@ -181,6 +181,11 @@ class Script:
                 self._random.choice((1.0, 3.0, 7.5)),
                 steps,
                 ((), (Lora(LORAS[0]),), (Lora(LORAS[1], 0.8),))[number % 3],
+                strength=0.6 if number % 2 else None,
+                has_mask=number % 4 == 1,
+                controls=() if number % 3 else (Control("edges", 0.8),),
+                reference_images=() if number % 5 else (Reference(64, 64),) * 2,
+                refiner=Refinement(0.7) if number % 5 == 1 else None,
             ),
             priority="high" if number % 11 == 0 else "normal",
             arrived_at=at,
@@ -256,6 +261,7 @@ class Feed:
     arriving: bool = True
     paused: tuple[int, ...] = ()  # slots
     thumbnails: bool = True
+    takes_start_images: bool = True
     states: dict[str, str] = dataclasses.field(default_factory=dict)  # of engines that are not ready
     api_key: str | None = None  # required if set
     error: tuple[int, str, str] | None = None  # status, code and message, instead of the stream
@@ -291,7 +297,8 @@ class Feed:
         return JSONResponse({"components": {"schemas": {"ImageRequestBody": {"properties": PROPERTIES}}}})
 
     async def _models(self, _: Request) -> Response:
-        noria = {"kind": "diffusion", "loras": list(LORAS), "start_image": {"needs_mask": False}}
+        start_image = {"needs_mask": False} if self.takes_start_images else None
+        noria = {"kind": "diffusion", "loras": list(LORAS), "start_image": start_image}
         return JSONResponse({"data": [{"id": "m", "noria": noria}]})
 
     async def _t2i(self, http: Request) -> Response:

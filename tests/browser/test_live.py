@@ -7,6 +7,8 @@ import feed
 import pytest
 from expect_on_page import expect
 
+from waiting import wait_until
+
 pytestmark = pytest.mark.browser
 
 
@@ -47,6 +49,21 @@ def test_images_of_one_batch_show_their_loras(serve, open_page):
         slot = slots(page).filter(has_text=label).first
         expect(slot).to_have_accessible_name(re.compile(rf"guidance [\d.]+, {re.escape(name)}"))
     expect(page.locator(".batch-summary")).to_contain_text(", 2 LoRAs")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "start image, strength 0.6",
+        "start image and mask, strength 0.6",
+        "ControlNet edges × 0.8",
+        "2 reference images",
+        "refiner from 0.7",
+    ],
+)
+def test_a_slot_names_the_images_and_the_refiner_that_its_image_is_made_with(serve, open_page, words):
+    page = open_page(serve(num_slots=12).url)
+    expect(page.get_by_role("button", name=words).first).to_be_visible()
 
 
 def test_slots_change_their_images_one_by_one(serve, open_page):
@@ -173,6 +190,15 @@ def test_empty_page_explains_how_to_send_requests_and_the_button_does(serve, ope
     assert set(styles) == {None, "outline", "night"}
     images = [body["image"] for body in served.requests if "strength" in body]
     assert len(images) == 4 and set(images) == {images[0]} and images[0].startswith("data:image/png;base64,")
+
+
+def test_sample_traffic_has_no_image_for_a_model_that_cannot_start_from_one(serve, open_page):
+    served = serve(num_slots=4, arriving=False, takes_start_images=False)
+    page = open_page(served.url)
+    page.get_by_role("button", name="Send sample traffic").click()
+    wait_until(lambda: len(served.requests) > 2)  # the third would have one
+    page.get_by_role("button", name="Stop sample traffic").click()
+    assert not any("image" in body or "strength" in body for body in served.requests)
 
 
 def test_sample_traffic_stops_with_the_same_button(serve, open_page):

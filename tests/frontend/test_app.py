@@ -35,6 +35,9 @@ def test_the_server_is_not_ready_before_an_engine_is(folder):
         assert client.get("/healthz").status_code == 200
         rejection = client.post("/t2i", json={"prompt": "p"})
         assert (rejection.status_code, rejection.json()["error"]["code"]) == (503, "engine_unavailable")
+        images = [("image[]", ("a.png", b"x"))] * 2
+        rejection = client.post("/v1/images/edits", data={"prompt": "p"}, files=images)
+        assert (rejection.status_code, rejection.json()["error"]["code"]) == (503, "engine_unavailable")
         assert client.get("/v1/models").status_code == 503
         for path in ("/", "/docs", "/openapi.json", "/metrics"):
             assert client.get(path).status_code == 200

@@ -70,14 +70,14 @@ def test_digests_depend_on_settings_and_weights(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"cross_attention_dim": 768}, r"cross_attention_dim 768 \(of small 32\)"),
+        ({"cross_attention_dim": 768}, r"cross_attention_dim 768 where small has 32"),
         (
             {"block_out_channels": [16, 32, 64]},
-            r"block_out_channels \(16, 32, 64\) \(of small \(16, 32\)\), layers_per",
+            r"block_out_channels \(16, 32, 64\) where small has \(16, 32\), layers_per",
         ),
-        ({"addition_embed_type": "text_time"}, r"addition_embed_type text_time \(of small None\)"),
-        ({"conditioning_embedding_out_channels": [16, 32, 96, 256]}, r"pixels a latent 8 \(of small 4\)"),
-        ({"in_channels": 9}, r"in_channels 9 \(of small 4\)"),
+        ({"addition_embed_type": "text_time"}, r"addition_embed_type text_time where small has None"),
+        ({"conditioning_embedding_out_channels": [16, 32, 96, 256]}, r"pixels per latent 8 where small has 4"),
+        ({"in_channels": 9}, r"in_channels 9 where small has 4"),
     ],
 )
 def test_one_that_fits_no_model_is_an_error_at_the_start(

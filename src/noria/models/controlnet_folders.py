@@ -85,11 +85,12 @@ class ControlNetFolders:
 
         """
         known = self.for_model(spec)
-        for control in controls:
+        for k, control in enumerate(controls):
             if control.name not in known:
                 allowed = f"allowed are {', '.join(map(short_repr, known))}" if known else NO_CONTROLNETS
                 raise ControlNetNotFound(
-                    f"controls: {spec.name} has no ControlNet {short_repr(control.name)}; {allowed}.", field="controls"
+                    f"controls[{k}]: {spec.name} has no ControlNet {short_repr(control.name)}; {allowed}.",
+                    field="controls",
                 )
         return tuple(msgspec.structs.replace(each, digest=known[each.name].digest) for each in controls)
 

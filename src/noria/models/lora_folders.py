@@ -51,7 +51,8 @@ class LoraFolders:
         for _, folder in self._folders:
             if not folder.is_dir():
                 raise ConfigError(
-                    f"engine.loras: {str(folder)!r} is not a folder. Entries are FOLDER, MODEL=FOLDER or bundled."
+                    f"engine.loras: {str(folder)!r} is not a folder. Entries are FOLDER, MODEL=FOLDER, bundled or "
+                    "hf://ORG/NAME[/FILE.safetensors][@REVISION]."
                 )
 
     def files(self, model: str) -> dict[str, pathlib.Path]:

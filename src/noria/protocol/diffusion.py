@@ -6,6 +6,7 @@ the one of `POST /t2i`; the API, image files, logs, spans and views use no other
 
 from typing import ClassVar, Literal
 
+import msgspec
 from msgspec import Struct
 
 from noria.protocol.model_spec import ModelSpec
@@ -96,6 +97,15 @@ class ImageSettingsView(Struct, frozen=True, tag="diffusion"):
     guidance_scale: float
     inference_steps: int
     loras: tuple[Lora, ...] = ()  # with digests
+    # Of a start image: how much of it is replaced, above 0 to 1; None: there is none. Its pixels are the request's
+    # frame of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, 255 (repainted) or 0 (kept).
+    strength: float | None = None
+    has_mask: bool = False
+    # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
+    controls: tuple[Control, ...] = ()
+    refiner: Refinement | None = None  # with name and digest; None: the model makes all steps
+    # Their images come last in the frame of data, each of its own size.
+    reference_images: tuple[Reference, ...] = ()
 
 
 class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=True):
@@ -106,17 +116,8 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     seed: int
     n: int = 1
     partial_images: int = 0  # previews of each image
-    # Of a start image: how much of it is replaced, above 0 to 1; None: there is none. Its pixels are the request's
-    # frame of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, 255 (repainted) or 0 (kept).
-    strength: float | None = None
-    has_mask: bool = False
     image_digest: str | None = None  # of the files as they were sent, for the metadata of the images
     mask_digest: str | None = None
-    # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
-    controls: tuple[Control, ...] = ()
-    refiner: Refinement | None = None  # with name and digest; None: the model makes all steps
-    # Their images come last in the frame of data, each of its own size.
-    reference_images: tuple[Reference, ...] = ()
 
     @property
     def has_images(self) -> bool:
@@ -145,9 +146,19 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
 
     @property
     def settings_view(self) -> ImageSettingsView:
-        """What live views show of it."""
+        """What live views show of it: without digests of its images."""
         return ImageSettingsView(
-            self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps, self.loras
+            width=self.width,
+            height=self.height,
+            scheduler=self.scheduler,
+            guidance_scale=self.guidance_scale,
+            inference_steps=self.inference_steps,
+            loras=self.loras,
+            strength=self.strength,
+            has_mask=self.has_mask,
+            controls=tuple(msgspec.structs.replace(each, image_digest=None) for each in self.controls),
+            refiner=self.refiner,
+            reference_images=tuple(msgspec.structs.replace(each, digest=None) for each in self.reference_images),
         )
 
 

@@ -63,6 +63,7 @@ FACTS = Facts(
     environment={},
     model=SPEC,
     additional_model_errors=(),
+    adapter_errors=(),
     num_parameters=6_000_000,
     memory=ESTIMATE,
     changes=(),
@@ -252,6 +253,20 @@ def test_any_error_of_torch_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", fail)
     findings = examine(load(None, {}, {"frontend.port": "0"}), open_listeners)
     assert Finding("fail", "torch", "does not work: RuntimeError: the driver is too old") in findings
+
+
+def test_adapters_that_the_server_would_not_start_with_fail() -> None:
+    config = load(None, {}, {"frontend.port": "0", "model": "minilm"})
+    for setting, entry, message in (
+        ("loras", "/nonexistent", "'/nonexistent' is not a folder. Entries are FOLDER, MODEL=FOLDER, bundled or hf://"),
+        ("loras", "hf://a", "'hf://a' names no LoRA of the hub"),
+        ("controlnets", "/nonexistent", "engine.controlnets: '/nonexistent' is not a folder"),
+        ("refiners", "minilm=/nonexistent", "engine.refiners: '/nonexistent' is not a folder"),
+    ):
+        engine = msgspec.structs.replace(config.engine, **{setting: (entry,)})
+        findings = examine(msgspec.structs.replace(config, engine=engine), open_listeners)
+        (failed,) = (finding for finding in findings if finding.verdict == "fail")
+        assert (failed.topic, message in failed.text) == ("adapters", True), failed
 
 
 def test_failures_are_counted() -> None:

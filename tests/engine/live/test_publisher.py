@@ -7,7 +7,7 @@ import pytest
 from noria.engine.live.pending_view import resolve_view
 from noria.engine.live.publisher import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
 from noria.engine.loop import EngineLoop
-from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.diffusion import Control, ImageSettingsView, Reference, Refinement
 from noria.protocol.live_views import CallSizeView
 from noria.protocol.messages import ViewRequest
 from noria.protocol.model_spec import ModelKey
@@ -127,7 +127,20 @@ def test_a_slot_shows_its_image_its_progress_and_its_predicted_end():
     costs = CostModel()
     costs.observe_step(BatchKey(8, 8, MODEL), 2, 0.05)
     harness = Harness(costs=costs)
-    harness.submit(make_request("a", steps=10, images=2, model="m", deadline_s=60.0, priority="high"))
+    inputs = {"strength": 1.0, "has_mask": True, "refiner": Refinement(0.7, "fine"), "controls": (Control("edges"),)}
+    harness.submit(
+        make_request(
+            "a",
+            steps=10,
+            images=2,
+            model="m",
+            deadline_s=60.0,
+            priority="high",
+            reference_images=(Reference(8, 8, "the file's digest"),),
+            image_digest="another",
+            **inputs,
+        )
+    )
     harness.run_iteration()
     harness.run_iteration()
     harness.subscribe()
@@ -135,7 +148,8 @@ def test_a_slot_shows_its_image_its_progress_and_its_predicted_end():
     first, second = view.slots
     assert (first.slot, first.request_id, first.index, first.model) == (0, "a", 0, "m")
     assert (second.slot, second.index) == (1, 1)
-    assert (first.settings, first.priority) == (ImageSettingsView(8, 8, "ddim", 2.0, 10), "high")
+    settings = ImageSettingsView(8, 8, "ddim", 2.0, 10, reference_images=(Reference(8, 8),), **inputs)
+    assert (first.settings, first.priority) == (settings, "high")
     assert (first.call, first.num_calls) == (2, 10)
     assert (first.joined_at, first.deadline_at) == (UNIX, UNIX + 60)
     assert UNIX + harness.clock() + 8 * 0.04 < first.finish_at < UNIX + harness.clock() + 8 * 0.2

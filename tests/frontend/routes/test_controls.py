@@ -14,6 +14,7 @@ from PIL import Image
 from controlnet_folders import save_controlnet, save_model
 from noria.config import Config, EngineConfig, FrontendConfig
 from noria.images.metadata_io import read_metadata
+from noria.images.start_image import RequestImages
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.protocol.diffusion import Control
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
@@ -123,16 +124,16 @@ def test_models_list_them(steered, client):
 @pytest.mark.parametrize(
     ("asked", "status", "message"),
     [
-        ([ASKED | {"name": "no"}], 404, "controls: tiny has no ControlNet 'no'; allowed are 'depth', 'edges'."),
+        ([ASKED, ASKED | {"name": "no"}], 404, "controls[1]: tiny has no ControlNet 'no'; allowed are 'depth'"),
         ([{"name": "edges"}], 400, "controls[0].image is missing; send a PNG, WebP or JPEG file."),
         ([ASKED, ASKED | {"image": "%"}], 422, "controls[1].image is '%', which is not base64"),
         ([ASKED | {"image": b64(b"GIF89a")}], 422, "controls[0].image is no PNG, WebP or JPEG."),
         ([ASKED | {"image": b64(PHOTO[:-40])}], 422, "controls[0].image is damaged"),
-        ([ASKED | {"scale": 2.5}], 400, "controls: the scale of 'edges' is 2.5; allowed are 0.0 to 2.0."),
-        ([ASKED | {"scale": -0.1}], 400, "the scale of 'edges' is -0.1"),
-        ([ASKED | {"start": 1.5}], 400, "the start of 'edges' is 1.5; allowed are 0.0 to 1.0"),
-        ([ASKED | {"end": -1}], 400, "the end of 'edges' is -1.0"),
-        ([ASKED | {"start": 0.5}], 400, "the start of 'edges' is 0.5 and its end 0.5"),
+        ([ASKED | {"scale": 2.5}], 400, "controls[0].scale is 2.5; allowed are 0.0 to 2.0."),
+        ([ASKED, ASKED | {"scale": -0.1}], 400, "controls[1].scale is -0.1"),
+        ([ASKED | {"start": 1.5}], 400, "controls[0].start is 1.5; allowed are 0.0 to 1.0"),
+        ([ASKED | {"end": -1}], 400, "controls[0].end is -1.0"),
+        ([ASKED, ASKED | {"start": 0.5}], 400, "controls[1].start is 0.5, which is not before its end, 0.5."),
         ([ASKED] * 5, 400, "controls has 5 entries; at most 4 are allowed."),
         ([ASKED | {"module": "canny"}], 400, "module"),
         ([{"image": b64(PHOTO)}], 400, "name"),
@@ -186,7 +187,7 @@ def test_openais_routes_have_them(steered, controlled, edges):
         True,
     )
     for sent, message in (
-        ({"image": files["image"]}, "controls has 1 entries, but there are 0 images of controls; send one for each."),
+        ({"image": files["image"]}, "controls has 1 entry and 0 images; send a file `control` for each entry."),
         ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control."),
     ):
         answer = steered.post("/v1/images/edits", data=form, files=sent)
@@ -209,10 +210,11 @@ def test_a_form_of_t2i_has_files(steered, controlled, edges):
     for fields, sent, message in (
         ({"controls": json.dumps([ASKED])}, {}, "send images of controls as files `control` of the form"),
         ({"controls": "[{}"}, {}, "controls is no JSON"),
-        ({}, {"image": None}, "mask needs an image"),
-        ({}, {"control": None}, "controls has 1 entries, but there are 0 images of controls"),
-        ({"image": "x"}, {}, "image is a text; send a file."),
+        ({}, {"image": None}, "mask is there without image; send both."),
+        ({}, {"control": None}, "controls has 1 entry and 0 images"),
+        ({"image": "x"}, {}, "image is a text, since it has no filename; send a file."),
         ({"n": "x"}, {}, "n is"),
+        ({"reference_images": "x"}, {}, "reference_images is a text; send files `reference_image` in a form."),
     ):
         kept = {name: file for name, file in (files | sent).items() if file is not None}
         answer = steered.post("/t2i", data=form | fields, files=kept)
@@ -220,6 +222,18 @@ def test_a_form_of_t2i_has_files(steered, controlled, edges):
     answer = steered.post("/t2i", content=b"x", headers={"content-type": "text/plain"})
     assert answer.status_code == 415
     assert "send application/json or multipart/form-data" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations", "/v1/images/edits"])
+def test_files_without_the_field_are_rejected_before_their_pixels_are_decoded(steered, controlled, path, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(RequestImages, "pixels", lambda *_: decoded.append(1) or b"")
+    files = [("control", ("c.png", PHOTO))] * 5 + [("image", ("a.png", OTHER))] * (path == "/v1/images/edits")
+    answer = steered.post(path, data={"prompt": "p"}, files=files)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], decoded) == (400, "controls", [])
+    assert error["message"] == "controls has 0 entries and 5 images; send a file `control` for each entry."
+    assert controlled.submitted == []
 
 
 @pytest.mark.parametrize("endpoint", ["/t2i", "/v1/images/generations"])
@@ -249,11 +263,13 @@ def scripts(*units, **others):
 
 
 def test_a1111s_units_are_controls(steered, controlled, edges):
-    off = {"enabled": False, "model": "no", "image": None}
+    off = {"enabled": 0, "model": "no", "image": None}
     same = {"control_mode": "Balanced", "resize_mode": 0, "pixel_perfect": True, "processor_res": 512, "lowvram": False}
     same |= {"input_mode": "simple", "batch_images": "", "output_dir": "", "loopback": False, "hr_option": "Both"}
-    nested = unit(image={"image": b64(PHOTO), "mask": None}, weight=1, resize_mode="Crop and Resize")
-    answer = steered.post("/sdapi/v1/txt2img", json=scripts(unit(**same), off, nested))
+    nested = unit(image={"image": b64(PHOTO), "mask": None}, weight="1", resize_mode="Crop and Resize", enabled=1)
+    body = scripts(unit(**same), off)
+    body["alwayson_scripts"]["controlnet"] = {"args": [nested]}  # another spelling
+    answer = steered.post("/sdapi/v1/txt2img", json=body)
     assert answer.status_code == 200, answer.text
     assert controlled.submitted[0].payload.controls == (edges, msgspec.structs.replace(edges, scale=1.0))
     assert controlled.data[0] == photo().tobytes() * 2
@@ -284,10 +300,22 @@ def test_a1111s_clients_find_them(steered, controlled, edges):
     assert (answer.status_code, "no preprocessors" in answer.json()["detail"]) == (501, True)
 
 
+def test_other_proportions_are_rejected_before_pixels_are_decoded_and_counted(steered, monkeypatch):
+    monkeypatch.setattr(RequestImages, "pixels", lambda *_: pytest.fail("pixels were decoded"))
+    rejected = 'noria_rejected_total{model="tiny",reason="invalid_field"}'
+
+    def count():
+        return sum(float(line.split()[-1]) for line in steered.get("/metrics").text.splitlines() if rejected in line)
+
+    before = count()
+    assert steered.post("/sdapi/v1/txt2img", json=scripts(unit()) | {"width": 48}).status_code == 400
+    assert count() == before + 1
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (scripts(unit(model="no")), 404, "alwayson_scripts.controlnet.args: tiny has no ControlNet 'no'"),
+        (scripts(unit(model="no")), 404, "alwayson_scripts.controlnet.args[0]: tiny has no ControlNet 'no'"),
         (
             scripts(unit(module="canny")),
             400,
@@ -295,10 +323,9 @@ def test_a1111s_clients_find_them(steered, controlled, edges):
         ),
         (scripts(unit(control_mode=2)), 400, "args[0].control_mode is 2"),
         (scripts(unit(resize_mode=3)), 400, "args[0].resize_mode is 3"),
-        (
-            scripts(unit(resize_mode=1)) | {"width": 48},
-            400,
-            "64 × 48 pixels and the result 48 × 48: cropping and filling",
+        *(
+            (scripts(unit(**mode)) | {"width": 48}, 400, "64 × 48 pixels and the result 48 × 48: cropping and filling")
+            for mode in ({"resize_mode": 1}, {"resize_mode": None}, {"resize_mode": ""}, {})
         ),
         (scripts(unit(guessmode=True)), 400, "args[0].guessmode is True"),
         (scripts(unit(strange=1)), 400, "args[0]: 'strange' is not supported"),
@@ -306,9 +333,17 @@ def test_a1111s_clients_find_them(steered, controlled, edges):
         (scripts(unit(image={"image": b64(PHOTO), "mask": b64(PHOTO)})), 400, "args[0].image has a mask"),
         (scripts(unit(weight="x")), 400, "args[0].weight is 'x'; a number is expected"),
         (scripts(unit(model=3)), 400, "args[0].model is 3; a text is expected"),
-        (scripts(unit(weight=9)), 400, "controlnet.args: the scale of 'edges' is 9.0"),
+        (scripts(unit(weight=9)), 400, "controlnet.args[0].weight is 9.0; allowed are 0.0 to 2.0."),
+        (scripts({"enabled": False}, unit(guidance_start=-1)), 400, "controlnet.args[1].guidance_start is -1.0"),
         (scripts(unit(image=b64(b"GIF89a"))), 422, "alwayson_scripts.controlnet.args[0].image is no PNG"),
         (scripts("unit"), 400, "a list of objects is expected"),
+        (
+            scripts(unit(enabled="no")),
+            400,
+            "args[0].enabled is 'no'; allowed are true, which is the default,",
+        ),
+        ({"prompt": "p", "alwayson_scripts": {"controlnet": 3}}, 400, "controlnet.args is 3; a list of objects is exp"),
+        ({"prompt": "p", "alwayson_scripts": [1]}, 400, "alwayson_scripts is [1]; an object is expected: {"),
         (scripts(unit(), adetailer={"args": [True]}), 400, "a script besides controlnet is not supported"),
     ],
 )

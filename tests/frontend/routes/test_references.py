@@ -95,7 +95,7 @@ def test_kontext_is_shown_one_of_its_sizes_and_makes_one_in_its_bounds(web, edit
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"model": "tiny"}, 400, "reference_images has 1 entries, for tiny; it takes none. A start image is sent as"),
+        ({"model": "tiny"}, 400, "reference_images has 1 entry, for tiny; it takes none. A start image is sent as"),
         ({"reference_images": [b64(PHOTO)] * 3}, 400, "has 3 entries, for editor; at most 2 are allowed."),
         ({"reference_images": [b64(PHOTO)] * 5}, 400, "has 5 entries; at most 4 are allowed."),
         ({"reference_images": [b64(PHOTO), "%"]}, 422, "reference_images[1] is '%', which is not base64"),
@@ -201,6 +201,20 @@ def test_edits_name_their_own_field(web, editors):
         answer = web.post("/v1/images/edits", data={"prompt": "p"}, files=files)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["message"]) == (status, "image", message)
+    assert editors.submitted == []
+
+
+def test_several_images_for_no_model_are_rejected_for_the_model(web, editors):
+    files = [("image[]", ("a.png", each)) for each in (PHOTO, OTHER)]
+    for model, status, message in (
+        ("none", 404, "model 'none' is not served here"),
+        ("tiny", 400, "image is there 2 times; one is allowed: tiny does not take several."),
+    ):
+        answer = web.post("/v1/images/edits", data={"prompt": "p", "model": model}, files=files)
+        assert (answer.status_code, message in answer.text) == (status, True), answer.text
+    body = {"prompt": "p", "init_images": [b64(PHOTO)] * 2, "override_settings": {"sd_model_checkpoint": "none"}}
+    answer = web.post("/sdapi/v1/img2img", json=body)
+    assert (answer.status_code, "model 'none' is not served" in answer.text) == (404, True), answer.text
     assert editors.submitted == []
 
 

@@ -5,9 +5,11 @@ import contextlib
 import gc
 import hashlib
 import io
+import re
 import sqlite3
 import struct
 import threading
+import time
 import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ from noria.frontend.routes.image_metadata import MAX_UPLOADS_PER_CLIENT
 from noria.frontend.services import start_images
 from noria.frontend.services.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
-from noria.images.start_image import ImageFiles, StartImage
+from noria.images.start_image import ImageFiles, RequestImages, StartImage
 from waiting import wait_until
 
 SIZE = (64, 48)
@@ -175,7 +177,7 @@ def test_files_name_the_images_they_were_made_from(client):
         ({"strength": "0.5"}, "strength", "a number"),
         ({"strength": 0.2, "inference_steps": 4}, "strength", "leaves none of 4 inference_steps; allowed are 0.25"),
         ({"image": None, "strength": 0.5}, "strength", "there is no image"),
-        ({"image": None, "mask": b64(MASK)}, "mask", "needs an image"),
+        ({"image": None, "mask": b64(MASK)}, "mask", "mask is there without image; send both."),
         (
             {"mask": b64(file_of(left_half((32, 48))))},
             "mask",
@@ -356,6 +358,16 @@ def test_requests_of_a_key_at_the_same_time_count_before_images_are_read(serve, 
         assert t2i(client, n=2).status_code == 200
 
 
+def test_pixels_are_not_decoded_after_the_deadline(client, engine, monkeypatch):
+    read = RequestImages.__init__
+    monkeypatch.setattr(RequestImages, "__init__", lambda self, files: (time.sleep(0.05), read(self, files))[1])
+    monkeypatch.setattr(RequestImages, "pixels", lambda *_: pytest.fail("pixels were decoded"))
+    answer = t2i(client, deadline_ms=20)
+    assert answer.status_code == 504
+    assert re.search(r"the deadline, 20 ms after the request, passed after \d+ ms of", answer.text), answer.text
+    assert engine.submitted == []
+
+
 def test_a_client_that_disconnects_gives_up_its_turn(client, engine, monkeypatch):
     opened, removed, go = [], [], threading.Event()
     open_files, remove = StartImages._open, FairThreads._remove
@@ -485,7 +497,14 @@ def test_openais_client_edits_a_list_of_one_and_streams(openai_client, engine):
         ({"extra_body": {"strength": "much"}}, "strength", "a number"),
         ({"extra_body": {"steps": 7}}, "steps", "unknown field"),
         ({"extra_body": {"loras": "["}}, "loras", "no JSON"),
-        ({"extra_body": {"mask": "black"}}, "mask", "is a text; send a file"),
+        (
+            {"extra_body": {"loras": [{"name": "a"}, {"name": "b"}]}},
+            "loras",
+            "send loras as JSON text: json.dumps([…])",
+        ),
+        ({"extra_body": {"refiner": {"start": 0.5}}}, "refiner", "send refiner as JSON text: json.dumps({…})"),
+        ({"extra_body": {"reference_images": ["a"]}}, "reference_images", "is a text; send files `image` in a form."),
+        ({"extra_body": {"mask": "black"}}, "mask", "is a text, since it has no filename; send a file"),
     ],
 )
 def test_edits_that_are_not_allowed(openai_client, engine, arguments, param, says):
@@ -494,6 +513,14 @@ def test_edits_that_are_not_allowed(openai_client, engine, arguments, param, say
     assert raised.value.param == param
     assert says in str(raised.value)
     assert engine.submitted == []
+
+
+def test_numbers_of_forms_are_read_as_people_write_them(client, engine):
+    form = {"prompt": " p", "strength": ".7", "n": " 1", "guidance_scale": "2.5 ", "output_compression": " 9"}
+    response = client.post("/v1/images/edits", data=form, files={"image": ("a.png", PHOTO)})
+    assert response.status_code == 200, response.text
+    payload = engine.submitted[0].payload
+    assert (payload.prompt, payload.strength, payload.guidance_scale) == (" p", 0.7, 2.5)
 
 
 def test_edits_read_loras_as_json(client, engine):
@@ -516,7 +543,12 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
         (FORM, PART % b"n" * 2 + b"--b--", 400, "'n' is there twice"),
         (FORM, b"".join(PART % str(number).encode() for number in range(70)) + b"--b--", 400, "Too many fields"),
         (FORM, PART % b"n" + b"\r\n--bx" * 100 + b"\r\n--b--", 400, "101 boundaries; at most 20 files"),
-        (FORM, (PART % b"prompt").replace(b"x", b"x" * 100_000) + b"--b--", 400, "maximum size"),
+        (
+            FORM,
+            (PART % b"prompt").replace(b"x", b"x" * 100_000) + b"--b--",
+            400,
+            "A part without a filename is a text.",
+        ),
         (FORM, (PART % b"prompt").replace(b"x", b"\xff") + b"--b--", 400, "image is missing"),
         (f"{FORM}; charset=unicode_escape", b"", 400, "send utf-8"),
         (FORM, b"--b\r\n" + b"X: y\r\n" * 1000 + b"\r\nx\r\n--b--", 400, "Invalid multipart data"),

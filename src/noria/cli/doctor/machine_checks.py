@@ -64,6 +64,7 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
         yield from _check_devices(facts, config.engine)
         yield from _check_diffusion(facts, facts.model, config.engine)
     yield from (Finding("fail", "model", error) for error in facts.additional_model_errors)
+    yield from (Finding("fail", "adapters", error) for error in facts.adapter_errors)
     yield from _check_keys(facts, config.frontend.api_keys_file)
     address = config.frontend.uds or f"{config.frontend.host}, port {config.frontend.port}"
     yield Finding("fail", "port", facts.port_error) if facts.port_error else Finding("ok", "port", f"{address}: free")

@@ -6,19 +6,25 @@ import pathlib
 import platform
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from noria.cli.doctor import encoder_checks
-from noria.config import Config, FrontendConfig
+from noria.config import Config, EngineConfig, FrontendConfig
 from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.http.tls import check_certificate
 from noria.models.catalog import count_parameters, open_model
+from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.hub_adapters import download_hub_adapters
+from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -64,6 +70,7 @@ class Facts:
     environment: Mapping[str, str]
     model: AnyModelSpec | str  # or why it cannot be served
     additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
+    adapter_errors: tuple[str, ...]  # or with its LoRAs, ControlNets and refiners
     num_parameters: int  # of all the model's parts
     memory: "MemoryEstimate | str | None"  # or why the libraries cannot build it; None: of no diffusion model
     changes: "tuple[MemoryChange, ...]"  # if it does not fit, what would take less memory
@@ -77,6 +84,8 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     """Gather all facts. Imports torch, and downloads the model of a hub id. Does not raise: errors are facts, too."""
     torch_error, has_sdpa, gpus = _inspect_torch()
     model, num_parameters = _inspect_model(config.model)
+    additional_models, additional_model_errors = _open_additional_models(config, model)
+    config, adapter_errors = _check_adapters(config, () if isinstance(model, str) else (model, *additional_models))
     memory_bytes = _available_bytes()
     memory, changes = (
         _estimate_memory(config, model, memory_bytes, gpus)
@@ -98,7 +107,8 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         memory_bytes=memory_bytes,
         environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
         model=model,
-        additional_model_errors=_check_additional_models(config, model),
+        additional_model_errors=additional_model_errors,
+        adapter_errors=adapter_errors,
         num_parameters=num_parameters,
         memory=memory,
         changes=changes,
@@ -141,19 +151,45 @@ def _inspect_model(name: str) -> tuple[AnyModelSpec | str, int]:
     return spec, count_parameters(spec)
 
 
-def _check_additional_models(config: Config, first: AnyModelSpec | str) -> tuple[str, ...]:
-    errors, names = [], set() if isinstance(first, str) else {first.name}
+def _open_additional_models(
+    config: Config, first: AnyModelSpec | str
+) -> tuple[tuple[AnyModelSpec, ...], tuple[str, ...]]:
+    """Return those that can be served beside the first, and why others cannot."""
+    errors, found = [], {} if isinstance(first, str) else {first.name: first}
     for name in config.additional_models:
         try:
             spec = open_model(name)
         except NoriaError as error:
             errors.append(error.message)
             continue
-        if spec.name in names:
+        if spec.name in found:
             errors.append(f"two models are named {spec.name!r}: rename one in its noria.json")
         else:
-            names.add(spec.name)
-    return tuple(errors)
+            found[spec.name] = spec
+    return tuple(spec for spec in found.values() if spec is not first), tuple(errors)
+
+
+def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Config, tuple[str, ...]]:
+    """Return `config` with only the LoRAs, ControlNets and refiners that can be served, and why others cannot.
+
+    Those of the hub are downloaded. Without models, whether they fit is unknown.
+    """
+    checks: dict[str, Callable[[EngineConfig], None]] = {
+        "loras": lambda engine: LoraFolders.of(engine).check(),
+        "controlnets": lambda engine: ControlNetFolders.of(engine).check(models) if models else None,
+        "refiners": lambda engine: RefinerFolders.of(engine).check(models) if models else None,
+    }
+    errors = []
+    usable = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **dict.fromkeys(checks, ())))
+    for setting, check in checks.items():
+        engine = msgspec.structs.replace(usable.engine, **{setting: getattr(config.engine, setting)})
+        try:
+            with_these = download_hub_adapters(msgspec.structs.replace(usable, engine=engine), os.environ)
+            check(with_these.engine)
+            usable = with_these
+        except NoriaError as error:
+            errors.append(error.message)
+    return usable, tuple(errors)
 
 
 def available_bytes(memory_bytes: int, gpus: tuple[Gpu, ...], devices: list[str]) -> int | None:

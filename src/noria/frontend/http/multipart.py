@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ def parse_form(content_type: str, body: bytes) -> Form:
 
     Raises:
         InvalidBody: it is no form, or has too many or too large parts.
-        InvalidField: a field is there twice.
+        InvalidField: a field is there twice, or is a part of a list or an object.
 
     """
     options = parse_options_header(content_type)[1]
@@ -55,11 +56,18 @@ def parse_form(content_type: str, body: bytes) -> Form:
     try:
         parts = asyncio.run(_read_parts(parser))
     except MultiPartException as error:
-        raise InvalidBody(f"the body is not a form of multipart/form-data: {error.message}") from error
+        hint = " A part without a filename is a text." if "maximum size" in error.message else ""
+        raise InvalidBody(f"the body is not a form of multipart/form-data: {error.message}{hint}") from error
     form = Form()
     for name, part in parts:
         if isinstance(part, bytes):
             form.files.setdefault(name, []).append(part)
+        elif nested := re.match(r"(\w+)(\[\])?\[\w", name):  # as openai-python sends lists of objects
+            example = "[…]" if nested[2] else "{…}"
+            raise InvalidField(
+                f"{short_repr(name)} is no field; send {nested[1][:80]} as JSON text: json.dumps({example}).",
+                field=nested[1][:80],
+            )
         elif name in form.fields:
             raise InvalidField(f"{short_repr(name)} is there twice.", field=name[:80])
         else:

@@ -55,6 +55,16 @@ export const describeSize = (settings) =>
 /** The label of an image in a slot: its LoRAs, or its scheduler if it has none. */
 export const describeStyle = ({ scheduler, loras = [] }) => (loras.length ? loras.map(formatLora).join(" + ") : scheduler);
 
+/** The images that an image is made from, and its refiner: ["start image and mask, strength 0.6", "ControlNet edges × 0.8"]. */
+function describeInputs({ strength = null, has_mask: hasMask, controls = [], reference_images: references = [], refiner = null }) {
+  const parts = [];
+  if (strength !== null) parts.push(`start image${hasMask ? " and mask" : ""}, strength ${strength}`);
+  if (controls.length) parts.push(`ControlNet ${controls.map(({ name, scale }) => formatLora({ name, weight: scale })).join(" + ")}`);
+  if (references.length) parts.push(pluralize(references.length, "reference image"));
+  if (refiner) parts.push(`refiner from ${refiner.start}`);
+  return parts;
+}
+
 /** The settings of an image in a slot, which do not change while it is there. */
 export function describeImage(image) {
   const { settings } = image;
@@ -62,6 +72,7 @@ export function describeImage(image) {
   const size = `${settings.width} × ${settings.height} px`;
   const parts = [settings.scheduler, pluralize(image.num_calls, "call"), size, `guidance ${settings.guidance_scale}`];
   if (settings.loras.length) parts.push(`LoRA ${settings.loras.map(formatLora).join(" + ")}`);
+  parts.push(...describeInputs(settings));
   if (image.priority !== "normal") parts.push(`${image.priority} priority`);
   return parts.join(", ");
 }

@@ -76,7 +76,7 @@ async function imageTraffic(signal) {
   const { noria } = models.data.find((model) => model.noria.kind === "diffusion"); // the default model
   const loras = noria.loras.slice(0, MAX_LORAS);
   const [width, height] = [fields.width.default, fields.height.default];
-  const image = drawSample(width, height);
+  const image = noria.start_image && drawSample(width, height);
   const mask = noria.start_image?.needs_mask ? drawMask(width, height) : null;
   return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields, loras, image, mask) };
 }

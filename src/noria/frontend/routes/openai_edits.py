@@ -49,7 +49,7 @@ class EditRoutes:
         async with self._body_reader.receive(http, FORM) as raw:
             service = self._generation_service
             fields, load_files = await read_form(
-                http, service.upload_threads, raw, EditsFields, "transparent", max_references=service.max_references
+                http, service.upload_threads, raw, EditsFields, "transparent", edited_by=service.find_model
             )
             del raw  # it is long, as the files in it are
             admitting = admit_generation(

@@ -20,7 +20,7 @@ from msgspec import Struct
 from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 
 from noria.config import FrontendConfig
-from noria.errors import NoriaError
+from noria.errors import DeadlineExceeded, NoriaError
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
@@ -33,7 +33,7 @@ from noria.frontend.services.submission import record_outcome, resolve_model, wi
 from noria.frontend.statistics.built_in import image_values, request_values
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.images.metadata import metadata_for
-from noria.images.start_image import RequestImageFacts
+from noria.images.start_image import RequestImageFacts, RequestImages
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
@@ -49,6 +49,9 @@ from noria.statistics.values import Values
 
 _NUM_FILE_THREADS = 2  # that read LoRA files: not those for uploads, which take longer
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
+
+Check = Callable[[ImageRequest, RequestImageFacts], None]
+"""Raises NoriaError if the protocol of a validated request does not allow it with its images."""
 
 
 class ResponseTimings(Struct, frozen=True):
@@ -165,11 +168,11 @@ class GenerationService:
         """
         return resolve_model(self.engine_pool, DiffusionModelSpec, name)
 
-    def max_references(self, name: str | None) -> int:
-        """Return how many reference images the model named `name` takes; 0 of one that `resolve_model` rejects."""
+    def find_model(self, name: str | None) -> DiffusionModelSpec | None:
+        """Return the model named `name` as `resolve_model` does; None of one that this, and thus `admit`, rejects."""
         with contextlib.suppress(NoriaError):
-            return self.resolve_model(name).max_references
-        return 0
+            return self.resolve_model(name)
+        return None
 
     async def admit(
         self,
@@ -181,11 +184,12 @@ class GenerationService:
         *,
         client: str = "",
         is_job: bool = False,
+        check: Check | None = None,
     ) -> AdmittedRequest:
         """Validate `body`, fill in defaults, read its images or those of `load_files` if the quota allows.
 
-        `client` is who takes turns in reading, as `concurrency_limits.py` names it. A rejection is counted and logged.
-        Raises RequestError or EngineUnavailable.
+        `client` is who takes turns in reading, as `concurrency_limits.py` names it; `check` is called before pixels are
+        decoded. A rejection is counted and logged. Raises RequestError or EngineUnavailable, and what `check` raises.
         """
         try:
             spec = self.resolve_model(body.model)
@@ -223,10 +227,11 @@ class GenerationService:
                 facts,
                 self.refiners.complete,
             )
+            if check is not None:
+                check(request, facts)
             data = None
             if images is not None:
-                data = await self._start_images.pixels(client, images, request, spec)
-                request = _with_less_time(request, time.monotonic() - started)
+                request, data = await self._read_pixels(client, images, request, spec, started)
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
             self._log_rejection(body, spec, error)
@@ -235,6 +240,14 @@ class GenerationService:
             held.close()
         add_request_attributes(get_current_span(), request)
         return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body, facts, data)
+
+    async def _read_pixels(
+        self, client: str, images: RequestImages, request: ImageRequest, spec: DiffusionModelSpec, started: float
+    ) -> tuple[ImageRequest, bytes]:
+        """Return `request` with an earlier deadline, and its pixels. Raises DeadlineExceeded, before it begins, too."""
+        _with_less_time(request, time.monotonic() - started)
+        data = await self._start_images.pixels(client, images, request, spec)
+        return _with_less_time(request, time.monotonic() - started), data
 
     async def _read_folders(self, client: str, body: ImageRequestBody, spec: DiffusionModelSpec) -> None:
         """Read the folders of ControlNets and of the refiner that `body` names, which are kept, in a thread."""
@@ -376,10 +389,21 @@ def _return_or_raise(found: tuple[Lora, ...] | NoriaError, *_: object) -> tuple[
 
 
 def _with_less_time(request: ImageRequest, seconds: float) -> ImageRequest:
-    """Return `request` with a deadline, if it has one, that is earlier by the time for its start image."""
+    """Return `request` with a deadline, if it has one, that is earlier by the time that its images took so far.
+
+    Raises:
+        DeadlineExceeded: nothing is left.
+
+    """
     if request.deadline_s is None:
         return request
-    return msgspec.structs.replace(request, deadline_s=max(request.deadline_s - seconds, 0.0))
+    if seconds >= request.deadline_s:
+        raise DeadlineExceeded(
+            f"the deadline, {round(1000 * request.deadline_s)} ms after the request, passed after {1000 * seconds:.0f} "
+            "ms of reading its images. Allow more time.",
+            field="deadline_ms",
+        )
+    return msgspec.structs.replace(request, deadline_s=request.deadline_s - seconds)
 
 
 def _shape(payload: DiffusionPayload) -> str:

@@ -41,7 +41,7 @@ class SchedulerInfo(Struct, frozen=True):
 class StartImageLimits(Struct, frozen=True):
     """What a start image and its mask may be; `settings` has the bounds of their strength."""
 
-    max_bytes: int  # of both files together
+    max_bytes: int  # of all images of a request together
     max_pixels: int  # of each
     max_side_px: int
     default_strength: float  # if there is an image

@@ -60,7 +60,8 @@ CompleteControls = Callable[[Sequence[Control], DiffusionModelSpec], tuple[Contr
 def no_controls(controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[Control, ...]:
     """Raise ControlNetNotFound: the server has no ControlNets."""
     raise ControlNetNotFound(
-        f"controls: {spec.name} has no ControlNet {short_repr(controls[0].name)}; {NO_CONTROLNETS}.", field="controls"
+        f"controls[0]: {spec.name} has no ControlNet {short_repr(controls[0].name)}; {NO_CONTROLNETS}.",
+        field="controls",
     )
 
 
@@ -134,6 +135,7 @@ def validate(
     start_image = images.start
     _check_needed_images(spec, start_image)
     references = _check_references(images.references, spec)
+    controls = _check_controls(body.controls, images.controls)
     default_size_px = _default_size(images, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
@@ -159,7 +161,7 @@ def validate(
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
-            controls=complete_controls(_check_controls(body.controls, images.controls), spec) if body.controls else (),
+            controls=complete_controls(controls, spec) if controls else (),
             reference_images=references,
             refiner=None
             if body.refiner is None
@@ -330,6 +332,10 @@ def check_num_controls(controls: Sequence[ControlField]) -> None:
         )
 
 
+def _count(entries: Sequence[object], one: str, several: str) -> str:
+    return f"{len(entries)} {one if len(entries) == 1 else several}"
+
+
 def check_num_references(images: Sequence[object]) -> None:
     """Raise InvalidField if a request has more reference images than any model takes."""
     if len(images) > MAX_REFERENCES:
@@ -343,7 +349,7 @@ def _check_references(images: Sequence[ImageFacts], spec: DiffusionModelSpec) ->
     if len(images) > spec.max_references:
         takes = f"at most {spec.max_references} are allowed" if spec.max_references else "it takes none"
         raise InvalidField(
-            f"{REFERENCES} has {len(images)} entries, for {spec.name}; {takes}."
+            f"{REFERENCES} has {_count(images, 'entry', 'entries')}, for {spec.name}; {takes}."
             + ("" if spec.max_references else " A start image is sent as image."),
             field=REFERENCES,
         )
@@ -360,21 +366,20 @@ def _check_controls(controls: Sequence[ControlField], images: Sequence[ImageFact
     check_num_controls(controls)
     if len(controls) != len(images):
         raise InvalidField(
-            f"controls has {len(controls)} entries, but there are {len(images)} images of controls; send one for each.",
+            f"controls has {_count(controls, 'entry', 'entries')} and {_count(images, 'image', 'images')}; send a file "
+            "`control` for each entry.",
             field="controls",
         )
-    for control in controls:
+    for k, control in enumerate(controls):
         for field, least, most in (("scale", 0.0, MAX_CONTROL_SCALE), ("start", 0.0, 1.0), ("end", 0.0, 1.0)):
             if not least <= (got := getattr(control, field)) <= most:  # also true for NaN
                 raise InvalidField(
-                    f"controls: the {field} of {short_repr(control.name)} is {short_repr(got)}; allowed are {least} to "
-                    f"{most}.",
+                    f"controls[{k}].{field} is {short_repr(got)}; allowed are {least} to {most}.",
                     field="controls",
                 )
         if control.start >= control.end:
             raise InvalidField(
-                f"controls: the start of {short_repr(control.name)} is {control.start} and its end {control.end}; the "
-                "start must be before the end.",
+                f"controls[{k}].start is {control.start}, which is not before its end, {control.end}.",
                 field="controls",
             )
     return [

@@ -66,7 +66,7 @@ def files_of(body: ImageRequestBody) -> LoadFiles | None:
 
     """
     if body.mask is not None and body.image is None:
-        raise InvalidField("mask needs an image, of which it says what is repainted.", field="mask")
+        raise InvalidField("mask is there without image; send both.", field="mask")
     if not body.images and not body.controls:
         return None
     check_num_references(body.reference_images)

@@ -144,11 +144,15 @@ _A1111_FIELD_NAMES = {
 
 def check_body(sent: Mapping[str, Any]) -> None:
     """Raise InvalidField if the body `sent` uses an unsupported feature."""
-    scripts = sent.get("alwayson_scripts")
-    if isinstance(scripts, dict):  # those without arguments do nothing
-        others = {name: each for name, each in scripts.items() if name.lower() != SCRIPT}
-        are_off = not any(isinstance(each, dict) and each.get("args") for each in others.values())
-        sent = {**sent, "alwayson_scripts": None if are_off else others}
+    scripts = sent.get("alwayson_scripts") or {}
+    if not isinstance(scripts, dict):
+        raise InvalidField(
+            f'alwayson_scripts is {short_repr(scripts)}; an object is expected: {{"{SCRIPT}": {{"args": […]}}}}.',
+            field="alwayson_scripts",
+        )
+    others = {name: each for name, each in scripts.items() if name.lower() != SCRIPT}
+    are_off = not any(isinstance(each, dict) and each.get("args") for each in others.values())  # without arguments
+    sent = {**sent, "alwayson_scripts": None if are_off else others}
     _reject_unsupported(sent, _UNSUPPORTED_FIELDS)
 
 
@@ -187,9 +191,14 @@ def _unsupported(name: str, value: object, feature: str, off_values: tuple[objec
     )
 
 
-def has_references(body: Img2Img, max_references: int) -> bool:
-    """Return whether the images of `body` are shown to a model that takes so many, since nothing of them is kept."""
-    return max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
+def has_references(body: Img2Img, spec: DiffusionModelSpec | None) -> bool:
+    """Return whether the images of `body` are shown to the model, since nothing of them is kept.
+
+    Several are, too, where there is no such model, which is then the error of the request.
+    """
+    if spec is None:
+        return len(body.init_images or ()) > 1
+    return spec.max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
 
 
 def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_references: bool) -> LoadFiles:

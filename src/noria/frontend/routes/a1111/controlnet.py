@@ -4,13 +4,14 @@ Images go into ControlNets as they are: a unit with a preprocessor is rejected, 
 the image and that Noria does not have.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from noria.errors import InvalidField, short_repr
-from noria.images.start_image import ImageFacts
-from noria.protocol.request import ControlField
+from noria.errors import InvalidField, RequestError, short_repr
+from noria.images.start_image import RequestImageFacts
+from noria.protocol.request import ControlField, ImageRequest
 
 SCRIPT = "controlnet"
 FIELD = f"alwayson_scripts.{SCRIPT}.args"
@@ -18,7 +19,9 @@ _HASH = re.compile(r" \[[0-9a-f]+\]\Z")  # A1111 lists models as `name [hash]`
 
 _NO_PREPROCESSOR = "no preprocessor is run here: send an image as the ControlNet takes it, and none"
 
-# Clients send these by default; without cropping and filling they resize as 0 does where proportions are equal.
+# Clients send these by default, and the extension's own default is 1; without cropping and filling they resize as 0
+# does where proportions are equal.
+_DEFAULT_RESIZE_MODE = 1
 _CROPPING_OR_FILLING = (1, 2, "Crop and Resize", "Resize and Fill", "Scale to Fit (Inner Fit)", "Envelope (Outer Fit)")
 # What is allowed of options that Noria does not have, besides null and "".
 _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -55,6 +58,7 @@ _IGNORED = (
     "threshold_a",
     "threshold_b",
 )
+_NAMES_OF_UNITS = {"scale": "weight", "start": "guidance_start", "end": "guidance_end"}
 _USED = ("image", "input_image", "model", "weight", "guidance_start", "guidance_end", "guidance")
 
 
@@ -68,37 +72,65 @@ def controls_of(sent: Mapping[str, Any]) -> tuple[ControlField, ...]:
     return tuple(_control(f"{FIELD}[{k}]", unit) for k, unit in _units(sent))
 
 
-def resize_modes(sent: Mapping[str, Any]) -> list[object]:
-    """Return how the units in a body, which passed `controls_of`, resize their images."""
-    return [unit.get("resize_mode") for _, unit in _units(sent)]
+class UnitSettings(NamedTuple):
+    """What is kept of a unit beside its control."""
+
+    number: int  # among the units of the body
+    resize_mode: object
 
 
-def check_proportions(modes: Sequence[object], images: Sequence[ImageFacts], size_px: tuple[int, int]) -> None:
-    """Raise InvalidField if units with these resize modes would crop or fill `images`, for a result of this size."""
-    for mode, image in zip(modes, images, strict=True):
+def settings_of(sent: Mapping[str, Any]) -> list[UnitSettings]:
+    """Return the settings of the units in a body, which passed `controls_of`."""
+    modes = [(k, unit.get("resize_mode")) for k, unit in _units(sent)]
+    return [UnitSettings(k, _DEFAULT_RESIZE_MODE if mode in (None, "") else mode) for k, mode in modes]
+
+
+def error_of_units(error: RequestError, units: Sequence[UnitSettings]) -> RequestError:
+    """Return `error` with the name of a unit and its setting in place of that of a control."""
+    found = re.match(r"controls\[(\d+)\](?:\.(\w+))?", error.message)
+    if found is None or error.field != "controls":
+        return error
+    name = found[2] and f".{_NAMES_OF_UNITS.get(found[2], found[2])}"
+    message = f"{FIELD}[{units[int(found[1])].number}]{name or ''}{error.message[found.end() :]}"
+    return type(error)(message, field=FIELD)
+
+
+def check_proportions(units: Sequence[UnitSettings], request: ImageRequest, images: RequestImageFacts) -> None:
+    """Raise InvalidField if units with these settings would crop or fill their images, of `request`."""
+    size_px = request.payload.width, request.payload.height
+    for (number, mode), image in zip(units, images.controls, strict=True):
         if mode in _CROPPING_OR_FILLING and image.width_px * size_px[1] != image.height_px * size_px[0]:
             raise InvalidField(
-                f"{FIELD}: resize_mode is {short_repr(mode)}, but an image has {image.width_px} × {image.height_px} "
-                f"pixels and the result {size_px[0]} × {size_px[1]}: cropping and filling are not supported. Send an "
-                "image of the same proportions, or 0 (Just Resize).",
+                f"{FIELD}[{number}].resize_mode is {short_repr(mode)} (the default is {_DEFAULT_RESIZE_MODE}), but the "
+                f"image has {image.width_px} × {image.height_px} pixels and the result {size_px[0]} × {size_px[1]}: "
+                "cropping and filling are not supported. Send an image of the same proportions, or 0 (Just Resize).",
                 field=FIELD,
             )
 
 
 def _units(sent: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the units that are enabled, and their numbers. Raises InvalidField."""
-    scripts = sent.get("alwayson_scripts")
-    found = (
-        next((each for name, each in scripts.items() if name.lower() == SCRIPT), None)
-        if isinstance(scripts, dict)
-        else None
-    )
-    units = found.get("args") if isinstance(found, dict) else None
-    if not units:
-        return []
-    if not isinstance(units, list) or not all(isinstance(unit, dict) for unit in units):
-        raise InvalidField(f"{FIELD} is {short_repr(units)}; a list of objects is expected.", field=FIELD)
-    return [(k, unit) for k, unit in enumerate(units) if unit.get("enabled") is not False]
+    """Return the units that are enabled, of all spellings of the script, and their numbers. Raises InvalidField."""
+    units: list[dict[str, Any]] = []
+    for name, script in (sent.get("alwayson_scripts") or {}).items():
+        if name.lower() != SCRIPT:
+            continue
+        found = (script.get("args") if isinstance(script, dict) else script) or []
+        if not isinstance(found, list) or not all(isinstance(unit, dict) for unit in found):
+            raise InvalidField(
+                f"{FIELD} is {short_repr(found)}; a list of objects is expected, one for each unit.", field=FIELD
+            )
+        units += found
+    return [(k, unit) for k, unit in enumerate(units) if _is_enabled(f"{FIELD}[{k}]", unit)]
+
+
+def _is_enabled(where: str, unit: Mapping[str, Any]) -> bool:
+    """Whether a unit is used, as it is if it does not say so."""
+    enabled = unit.get("enabled")
+    if enabled not in (None, True, False):  # 1 and 0 are these, too
+        raise InvalidField(
+            f"{where}.enabled is {short_repr(enabled)}; allowed are true, which is the default, and false.", field=FIELD
+        )
+    return enabled is None or bool(enabled)
 
 
 def _control(where: str, unit: Mapping[str, Any]) -> ControlField:
@@ -138,8 +170,9 @@ def _value(where: str, unit: Mapping[str, Any], name: str, default: Any, kind: t
     value = unit.get(name)
     if value is None:
         value = default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            value = float(value)  # as in A1111, "0.8" is a number
     if not isinstance(value, kind):
         expected = "a number" if kind is float else "a text"
         raise InvalidField(f"{where}.{name} is {short_repr(value)}; {expected} is expected.", field=FIELD)

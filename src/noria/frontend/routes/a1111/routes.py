@@ -5,6 +5,7 @@ Settings other than the model and the file format are accepted and ignored.
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noria.errors import BodyTooLarge, InvalidField, UnreadableImage
+from noria.errors import BodyTooLarge, InvalidField, RequestError, UnreadableImage
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import JsonBodyReader, decode_with_ignored
 from noria.frontend.http.disconnects import cancel_on_disconnect
@@ -34,7 +35,13 @@ from noria.frontend.routes.a1111.bodies import (
     has_references,
     title,
 )
-from noria.frontend.routes.a1111.controlnet import check_proportions, controls_of, resize_modes
+from noria.frontend.routes.a1111.controlnet import (
+    UnitSettings,
+    check_proportions,
+    controls_of,
+    error_of_units,
+    settings_of,
+)
 from noria.frontend.routes.a1111.controlnet_routes import ControlNetRoutes
 from noria.frontend.routes.a1111.tasks import A1111Tasks
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
@@ -155,10 +162,10 @@ class A1111Routes:
             check_body(sent)
             controls = controls_of(sent)
             self._body_reader.check_length(raw, *(control.image for control in controls))
-            admitting = self._admit(http, body, controls, has_start_image=False)
-            modes = resize_modes(sent)
+            units = settings_of(sent)
+            admitting = self._admit(http, body, controls, units, has_start_image=False)
             del raw, sent, controls  # with images they are long
-            return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
+            return await cancel_on_disconnect(http, admitting), body
 
     async def _admit_image(self, http: Request) -> tuple[AdmittedRequest, Img2Img]:
         """Return the request, and its body without images."""
@@ -169,13 +176,13 @@ class A1111Routes:
             images = (*(body.init_images or ()), body.mask, *(control.image for control in controls))
             self._body_reader.check_length(raw, *images)
             model = self._model_name(self._settings_of(http) | (body.override_settings or {}))
-            are_references = has_references(body, self._generation_service.max_references(model))
+            are_references = has_references(body, self._generation_service.find_model(model))
             load_files = files_of_image_body(body, controls, are_references=are_references)
             body = msgspec.structs.replace(body, init_images=None, mask=None)
-            admitting = self._admit(http, body, controls, load_files, has_start_image=not are_references)
-            modes = resize_modes(sent)
+            units = settings_of(sent)
+            admitting = self._admit(http, body, controls, units, load_files, has_start_image=not are_references)
             del raw, sent, controls, images, load_files  # they are long
-            return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
+            return await cancel_on_disconnect(http, admitting), body
 
     async def _generate(
         self, http: Request, admitted: AdmittedRequest, body: Txt2Img
@@ -190,6 +197,7 @@ class A1111Routes:
         http: Request,
         body: Txt2Img,
         controls: tuple[ControlField, ...],
+        units: Sequence[UnitSettings],
         load_files: LoadFiles | None = None,
         *,
         has_start_image: bool,
@@ -206,9 +214,13 @@ class A1111Routes:
             http.state.request_id,
             load_files=load_files,
             client=client_id_of(http),
+            check=functools.partial(check_proportions, units),
         )
         del load_files, controls, image_body
-        return await admitting
+        try:
+            return await admitting
+        except RequestError as error:
+            raise error_of_units(error, units) from error
 
     def _settings_of(self, http: Request) -> dict[str, Any]:
         return self._settings.setdefault(http.state.api_client.name, {})
@@ -318,13 +330,6 @@ class A1111Routes:
     async def empty_list(self, http: Request) -> Response:
         """Return the list of a feature that this server does not have."""
         return json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
-
-
-def _with_proportions(admitted: AdmittedRequest, modes: Sequence[object]) -> AdmittedRequest:
-    """Return a request whose controls have these resize modes; raises as `check_proportions`."""
-    payload = admitted.request.payload
-    check_proportions(modes, admitted.images.controls, (payload.width, payload.height))
-    return admitted
 
 
 def _generation_info(result: GenerationResult, body: Txt2Img) -> str:

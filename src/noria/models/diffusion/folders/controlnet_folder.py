@@ -129,8 +129,10 @@ def misfit(controlnet: ControlNetFolder, spec: DiffusionModelSpec) -> str | None
     theirs, ours = read_struct(unet_file, _DownPath).settings(), controlnet.config.settings()
     vae = read_struct(spec.path / "vae" / "config.json", VaeConfig)
     factor = 2 ** (len(controlnet.config.conditioning_embedding_out_channels) - 1)
-    ours |= {"pixels a latent": factor}
+    ours |= {"pixels per latent": factor}
     # A ControlNet for a UNet for inpainting takes the latents alone.
-    theirs |= {"pixels a latent": vae.factor, "in_channels": vae.latent_channels}
-    different = [f"{name} {ours[name]} (of {spec.name} {theirs[name]})" for name in ours if ours[name] != theirs[name]]
+    theirs |= {"pixels per latent": vae.factor, "in_channels": vae.latent_channels}
+    different = [
+        f"{name} {ours[name]} where {spec.name} has {theirs[name]}" for name in ours if ours[name] != theirs[name]
+    ]
     return f"it has {', '.join(different)}" if different else None
