@@ -60,6 +60,7 @@ def test_compiling_needs_buckets(spec):
     [
         ("stable-diffusion", "_native_math", "allowed are auto, sdpa, plain, sliced, xformers"),
         ("stable-diffusion-3", "_native_flash", "; allowed are auto, sdpa[.]"),
+        ("sana", "plain", "; allowed are auto, sdpa[.]"),
         ("chroma", "flash_varlen", "allowed are auto, sdpa, _native_cudnn"),
         ("qwen-image", "flash", "because it takes no masks; allowed are .* flash_varlen"),
         ("flux-2-klein", "plain", "allowed are .* flash, "),

@@ -15,7 +15,7 @@ from generating import difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.errors import ConfigError, InvalidField, ModelError
+from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
@@ -344,8 +344,3 @@ def test_the_class_that_published_folders_of_pixart_sigma_name_is_read(models, t
     spec, executor = load(folder)
     request = make_request(spec, 0)
     assert difference(*(generate(each, [request])["r0", 0] for each in (executor, models["pixart-sigma"][1]))) == 0
-
-
-def test_attention_that_does_not_work_is_rejected(model):
-    with pytest.raises(ConfigError, match="'sdpa'"):
-        load(model[0].folder, attention="plain", buckets=(2,))
