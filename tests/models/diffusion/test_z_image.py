@@ -265,8 +265,8 @@ def test_loras_are_rejected_by_the_name_of_a_model_that_takes_none(tiny, monkeyp
     ("parts", "words"),
     [
         ({"transformer": {"siglip_feat_dim": 16}}, "siglip_feat_dim is 16: Z-Image-Omni"),
-        ({"transformer": {"cap_feat_dim": 16}}, "cap_feat_dim is 16, but the text encoder's hidden_size is 24"),
-        ({"transformer": {"in_channels": 16}}, "in_channels is 16, but the VAE's latent_channels is 4"),
+        ({"transformer": {"cap_feat_dim": 16}}, "cap_feat_dim is 16; supported is 24, hidden_size of"),
+        ({"transformer": {"in_channels": 16}}, "in_channels is 16; supported is 4, latent_channels of"),
         ({"transformer": {"axes_lens": [512, 8, 8]}}, r"axes_lens is .*; the first must be at least 514"),
         (
             {"transformer": {"all_patch_size": [2, 4], "all_f_patch_size": [1, 1]}},

@@ -10,7 +10,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.flow_folder import MAX_PROMPT_TOKENS, PATCH, Qwen3Config, read_euler_scheduler
+from noria.models.diffusion.folders.flow_folder import (
+    MAX_PROMPT_TOKENS,
+    PATCH,
+    Qwen3Config,
+    check_fit,
+    read_euler_scheduler,
+)
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -23,7 +29,7 @@ from noria.models.diffusion.folders.pipeline_folder import (
     read_overrides,
 )
 from noria.models.families import Family
-from noria.models.weights import REDOWNLOAD_HINT, num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _SCHEDULERS = ("flow-euler",)
@@ -105,20 +111,13 @@ def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: Qwen
             f"{file}: all_patch_size {transformer.all_patch_size} and all_f_patch_size {transformer.all_f_patch_size}; "
             f"supported are {(PATCH,)} and {(1,)}."
         )
-    for name, got, other, wanted in (
-        ("in_channels", transformer.in_channels, "the VAE's latent_channels", vae.latent_channels),
-        ("cap_feat_dim", transformer.cap_feat_dim, "the text encoder's hidden_size", text_encoder.hidden_size),
-        (
-            "dim",
-            transformer.dim,
-            "n_heads times the sum of axes_dims",
-            transformer.n_heads * sum(transformer.axes_dims),
-        ),
-    ):
-        if got != wanted:
-            raise ModelError(
-                f"{file}: {name} is {got}, but {other} is {wanted}: the parts belong to two models. {REDOWNLOAD_HINT}"
-            )
+    inner = transformer.n_heads * sum(transformer.axes_dims)
+    check_fit(
+        file,
+        ("in_channels", transformer.in_channels, vae.latent_channels, "latent_channels of the VAE"),
+        ("cap_feat_dim", transformer.cap_feat_dim, text_encoder.hidden_size, "hidden_size of text_encoder"),
+        ("dim", transformer.dim, inner, "n_heads times the sum of axes_dims"),
+    )
     longest = MAX_PROMPT_TOKENS + 2  # positions of a prompt begin at 1, and its image has the next
     if transformer.axes_lens[0] < longest:
         raise ModelError(
