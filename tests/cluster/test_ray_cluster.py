@@ -1,0 +1,209 @@
+"""Noria on a real Ray cluster of three nodes: the same answers as on one machine, and no job is lost."""
+
+import concurrent.futures
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sysconfig
+import time
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from noria.testing.server import reserve_port, running_server
+from python_environment import environment_python
+from waiting import wait_until
+
+# The cluster takes a minute to start; pip takes minutes, the first time.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+TESTS = pathlib.Path(__file__).parent
+SOURCES = TESTS.parent.parent / "src"
+MODEL = ["bundled", "--slots", "4", "--threads", "1"]
+BODY = {"prompt": "a red circle above a blue square", "inference_steps": 12}
+DEADLINE_S = 240
+
+
+def pixels(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+class RayWorld:
+    """The cluster, its processes, and an HTTP client of the server on it."""
+
+    def __init__(self, process, port):
+        self.process, self.root, self.port = process, psutil.Process(process.pid), port
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S, trust_env=False)
+
+    def read(self):
+        while line := self.process.stdout.readline():
+            if line.startswith("{"):
+                return json.loads(line)
+        raise AssertionError("the cluster has ended")
+
+    def command(self, word):
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def processes(self, title):
+        found = []
+        for each in self.root.children(recursive=True):
+            try:
+                if " ".join(each.cmdline()).startswith(title):
+                    found.append(each)
+            except psutil.Error:
+                continue
+        return found
+
+    def engines(self):
+        return self.processes("noria engine")
+
+    def wait_until_whole(self):
+        """Wait until all replicas run and serve again; return the seconds."""
+        began = time.monotonic()
+        whole = {"frontend": 2, "engine-bundled": 2}
+        wait_until(lambda: self.command("status")["running"] == whole and len(self.engines()) == 2, DEADLINE_S)
+        wait_until(lambda: self.http.get("/readyz").is_success, DEADLINE_S)
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    python = environment_python("ray", "ray[serve]==2.60.0")
+    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    (packages / "noria.pth").write_text(f"{SOURCES}\n{sysconfig.get_paths()['purelib']}\n")
+    folder = tmp_path_factory.mktemp("ray")
+    settings = {
+        "model": "bundled",
+        "engine.slots": "4",
+        "engine.devices": "cpu",
+        "cluster.engine_replicas": "2-2",
+        "cluster.frontend_replicas": 2,
+        "data_dir": str(folder),
+        "jobs.database": f"sqlite:///{folder}/jobs.sqlite3",
+    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
+    environment |= {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
+    with reserve_port() as port:
+        command = [python, TESTS / "ray_world.py", json.dumps(settings), str(port)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
+        )
+        started = psutil.Process(process.pid)
+        try:
+            opened = RayWorld(process, port)
+            assert opened.read() == {"ready": True}
+            yield opened
+            opened.http.close()
+        finally:
+            children = started.children(recursive=True)
+            process.stdin.close()  # it ends all
+            try:
+                process.wait(60)
+            finally:
+                for each in [*children, started]:
+                    try:
+                        each.kill()
+                    except psutil.Error:
+                        continue
+                process.wait()
+                process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def expected(world):
+    """The images of one machine, by seed."""
+    with running_server(MODEL) as plain:
+        http = httpx.Client(base_url=f"http://127.0.0.1:{plain.port}", timeout=DEADLINE_S, trust_env=False)
+        with http:
+            return {seed: pixels(http.post("/t2i", json=BODY | {"seed": seed}).content) for seed in range(8)}
+
+
+def test_an_image_is_that_of_one_machine(world, expected):
+    answer = world.http.post("/t2i", json=BODY | {"seed": 3})
+    assert answer.status_code == 200
+    assert answer.headers["x-noria-seed"] == "3"
+    assert np.array_equal(pixels(answer.content), expected[3])
+    rejected = world.http.post("/t2i", json=BODY | {"inference_steps": 0})
+    assert (rejected.status_code, rejected.json()["error"]["field"]) == (400, "inference_steps")
+
+
+def test_progress_and_previews_stream_while_the_image_is_generated(world, expected):
+    arrived = []
+    with world.http.stream("POST", "/t2i", json=BODY | {"seed": 1, "stream": True, "preview_every": 2}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                arrived.append((line.removeprefix("event: "), time.monotonic()))
+    names = [name for name, _ in arrived]
+    assert {"progress", "preview"} <= set(names)
+    assert arrived[-1][1] > arrived[0][1]  # not all at once
+
+
+def test_a_client_that_leaves_cancels_its_image(world):
+    def in_flight():
+        views = world.http.get("/v1/models").json()
+        return views
+
+    in_flight()
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(base_url=world.http.base_url, timeout=1.0, trust_env=False) as impatient,
+    ):
+        impatient.post("/t2i", json=BODY | {"n": 16, "inference_steps": 200})
+    began = time.monotonic()
+    assert world.http.post("/t2i", json=BODY | {"seed": 5, "inference_steps": 2}).is_success
+    assert time.monotonic() - began < 20  # 3,200 steps would take a minute
+
+
+@pytest.mark.parametrize("loss", ["engine", "engine replica", "front end", "node"])
+def test_every_accepted_job_ends_with_its_image_whatever_is_killed(world, expected, loss):
+    world.wait_until_whole()
+
+    def plain_request(seed):
+        try:
+            return world.http.post("/t2i", json=BODY | {"seed": seed % 8})
+        except httpx.TransportError as error:
+            return error
+
+    seeds = [number % 8 for number in range(24)]
+    jobs = [world.http.post("/v1/jobs", json=BODY | {"seed": seed}) for seed in seeds]
+    assert {each.status_code for each in jobs} == {202}
+    with concurrent.futures.ThreadPoolExecutor(6) as users:
+        answers = [users.submit(plain_request, seed) for seed in range(30)]
+        time.sleep(0.5)
+        match loss:
+            case "engine":
+                world.engines()[0].send_signal(signal.SIGKILL)
+            case "engine replica":
+                world.engines()[0].parent().send_signal(signal.SIGKILL)
+            case "front end":
+                world.processes("ray::ServeReplica:noria:frontend")[0].send_signal(signal.SIGKILL)
+            case "node":
+                world.command("remove_node")
+        answers = [each.result() for each in answers]
+    statuses = [getattr(each, "status_code", repr(each)) for each in answers]
+    print(loss, {status: statuses.count(status) for status in set(statuses)})
+    for seed, answer in enumerate(answers):
+        if getattr(answer, "status_code", 0) == 200:
+            assert np.abs(pixels(answer.content) - expected[seed % 8]).max() <= 1
+
+    for seed, job in zip(seeds, jobs, strict=True):
+        url = f"/v1/jobs/{job.json()['id']}"
+
+        def ended(url=url):
+            return world.http.get(url).json()["status"] in ("succeeded", "failed", "cancelled")
+
+        wait_until(ended, DEADLINE_S, (httpx.TransportError, KeyError, json.JSONDecodeError))
+        final = world.http.get(url).json()
+        assert final["status"] == "succeeded", final
+        result = world.http.get(final["images"][0]["url"])
+        assert np.abs(pixels(result.content) - expected[seed]).max() <= 1
+    print(loss, "whole again after", round(world.wait_until_whole(), 1), "s")
