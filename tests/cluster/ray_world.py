@@ -1,8 +1,8 @@
 """A Ray cluster of three nodes on this machine, with Noria on it; run by Ray's own Python. Commands come on stdin.
 
-    remove_node      a node that has an engine replica ends, with all its processes
-    status           replies with the running replicas of each deployment
-    stop             ends all
+remove_node      a node that has an engine replica ends, with all its processes
+status           replies with the running replicas of each deployment
+stop             ends all
 """
 
 import json

@@ -19,7 +19,7 @@ from noria.models.catalog import open_model
 class EngineReplica:
     """Starts the engine of one model and says where it is. No request passes it."""
 
-    async def __init__(self, config_json: str, source: str, drain_s: float) -> None:
+    async def __init__(self, config_json: str, source: str, drain_s: float) -> None:  # type: ignore[misc] # Ray awaits it
         """Return when the engine serves. `source` is the model as `open_model` takes it.
 
         Raises:
