@@ -24,7 +24,6 @@ _STATS_PERIOD_S = 1.0
 _MAX_ONGOING_REQUESTS = 4096
 _STOP_GRACE_S = 10.0
 _MAX_CONSTRUCTOR_RETRIES = 3
-_UPSCALE_DELAY_S, _DOWNSCALE_DELAY_S = 5.0, 300.0
 
 
 def config_of(args: dict[str, Any]) -> Config:
@@ -105,8 +104,8 @@ def _scale(config: Config) -> dict[str, Any]:
             min_replicas=fewest,
             max_replicas=most,
             policy=policy,
-            upscale_delay_s=_UPSCALE_DELAY_S,
-            downscale_delay_s=_DOWNSCALE_DELAY_S,
+            upscale_delay_s=0.0,  # the policy has its own
+            downscale_delay_s=0.0,
         )
     }
 

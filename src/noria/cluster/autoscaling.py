@@ -1,23 +1,13 @@
-"""How many engines a backlog needs: Ray's autoscaling policy for engine deployments.
+"""Ray's autoscaling policy for engine deployments: as many engines as the backlog needs.
 
 Ray's own policy counts requests; but requests pass no handle here, and one may be a hundred times the work of another.
 """
 
-import math
-from collections.abc import Mapping
+import dataclasses
+import time
 from typing import Any
 
-
-def num_replicas(backlogs_s: Mapping[Any, float], num_running: int, target_backlog_s: float) -> int:
-    """Return how many engines do the work of all in `target_backlog_s` seconds; at least 1.
-
-    `backlogs_s` is the backlog of each running replica that has reported one. One that has not is unknown, not idle:
-    it counts as the mean of the others. While none has, there is no reason for a change.
-    """
-    if not backlogs_s:
-        return max(num_running, 1)
-    mean_s = sum(backlogs_s.values()) / len(backlogs_s)
-    return max(math.ceil(mean_s * max(num_running, len(backlogs_s)) / target_backlog_s), 1)
+from noria.scheduling.cluster.autoscaler import AutoscalerSettings, BacklogAutoscaler
 
 
 class BacklogPolicy:
@@ -25,10 +15,19 @@ class BacklogPolicy:
 
     def __init__(self, target_backlog_s: float) -> None:
         """`target_backlog_s` is `cluster.target_backlog_s`."""
-        self._target_backlog_s = target_backlog_s
+        self._autoscaler = BacklogAutoscaler(AutoscalerSettings(target_backlog_s=target_backlog_s))
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas within the bounds, and no state."""
-        backlogs_s = (ctx.aggregated_metrics or {}).get("backlog_s", {})
-        wanted = num_replicas(backlogs_s, ctx.current_num_replicas, self._target_backlog_s)
-        return min(max(wanted, ctx.capacity_adjusted_min_replicas), ctx.capacity_adjusted_max_replicas), {}
+        """Return the number of replicas within Ray's bounds, and no state.
+
+        A replica's statistics come every ten seconds; until then it is unknown, not idle.
+        """
+        reported = (ctx.aggregated_metrics or {}).get("backlog_s", {})
+        backlogs_s = {str(each): reported.get(each) for each in ctx.running_replicas}
+        self._autoscaler.settings = dataclasses.replace(
+            self._autoscaler.settings,
+            min_replicas=ctx.capacity_adjusted_min_replicas,
+            max_replicas=ctx.capacity_adjusted_max_replicas,
+        )
+        now = time.monotonic() if ctx.current_time is None else ctx.current_time
+        return self._autoscaler.decide(backlogs_s, ctx.target_num_replicas, now), {}

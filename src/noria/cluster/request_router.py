@@ -9,6 +9,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from noria.protocol.model_spec import ModelKey
+from noria.scheduling.cluster.router import ReplicaLoad, rank_replicas
+
 
 class BacklogRouter(RequestRouter):  # type: ignore[misc]
     """Ranks replicas by their backlog in seconds, as each last reported it, among those of the wanted model."""
@@ -35,10 +38,13 @@ class BacklogRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         """Return a rank for each replica of the request's `model` and `version`, the smallest backlog first."""
         wanted = {} if pending_request is None else pending_request.kwargs
-        fitting = [
-            each
-            for each in candidate_replicas
-            if all(wanted.get(name) in (None, each.replica_metadata.get(name)) for name in ("model", "version"))
-        ]
-        fitting.sort(key=lambda each: float(each.routing_stats.get("backlog_s", 0.0)))
-        return [[each] for each in fitting]
+        loads = [_load_of(str(number), each) for number, each in enumerate(candidate_replicas)]
+        model = ModelKey(wanted.get("model", ""), wanted.get("version", ""))
+        if not model.name:
+            loads = [each._replace(models=frozenset({model})) for each in loads]
+        return [[candidate_replicas[int(name)]] for name in rank_replicas(loads, model)]
+
+
+def _load_of(name: str, replica: RunningReplica) -> ReplicaLoad:
+    held = ModelKey(replica.replica_metadata.get("model", ""), replica.replica_metadata.get("version", ""))
+    return ReplicaLoad(name, frozenset({held}), float(replica.routing_stats.get("backlog_s", 0.0)))

@@ -170,6 +170,8 @@ class EngineClient:
         self._lost_attempts: frozenset[str] = frozenset()  # that were in flight when it was lost
         self._attempts: dict[str, _Attempt] = {}
         self.num_results_in_flight = 0  # that the requests in flight at it ask for
+        self._num_results_since_load = 0  # that were asked for after its last load
+        self._result_s = 0.0  # of its backlog for each result, as it last had any
         # Together unique among all attempts of all front ends; random bytes for each would cost a system call.
         self._nonce, self._numbers = secrets.token_hex(6), itertools.count()
 
@@ -189,6 +191,17 @@ class EngineClient:
     def is_connected(self) -> bool:
         """Whether there is a connection."""
         return self._connected
+
+    @property
+    def expected_backlog_s(self) -> tuple[float, float]:
+        """Its backlog as it last reported it, and that of what this front end has submitted since."""
+        reported_s = 0.0 if self.load is None else self.load.backlog_s
+        return reported_s, self._num_results_since_load * self._result_s
+
+    def _on_load(self, load: EngineLoad) -> None:
+        self.load, self._num_results_since_load = load, 0
+        if num_results := load.num_running + load.num_waiting:
+            self._result_s = load.backlog_s / num_results
 
     def status(self) -> EngineStatus:
         """Return its state for /readyz."""
@@ -213,6 +226,7 @@ class EngineClient:
         attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update)
         self._attempts[attempt_id] = attempt
         self.num_results_in_flight += request.payload.num_results
+        self._num_results_since_load += request.payload.num_results
         try:
             await self.connection.send(Submit(request), data)
             # Shielded: what arrives between a cancellation and the handling of it is not lost.
@@ -294,7 +308,7 @@ class EngineClient:
             case EngineState():
                 self._update_state(message)
             case EngineLoad():
-                self.load = message
+                self._on_load(message)
             case Pong() | MountResult() | EngineView():  # of other clients; views are passed on by the pool
                 pass
             case _:
