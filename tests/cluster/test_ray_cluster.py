@@ -177,7 +177,7 @@ def test_every_accepted_job_ends_with_its_image_whatever_is_killed(world, expect
 
     seeds = [number % 8 for number in range(24)]
     jobs = [world.http.post("/v1/jobs", json={"input": BODY | {"seed": seed}}) for seed in seeds]
-    assert {each.status_code for each in jobs} == {201}
+    assert {each.status_code for each in jobs} == {202}
     with concurrent.futures.ThreadPoolExecutor(6) as users:
         answers = [users.submit(plain_request, seed) for seed in range(30)]
         time.sleep(0.5)
