@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_on_ray(target: str, config: Config) -> int:
     from noria.cluster.serving import running_on
 
-    with sigterm_interrupts(), contextlib.suppress(KeyboardInterrupt), running_on(target, config) as url:
+    # The handler of SIGTERM comes after Ray's start, which sets another one.
+    with contextlib.suppress(KeyboardInterrupt), running_on(target, config) as url, sigterm_interrupts():
         print(f"noria serves on Ray at {url}", flush=True)
         threading.Event().wait()
     return 0

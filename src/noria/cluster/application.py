@@ -37,12 +37,14 @@ def config_of(args: dict[str, Any]) -> Config:
 
 
 def build(config: Config) -> Any:
-    """Return the application of `config`. Ray must be running.
+    """Return the application of `config`; connects to Ray first, which `serve run` does later.
 
     Raises:
         ConfigError: a setting cannot be served on Ray.
 
     """
+    if not ray.is_initialized():  # as `serve run` does it; its GPUs and nodes are asked for below
+        ray.init(namespace="serve")
     config = _check(config)
     sources = list(dict.fromkeys([config.model, *config.additional_models]))
     names = deployment_names(sources)

@@ -86,4 +86,7 @@ def _cause(serve: object, error: RuntimeError) -> str:
     if application is None:
         return str(error)
     messages = [each.message for each in application.deployments.values() if each.status == "DEPLOY_FAILED"]
-    return " ".join(messages) or application.message or str(error)
+    text = " ".join(messages) or application.message or str(error)
+    # Ray's text has a traceback, whose end is what the replica raised.
+    _, found, raised = text.rpartition("RuntimeError: ")
+    return raised.strip() if found else text
