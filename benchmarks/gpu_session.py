@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_session.py [--out FOLDER] [--budget SECONDS] [--small]
 
-Stages: the tests marked `gpu`, the device bench at the size of Stable Diffusion 1.5, a served mix of requests. Each has
-a time limit and a log; a stage that fails does not stop the next. FOLDER gets the stages' results and `session.json`,
-which is written anew after each stage, so that an interrupted session keeps what it has measured.
+Stages: the tests marked `gpu`, the device bench at published sizes, the cost of LoRAs in a step, a served mix of
+requests. Each has a time limit and a log; a stage that fails does not stop the next. FOLDER gets the stages' results
+and `session.json`, which is written anew after each stage, so that an interrupted session keeps what it has measured.
 
 Without a CUDA device, or with --small, the same stages run at a small size on the CPU. The stages run with this
 interpreter and this checkout on PYTHONPATH: Noria's dependencies and pytest have to be there, an installation of Noria
@@ -57,7 +57,12 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
     noria = [python, "-m", "noria_bench"]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
     executor_tests = ["tests/engine/diffusion/test_executor.py", "tests/engine/diffusion/test_timing.py"]
-    other_tests = ["tests/engine/encoder/test_sessions.py", "benchmarks/tests/device/test_step_timing.py"]
+    other_tests = [
+        "tests/models/diffusion/test_ragged_families.py",
+        "tests/models/diffusion/test_z_image.py",
+        "tests/engine/encoder/test_sessions.py",
+        "benchmarks/tests/device/test_step_timing.py",
+    ]
     served = ["--targets", "noria,reference-batched", "--out", str(out / "mixed")]
     if small:
         return [
@@ -71,8 +76,9 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
         ]
     return [
         Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *other_tests], 110),
-        Stage("device", [*noria, "device", "--budget", "200", "-o", str(out / "device.json")], 215),
-        Stage("mixed", [*noria, "mixed", "bundled", "--duration", "30", *served], 200),
+        Stage("device", [*noria, "device", "--budget", "240", "-o", str(out / "device.json")], 255),
+        Stage("loras", [python, "-m", "noria_bench.micro.lora_steps", "-o", str(out / "loras.json")], 60),
+        Stage("mixed", [*noria, "mixed", "bundled", "--duration", "20", *served], 150),
     ]
 
 

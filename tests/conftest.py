@@ -116,6 +116,12 @@ def tiny_xl_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_refiner_folder(tmp_path_factory):
+    """A refiner for `tiny_xl_folder`."""
+    return tiny_models.save_xl_refiner(tmp_path_factory.mktemp("refiners") / "tiny-refiner")
+
+
+@pytest.fixture(scope="session")
 def tiny_z_image_folder(tmp_path_factory):
     """A model folder like Z-Image with few random weights: up to 64 × 64 px."""
     return tiny_models.save_z_image(tmp_path_factory.mktemp("tiny-z-image"))

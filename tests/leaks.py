@@ -19,7 +19,11 @@ _POLL_INTERVAL_S = 0.01
 
 ALLOWED_THREADS = (
     "tqdm_monitor",  # of diffusers' progress bars, one per process, which nothing ends
+    "InductorSubproc",  # of torch's compiler, as the next one and the process
+    "subproc_worker_timer",
 )
+ALLOWED_CHILDREN = b"torch/_inductor/compile_worker"
+ALLOWED_SOCKETS = b"\0cuda-"  # of CUDA's driver, one per process
 """Beginnings of the names of threads that may outlive a test."""
 
 _start_thread = threading.Thread.start
@@ -73,13 +77,18 @@ class Snapshot:
             command = b"(ended)"
             with contextlib.suppress(OSError):
                 command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-            yield f"child process {pid} {command.decode(errors='replace')[:200]}"
+            if ALLOWED_CHILDREN not in command:
+                yield f"child process {pid} {command.decode(errors='replace')[:200]}"
 
     def _sockets_since(self, before):
         servers = {each.address for each in before.sockets.values() if each.listens}
         for each in map(self.sockets.get, self.sockets.keys() - before.sockets.keys()):
-            if not {each.address, each.peer} & servers:
+            if not {each.address, each.peer} & servers and not _is_of_cuda(each.address):
                 yield f"socket {each.address!r} " + ("that listens" if each.listens else f"connected to {each.peer!r}")
+
+
+def _is_of_cuda(address):
+    return isinstance(address, bytes) and address.startswith(ALLOWED_SOCKETS)
 
 
 def _children():

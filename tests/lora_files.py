@@ -18,9 +18,9 @@ def layers_of(part: torch.nn.Module, *endings: str) -> Iterator[tuple[str, torch
 
 def random_matrices(module: torch.nn.Module, rank: int, generator: torch.Generator, strength: float = 0.3):
     """Return both matrices of a layer's adapter, such that it changes the output by about `strength` of it."""
-    weight = module.weight
-    down = torch.randn(rank, *weight.shape[1:], generator=generator) / weight[0].numel() ** 0.5
-    up_shape = (weight.shape[0], rank, *([1, 1] if weight.ndim == 4 else []))
+    shape = torch.Size(getattr(module.weight, "quant_shape", module.weight.shape))  # of GGUF: before quantization
+    down = torch.randn(rank, *shape[1:], generator=generator) / shape[1:].numel() ** 0.5
+    up_shape = (shape[0], rank, *([1, 1] if len(shape) == 4 else []))
     return down, torch.randn(up_shape, generator=generator) * (strength / rank**0.5)
 
 

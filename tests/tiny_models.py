@@ -1,6 +1,7 @@
 """Model folders with few random weights, whose parts have the structure of published models."""
 
 import json
+import math
 import pathlib
 import shutil
 import string
@@ -46,6 +47,11 @@ SCHEDULER: dict[str, Any] = {
     "steps_offset": 1,
     "set_alpha_to_one": False,
 }
+_XL_SCHEDULER: dict[str, Any] = {
+    **{key: value for key, value in SCHEDULER.items() if not key.startswith(("skip", "set"))},
+    "_class_name": "EulerDiscreteScheduler",
+    "timestep_spacing": "leading",
+}
 _DYNAMIC_SHIFT: dict[str, Any] = {
     "use_dynamic_shifting": True,
     "base_shift": 0.5,
@@ -55,8 +61,13 @@ _DYNAMIC_SHIFT: dict[str, Any] = {
 }
 
 
-def save_stable_diffusion(folder: pathlib.Path, *, unet: dict[str, Any] | None = None) -> pathlib.Path:
-    """Write a StableDiffusionPipeline; `unet` are settings of its UNet. Return the folder."""
+INPAINTING_UNET = {"in_channels": 9}
+
+
+def save_stable_diffusion(
+    folder: pathlib.Path, *, unet: dict[str, Any] | None = None, pipeline: str = "StableDiffusionPipeline"
+) -> pathlib.Path:
+    """Write a folder of the class `pipeline`; `unet` are settings of its UNet. Return the folder."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
@@ -67,8 +78,11 @@ def save_stable_diffusion(folder: pathlib.Path, *, unet: dict[str, Any] | None =
         "unet": UNet2DConditionModel(**_UNET | (unet or {})),
         "vae": AutoencoderKL(**_VAE),
     }
-    _save(folder, "StableDiffusionPipeline", parts, SCHEDULER, requires_safety_checker=False)
+    _save(folder, pipeline, parts, SCHEDULER, requires_safety_checker=False)
     return folder
+
+
+_XL_TEXT: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 40}
 
 
 def save_stable_diffusion_xl(
@@ -77,15 +91,16 @@ def save_stable_diffusion_xl(
     unet: dict[str, Any] | None = None,
     vae: dict[str, Any] | None = None,
     scheduler: dict[str, Any] | None = None,
+    pipeline: str = "StableDiffusionXLPipeline",
     **index: object,
 ) -> pathlib.Path:
-    """Write a StableDiffusionXLPipeline with changed settings of parts and of model_index.json. Return the folder."""
+    """Write a folder of the class `pipeline` with changed settings of parts and of model_index.json. Return it."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     torch.manual_seed(1)
-    second = CLIPTextConfig(**_TEXT | {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 40})
+    second = CLIPTextConfig(**_TEXT | _XL_TEXT)
     xl: dict[str, Any] = {
         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
         "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
@@ -102,9 +117,43 @@ def save_stable_diffusion_xl(
         "unet": UNet2DConditionModel(**_UNET | xl | (unet or {})),
         "vae": AutoencoderKL(**_VAE | (vae or {})),
     }
-    euler = {key: value for key, value in SCHEDULER.items() if not key.startswith(("skip", "set"))}
-    euler |= {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "leading"} | (scheduler or {})
-    _save(folder, "StableDiffusionXLPipeline", parts, euler, **index)
+    _save(folder, pipeline, parts, _XL_SCHEDULER | (scheduler or {}), **index)
+    return folder
+
+
+def save_xl_refiner(
+    folder: pathlib.Path,
+    *,
+    unet: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    seed: int = 6,
+    **index: object,
+) -> pathlib.Path:
+    """Write a refiner, as that of Stable Diffusion XL, with changed settings. Return the folder."""
+    import torch
+    from diffusers import UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+    torch.manual_seed(seed)
+    of_refiner: dict[str, Any] = {
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "use_linear_projection": True,
+        "cross_attention_dim": 48,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 40 + 5 * 8,
+    }
+    parts = {
+        "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**_TEXT | _XL_TEXT)),
+        "unet": UNet2DConditionModel(**_UNET | of_refiner | (unet or {})),
+    }
+    for part in parts.values():
+        randomise(part)
+    settings: dict[str, Any] = {"requires_aesthetics_score": True, "force_zeros_for_empty_prompt": False}
+    absent = {name: [None, None] for name in ("text_encoder", "tokenizer")}
+    index = settings | absent | index
+    _save(folder, "StableDiffusionXLImg2ImgPipeline", parts, _XL_SCHEDULER | (scheduler or {}), **index)
     return folder
 
 
@@ -147,6 +196,21 @@ Z_IMAGE_TRANSFORMER: dict[str, Any] = {
     "axes_lens": [544, 8, 8],  # images of up to 64 px
 }
 FLOW_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+
+DPM_SCHEDULER: dict[str, Any] = {
+    "_class_name": "DPMSolverMultistepScheduler",
+    "algorithm_type": "dpmsolver++",
+    "beta_schedule": "linear",
+    "beta_start": 0.0001,
+    "beta_end": 0.02,
+    "lambda_min_clipped": -math.inf,
+    "num_train_timesteps": 1000,
+}
+FLOW_DPM_SCHEDULER = DPM_SCHEDULER | {
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "flow_shift": 3.0,
+}
 
 
 def save_z_image(
@@ -290,6 +354,18 @@ def save_krea2(
     return folder
 
 
+_GEMMA: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "query_pre_attn_scalar": 12,
+}
+
+
 def save_lumina2(
     folder: pathlib.Path,
     *,
@@ -317,16 +393,6 @@ def save_lumina2(
         "axes_lens": (300, 4, 4),  # images of up to 64 px
         "cap_feat_dim": 24,
     }
-    text: dict[str, Any] = {
-        "vocab_size": 64,
-        "hidden_size": 24,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 12,
-        "query_pre_attn_scalar": 12,
-    }
     levels = {
         "block_out_channels": (8, 8, 8, 16),
         "down_block_types": ("DownEncoderBlock2D",) * 4,
@@ -335,13 +401,94 @@ def save_lumina2(
         "shift_factor": 0.1,
     }
     parts = {
-        "text_encoder": Gemma2Model(Gemma2Config(**text | (text_encoder or {}))),
+        "text_encoder": Gemma2Model(Gemma2Config(**_GEMMA | (text_encoder or {}))),
         "transformer": Lumina2Transformer2DModel(**sizes | (transformer or {})),
         "vae": AutoencoderKL(**_VAE | levels | (vae or {})),
     }
     for part in parts.values():
         randomise(part)
     _save(folder, "Lumina2Pipeline", parts, FLOW_SCHEDULER | {"shift": 6.0} | (scheduler or {}))
+    return folder
+
+
+def save_sana(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    text_encoder: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+) -> pathlib.Path:
+    """Write a SanaPipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderDC, SanaTransformer2DModel
+    from transformers import Gemma2Config, Gemma2Model
+
+    torch.manual_seed(8)
+    sizes: dict[str, Any] = {
+        "sample_size": 16,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "attention_head_dim": 8,
+        "num_cross_attention_heads": 2,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 32,
+        "caption_channels": 24,
+    }
+    levels: dict[str, Any] = {
+        "latent_channels": 4,
+        "attention_head_dim": 4,
+        "scaling_factor": 0.41,
+        **{f"{coder}_block_out_channels": (8, 8, 16) for coder in ("encoder", "decoder")},
+        **{f"{coder}_layers_per_block": (1, 1, 1) for coder in ("encoder", "decoder")},
+        **{f"{coder}_qkv_multiscales": ((), (), (5,)) for coder in ("encoder", "decoder")},
+        **{f"{coder}_block_types": ("ResBlock", "ResBlock", "EfficientViTBlock") for coder in ("encoder", "decoder")},
+    }
+    parts = {
+        "text_encoder": Gemma2Model(Gemma2Config(**_GEMMA | (text_encoder or {}))),
+        "transformer": SanaTransformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderDC(**levels),
+    }
+    for part in parts.values():
+        randomise(part)
+    _save(folder, "SanaPipeline", parts, FLOW_DPM_SCHEDULER | (scheduler or {}))
+    return folder
+
+
+def save_pixart_sigma(
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+) -> pathlib.Path:
+    """Write a PixArtSigmaPipeline with changed settings of parts. Return the folder."""
+    import torch
+    from diffusers import AutoencoderKL, PixArtTransformer2DModel
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(9)
+    sizes: dict[str, Any] = {
+        "sample_size": 8,
+        "in_channels": 4,
+        "out_channels": 8,
+        "num_layers": 2,
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "cross_attention_dim": 32,
+        "caption_channels": 40,
+        "interpolation_scale": 2,
+        "use_additional_conditions": False,
+    }
+    parts = {
+        "text_encoder": T5EncoderModel(T5Config(vocab_size=64, d_model=40, d_kv=8, d_ff=64, num_layers=2, num_heads=4)),
+        "transformer": PixArtTransformer2DModel(**sizes | (transformer or {})),
+        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.5} | (vae or {})),
+    }
+    for part in parts.values():
+        randomise(part)
+    _save(folder, "PixArtSigmaPipeline", parts, DPM_SCHEDULER | (scheduler or {}))
     return folder
 
 
@@ -432,10 +579,17 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+FILL_TRANSFORMER = {"in_channels": 2 * 16 + 4 * 4**2, "out_channels": 16}
+
+
 def save_flux(
-    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+    folder: pathlib.Path,
+    *,
+    transformer: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    pipeline: str = "FluxPipeline",
 ) -> pathlib.Path:
-    """Write a FluxPipeline with changed settings of parts. Return the folder."""
+    """Write a folder of the class `pipeline` with changed settings of parts. Return the folder."""
     import torch
     from diffusers import AutoencoderKL, FluxTransformer2DModel
     from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
@@ -460,7 +614,7 @@ def save_flux(
         "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
     }
     randomise(parts["transformer"])
-    _save(folder, "FluxPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
+    _save(folder, pipeline, parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
     return folder
 
 
@@ -555,7 +709,7 @@ def _save(
         if pipeline in _OF_QWEN and name == "text_encoder":
             _save_byte_tokenizer(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
-        elif pipeline == "Lumina2Pipeline" and name == "text_encoder":
+        elif type(part).__name__ == "Gemma2Model":
             _save_gemma_tokenizer(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "GemmaTokenizer"]
         elif name.startswith("text_encoder"):
@@ -570,7 +724,8 @@ def _save(
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
-    if pipeline not in (*_OF_QWEN, "Lumina2Pipeline"):
-        unused = "safety_checker" if pipeline == "StableDiffusionPipeline" else "image_encoder"
+    if pipeline not in (*_OF_QWEN, "Lumina2Pipeline", "SanaPipeline", "PixArtSigmaPipeline"):
+        is_first = pipeline in ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline")
+        unused = "safety_checker" if is_first else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))

@@ -79,13 +79,33 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="CPU threads of one operation; `auto` is the usable cores divided by the engines"),
     ] = "auto"
     attention: Annotated[
-        Literal["sdpa", "plain", "sliced", "xformers"],
+        Literal[
+            "auto",
+            "sdpa",
+            "plain",
+            "sliced",
+            "xformers",
+            "flash",
+            "flash_varlen",
+            "sage",
+            "sage_varlen",
+            "_flash_3",
+            "_flash_varlen_3",
+            "_native_cudnn",
+            "_native_efficient",
+            "_native_flash",
+            "_native_math",
+        ],
         Meta(
-            description="attention implementation: `sdpa` and `xformers` are memory-efficient, `sliced` is attention "
-            "slicing, `plain` is neither"
+            description="attention implementation: `auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` are "
+            "for UNets, the others diffusers' names of those for transformers. Which a model allows: docs/models.md. "
+            "Those of the hub (`…_hub`) are not allowed, because they download code"
         ),
-    ] = "sdpa"
-    channels_last: Annotated[bool, Meta(description="keep the UNet's and VAE's tensors in NHWC memory order")] = True
+    ] = "auto"
+    channels_last: Annotated[
+        bool | Auto,
+        Meta(description="keep the UNet's and VAE's tensors in NHWC memory order; `auto` is on a CPU, not on a GPU"),
+    ] = "auto"
     text_encoder_device: Annotated[
         str,
         Meta(
@@ -108,6 +128,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     compile: Annotated[bool, Meta(description="torch.compile the UNet: about a minute at start-up; needs buckets")] = (
         False
     )
+    compile_blocks: Annotated[
+        bool,
+        Meta(
+            description="torch.compile only the blocks that the denoiser repeats, of any family, for any number of "
+            "rows and tokens: minutes at start-up, later only calls of kinds that were not warmed up are not "
+            "compiled: docs/models.md"
+        ),
+    ] = False
     encoder_precision: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"],
         Meta(
@@ -164,6 +192,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             description="folders of ControlNets for Stable Diffusion 1.x, 2.x and XL, loaded with the models that they "
             "fit; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub: "
             "docs/models.md. None with `compile`"
+        ),
+    ] = ()
+    refiners: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of refiners for models of Stable Diffusion XL, loaded with the models and used by "
+            "requests that ask for them; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is "
+            "downloaded from the hub: docs/models.md"
         ),
     ] = ()
     encoder_batch_texts: Annotated[

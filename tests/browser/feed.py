@@ -291,7 +291,8 @@ class Feed:
         return JSONResponse({"components": {"schemas": {"ImageRequestBody": {"properties": PROPERTIES}}}})
 
     async def _models(self, _: Request) -> Response:
-        return JSONResponse({"data": [{"id": "m", "noria": {"kind": "diffusion", "loras": list(LORAS)}}]})
+        noria = {"kind": "diffusion", "loras": list(LORAS), "start_image": {"needs_mask": False}}
+        return JSONResponse({"data": [{"id": "m", "noria": noria}]})
 
     async def _t2i(self, http: Request) -> Response:
         if error := self._error_response(http):

@@ -152,11 +152,11 @@ def test_state_of_a_deadline(run, image, expected):
 def test_iteration_is_spread_over_its_bins(run):
     bins = run(
         "async (iterations) => [...(await import('/pages/timeline.js')).binIterations(iterations)]",
-        [iteration(1, 10.125, duration_s=0.25, text_encode_s=0.05, decode_s=0.1)],
+        [iteration(1, 10.125, duration_s=0.25, text_encode_s=0.03, decode_s=0.1) | {"image_encode_s": 0.02}],
     )
     assert [bin_ for bin_, _ in bins] == [40, 41]
     for _, shares in bins:
-        assert shares == pytest.approx([0.1, 0.2, 0.2])
+        assert shares == pytest.approx([0.04, 0.06, 0.2, 0.2])
 
 
 @pytest.mark.parametrize("width", [280, 500, 1200])

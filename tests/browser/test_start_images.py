@@ -92,6 +92,7 @@ def paint(page, *points):
 def test_only_what_is_painted_is_repainted(page, client, screenshot):
     drop(page)
     assert page.locator("#width").input_value() == "" == page.locator("#height").input_value()
+    expect(page.locator("#controls")).to_be_hidden()  # there are no ControlNets
     page.get_by_role("button", name="Paint a mask").click()
     share = page.locator("#painter-share")
     page.fill("#painter-size", "60")

@@ -16,7 +16,7 @@ from noria.images.metadata_io import read_metadata, save_options
 from noria.models.catalog import open_model
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import EngineRequest
-from tiny_models import save_controlnet
+from tiny_models import save_controlnet, save_flux_2_klein
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def generated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[E
         config: Config, spec: DiffusionModelSpec, request: EngineRequest, data: bytes | None
     ) -> list[RawImage]:
         requests.append(request)
-        assert (data is None) == (request.payload.strength is None and not request.payload.controls)
+        assert (data is None) == (not request.payload.has_images)
         size = request.payload.width, request.payload.height
         black = memoryview(bytes(3 * size[0] * size[1]))
         return [RawImage(request.payload.seed + index, *size, black) for index in range(request.payload.n)]
@@ -188,6 +188,20 @@ def test_start_images_that_cannot_be_used_are_rejected(generated, capsys, flags,
     assert generated == []
 
 
+def test_the_refiner_makes_the_last_steps(tiny_xl_folder, tiny_refiner_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--model", str(tiny_xl_folder), "--refiners", str(tiny_refiner_folder), "--threads", "1"]
+    settings = ["--seed", "1", "--steps", "4", "--slots", "1"]
+    assert main(["generate", "a", *arguments, *settings, "--refiner-start", "0.5", "-o", "refined.png"]) == 0
+    assert main(["generate", "a", *arguments, *settings, "-o", "plain.png"]) == 0
+    assert Image.open("refined.png").tobytes() != Image.open("plain.png").tobytes()
+    assert main(["show", "refined.png"]) == 0
+    digest = read_metadata(pathlib.Path("refined.png")).refiner.digest
+    assert f"tiny-refiner from 0.5 ({digest})" in capsys.readouterr().out
+    assert main(["generate", "--like", "refined.png", *arguments, "--slots", "1", "-o", "again.png"]) == 0
+    assert Image.open("refined.png").tobytes() == Image.open("again.png").tobytes()
+
+
 @pytest.fixture
 def with_edges(tmp_path, tiny_folder, generated):
     """A ControlNet for a tiny model and an image for it; returns the arguments of a command with both."""
@@ -225,3 +239,25 @@ def test_other_controls_are_rejected(with_edges, capsys, control, words):
     with contextlib.suppress(SystemExit):  # of argparse
         assert main(["generate", "a", *with_edges, "--control", control]) != 0
     assert words in capsys.readouterr().err
+
+
+def test_reference_images_are_files(tmp_path, generated, capsys):
+    klein = ["--model", str(save_flux_2_klein(tmp_path / "klein"))]
+    for name, size in (("a.png", (72, 64)), ("b.png", (100, 65))):
+        Image.new("RGB", size, "white").save(name)
+    both = ["--reference", "a.png", "--reference", "b.png"]
+    assert main(["generate", "a hat", *klein, *both, "-o", "c.png"]) == 0
+    (request,) = generated
+    assert [(each.width, each.height) for each in request.payload.reference_images] == [(72, 64), (96, 64)]
+    assert (request.payload.width, request.payload.height) == (72, 64)
+    assert main(["show", "c.png"]) == 0
+    assert f"72×64 ({request.payload.reference_images[0].digest}), 96×64 (" in capsys.readouterr().out
+    assert main(["generate", "--like", "c.png", *klein]) == 2
+    assert "was made from reference images (SHA-256 " in capsys.readouterr().err
+    assert main(["generate", "--like", "c.png", *klein, *both, "-o", "d.png"]) == 0
+    assert generated[-1].payload.reference_images == request.payload.reference_images
+    assert "warning" not in capsys.readouterr().err
+    assert main(["generate", "--like", "c.png", *klein, "--reference", "b.png", "-o", "e.png"]) == 0
+    assert "--reference are not the files that 'c.png' was made from." in capsys.readouterr().err
+    assert main(["generate", "a hat", "--reference", "a.png"]) == 2
+    assert "it takes none. A start image is sent as image." in capsys.readouterr().err

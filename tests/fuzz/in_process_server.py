@@ -15,9 +15,11 @@ import traceback
 import zlib
 from unittest import mock
 
+import msgspec
 from uvicorn.server import ServerState
 
-from noria.config import Config, EndpointConfig, FrontendConfig, JobsConfig
+from controlnet_folders import save_controlnet, save_model
+from noria.config import Config, EndpointConfig, EngineConfig, FrontendConfig, JobsConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.connection import TimeoutHttpProtocol
@@ -50,7 +52,8 @@ class InProcessServer:
         self._stack.enter_context(logging_to(_Log(self._note), "debug"))
         folder = pathlib.Path(tempfile.mkdtemp(prefix="noria-fuzz-"))
         self._stack.callback(shutil.rmtree, folder)
-        engine = self._stack.enter_context(FakeEngine(f"ipc://{folder}/engine", models=(FAKE_MODEL, FAKE_ENCODER)))
+        model = msgspec.structs.replace(FAKE_MODEL, folder=str(save_model(folder / "model")))
+        engine = self._stack.enter_context(FakeEngine(f"ipc://{folder}/engine", models=(model, FAKE_ENCODER)))
         self._loop = asyncio.new_event_loop()
         self._stack.callback(self._loop.close)
         self._stack.callback(lambda: self._loop.run_until_complete(self._loop.shutdown_default_executor()))
@@ -59,6 +62,7 @@ class InProcessServer:
         (folder / "code.py").write_text(CODE)
         config = Config(
             data_dir=str(folder / "data"),
+            engine=EngineConfig(controlnets=(str(save_controlnet(folder / "edges")),)),
             endpoints=(EndpointConfig("lengths", f"{folder}/code.py:Lengths"),),
             frontend=FrontendConfig(max_body_bytes=MAX_BODY_BYTES, max_images=2, max_steps=20, max_prompt_chars=500),
             jobs=JobsConfig(max_queued=16, ttl_s=60),

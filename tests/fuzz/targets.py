@@ -12,8 +12,10 @@ import functools
 import io
 import json
 import logging
+import math
 import pathlib
 import shutil
+import struct
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterable
@@ -25,6 +27,7 @@ from google.protobuf.message import DecodeError
 from PIL import Image
 from safetensors.numpy import save
 
+import gguf_files
 from fuzz import mutation
 from fuzz.in_process_server import InProcessServer, framed
 from noria.config import FrontendConfig
@@ -37,6 +40,7 @@ from noria.frontend.routes.image_metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
+from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFiles, RequestImages
 from noria.models.catalog import open_model
 from noria.protocol import messages
@@ -201,7 +205,8 @@ PATHS = (
     ),
     "/v1/jobs?limit=3&cursor=ff",
     *(f"/sdapi/v1/{name}" for name in ("options", "sd-models", "samplers", "schedulers", "progress")),
-    *(f"/sdapi/v1/{name}" for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras")),
+    *(f"/sdapi/v1/{name}" for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras", "scripts")),
+    *(f"/controlnet/{name}" for name in ("version", "settings", "model_list", "module_list", "control_types")),
 )
 
 
@@ -217,15 +222,35 @@ def request_seeds():
     yield b"POST /v1/jobs/texts?model=fake-encoder\nContent-Type: application/jsonl\n\n" + lines
     yield b"POST /v1/images/metadata\nContent-Type: image/png\n\n" + next(image_seeds())
     file, mask = base64.b64encode(next(image_seeds())).decode(), base64.b64encode(_image_file("RGBA")).decode()
+    control = {"name": "edges", "image": file, "scale": 0.8, "start": 0.1, "end": 0.5}
     edit = {"prompt": "p", "image": f"data:image/png;base64,{file}", "mask": mask, "strength": 0.5}
+    yield b"POST /t2i\nContent-Type: application/json\n\n" + json.dumps(edit | {"controls": [control] * 2}).encode()
+    yield b"POST /v1/jobs\nContent-Type: application/json\n\n" + json.dumps({"input": edit}).encode()
+    steered = {"prompt": "p", "size": "64x48", "controls": [control]}
+    for endpoint in ("/t2i", "/v1/images/generations"):
+        job = {"input": {"prompt": "p", "endpoint": endpoint, "controls": [control]}}
+        yield b"POST /v1/jobs\nContent-Type: application/json\n\n" + json.dumps(job).encode()
+    yield b"POST /v1/images/generations\nContent-Type: application/json\n\n" + json.dumps(steered).encode()
+    unit = dict(zip(("model", "weight", "guidance_start", "guidance_end"), ("edges [0a]", 0.8, 0, 1), strict=True))
+    units = [unit | {"image": {"image": file, "mask": None}}, unit | {"input_image": file, "module": "none"}]
+    txt2img = {"prompt": "p", "width": 64, "height": 64, "alwayson_scripts": {"ControlNet": {"args": units}}}
+    yield b"POST /sdapi/v1/txt2img\nContent-Type: application/json\n\n" + json.dumps(txt2img).encode()
+    yield (
+        b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n"
+        + json.dumps(txt2img | {"init_images": [file]}).encode()
+    )
     yield b"POST /t2i\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
     edit = {"init_images": [file], "mask": mask, "denoising_strength": 0.5, "inpainting_mask_invert": 1, "mask_blur": 0}
     yield b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
     part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
     files = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="a"\r\n\r\n%s\r\n'
     form = part % (b"prompt", b"p") + files % (b"image[]", next(image_seeds())) + files % (b"mask", _image_file("RGBA"))
-    head = b"POST /v1/images/edits\nContent-Type: multipart/form-data; boundary=b\n\n"
-    yield head + form + part % (b"strength", b"0.5") + b"--b--"
+    controls = part % (b"controls", b'[{"name": "edges", "scale": 0.8}]') + files % (b"control", next(image_seeds()))
+    head = b"\nContent-Type: multipart/form-data; boundary=b\n\n"
+    for path in (b"/v1/images/edits", b"/t2i"):
+        yield b"POST " + path + head + form + controls + part % (b"strength", b"0.5") + b"--b--"
+    form = part % (b"prompt", b"p") + controls + part % (b"n", b"1") + part % (b"loras", b"[]")
+    yield b"POST /v1/images/generations" + head + form + b"--b--"
 
 
 def http_seeds():
@@ -382,15 +407,22 @@ def start_image_seeds():
     yield _image_file("RGBA", "webp", exif=exif, lossless=True)
 
 
+EDITOR = msgspec.structs.replace(FAKE_MODEL, max_references=1, reference_size="preferred", multiple_px=1)
+"""A model whose references may be as small as the seeds are."""
+
+
 @contextlib.contextmanager
 def open_start_images():
     def read(data):
         try:
-            pixels = RequestImages(ImageFiles(data, data, controls=(data,))).pixels(3, 2)
+            files = ImageFiles(data, data, controls=(data,), references=(data,) * (len(data) % 2))
+            images = RequestImages(files)
+            pixels = images.pixels(3, 2, EDITOR)
         except (UnreadableImage, InvalidField) as error:
             error.message.encode()  # it is sent
             return False
-        assert len(pixels) == 3 * 2 * (4 + 3)
+        shown = [place_reference("", (each.width_px, each.height_px), EDITOR) for each in images.facts.references]
+        assert len(pixels) == 3 * 2 * (4 + 3) + sum(3 * math.prod(each.shown_px) for each in shown)
         return True
 
     yield read
@@ -612,6 +644,34 @@ def open_loras():
         yield read
 
 
+def gguf_seeds():
+    """Small files, one with an array in its fields."""
+    yield gguf_files.gguf_bytes({"a.weight": ((4, 32), "Q8_0"), "a.bias": ((4,), "F32")})
+    array = gguf_files.field("general.tags", 9, struct.pack("<IQ", 8, 2) + gguf_files.string("a") * 2)
+    yield gguf_files.gguf_bytes({"a.weight": ((4, 32), "BF16")}, (array,))
+
+
+@contextlib.contextmanager
+def open_ggufs():
+    """Read headers."""
+    from noria.models.gguf_file import read_gguf_header
+
+    with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
+        file = pathlib.Path(name) / "a.gguf"
+
+        def read(data):
+            file.write_bytes(data)
+            try:
+                header = read_gguf_header(file)
+            except ModelError as error:
+                error.message.encode()
+                return False
+            assert sum(tensor.stored_bytes for tensor in header.tensors.values()) <= len(data)
+            return True
+
+        yield read
+
+
 TARGETS = {
     "http": Target(open_http, http_seeds, lambda mutate: None, 0.05),
     "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
@@ -633,5 +693,6 @@ TARGETS = {
         0.05,
     ),
     "loras": Target(open_loras, lora_seeds, lambda mutate: None, 0.02, max_bytes=2000),
+    "ggufs": Target(open_ggufs, gguf_seeds, lambda mutate: None, 0.02, max_bytes=2000),
     "messages": Target(open_messages, message_seeds, mutation.message_pack, 0.32, max_bytes=2000),
 }

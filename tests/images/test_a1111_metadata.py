@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from noria.images.a1111_metadata import from_infotext, to_infotext
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Lora, Refinement
 
 WHOLE = GenerationMetadata(
     "a red circle", "blurry", 7, 512, 768, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
@@ -59,6 +59,17 @@ def test_what_the_form_can_represent_is_read_back(prompt, negative_prompt, guida
     assert read.guidance_scale == guidance
     if fits_infotext(prompt) and fits_infotext(negative_prompt):
         assert (read.prompt, read.negative_prompt) == (prompt, negative_prompt or None)
+
+
+def test_a_refiner_is_read_back_and_another_programs_without_its_hash():
+    whole = msgspec.structs.replace(WHOLE, refiner=Refinement(0.8, "xl-refiner", "0" * 12))
+    text = to_infotext(whole)
+    assert f", Refiner: xl-refiner [{'0' * 12}], Refiner switch at: 0.8, " in text
+    assert from_infotext(text).refiner == whole.refiner
+    theirs = from_infotext("p\nSteps: 2, Seed: 1, Refiner: xl [7440042bbd], Refiner switch at: 0.75, Version: v1.9.4")
+    assert theirs.refiner == Refinement(0.75, "xl")
+    odd = from_infotext("p\nSteps: 2, Seed: 1, Refiner: xl [7440042bbd], Refiner switch at: 1")
+    assert (odd.refiner, odd.other) == (None, {"Refiner": "xl [7440042bbd]", "Refiner switch at": "1"})
 
 
 def test_loras_are_read_back_with_digests_and_exact_weights():

@@ -9,6 +9,7 @@ from noria import __version__
 from noria.errors import ImageFileError, InvalidField
 from noria.images.metadata import GenerationMetadata, from_json, metadata_for, to_json
 from noria.models.catalog import open_model
+from noria.protocol.diffusion import Refinement
 from noria.protocol.request import ImageRequestBody
 from noria.protocol.routes import Target
 from noria.testing.requests import make_image_request
@@ -43,7 +44,9 @@ START_IMAGE = {"strength": 0.6, "has_mask": True, "image_digest": "0123456789ab"
 
 def test_metadata_are_of_one_image_and_complete(bundled_folder):
     spec = open_model(str(bundled_folder))
-    request = make_image_request("id", spec.name, negative_prompt="q", width=64, height=96, n=3, **START_IMAGE)
+    request = make_image_request(
+        "id", spec.name, negative_prompt="q", width=64, height=96, n=3, refiner=Refinement(), **START_IMAGE
+    )
     target = Target(7, "shapes@2", "sha256:12", spec.fingerprint, ())
     metadata = metadata_for(request, spec, seed=9, target=target)
     assert metadata.seed == 9

@@ -12,6 +12,8 @@ from controlnet_folders import save_controlnet
 from noria.config import Config
 from noria.errors import ConfigError, ModelError
 from noria.models.diffusion.folders.controlnet_folder import inspect
+from noria.models.diffusion.folders.refiner_folder import check_refiner
+from noria.models.families import FAMILIES
 from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders
 
@@ -91,6 +93,31 @@ def hub_of_controlnets(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return asked
+
+
+def test_a_refiner_is_called_like_its_repository_and_only_what_it_needs_is_downloaded(
+    tiny_refiner_folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patterns: list[str] = []
+
+    def download(repo: str, *, allow_patterns: list[str]) -> str:
+        assert repo == "org/xl-refiner"
+        patterns.extend(allow_patterns)
+        return str(tiny_refiner_folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    config = Config(data_dir=str(tmp_path / "data"))
+
+    def folder_of(entry: str) -> str:
+        engine = msgspec.structs.replace(config.engine, refiners=(entry,))
+        return download_hub_adapters(msgspec.structs.replace(config, engine=engine), {}).engine.refiners[0]
+
+    model, _, folder = folder_of("tiny=hf://org/xl-refiner").partition("=")
+    assert (model, pathlib.Path(folder).name) == ("tiny", "xl-refiner")
+    check_refiner(pathlib.Path(folder), FAMILIES["stable-diffusion-xl-refiner"])
+    assert not [each for each in patterns if each.startswith("vae")]
+    with pytest.raises(ConfigError, match=r"names no refiner of the hub\. The form is hf://ORG/NAME"):
+        folder_of("hf://org/xl-refiner@v1")
 
 
 def test_a_controlnet_is_called_like_its_repository(

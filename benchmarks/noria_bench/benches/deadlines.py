@@ -92,7 +92,7 @@ def load_generator(
         seed=options.seed,
     )
     warm_up = itertools.islice(mix.templates(options.seed + 1), _NUM_WARM_UP_REQUESTS)
-    bodies = [*bodies_of_every_kind(mix, spec), *(msgspec.to_builtins(template) for template in warm_up)]
+    bodies = [*bodies_of_every_kind(mix, spec), *(template.body for template in warm_up)]
     return TraceLoadGenerator(traffic, arrivals, bodies, grace_s=_GRACE_S)
 
 

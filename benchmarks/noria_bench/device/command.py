@@ -8,8 +8,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Collection
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
+
+from noria_bench.device.schedule import GPU_MODELS
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"total duration ({DEFAULT_BUDGET_S:.0f})",
     )
+    parser.add_argument(
+        "--models",
+        type=_models,
+        default=GPU_MODELS,
+        metavar="NAMES",
+        help=f"on a GPU, some of {','.join(GPU_MODELS)} (all)",
+    )
     parser.add_argument("--quick", action="store_true", help="a short version: 2 and 16 rows, nothing compiled")
     parser.add_argument(
         "-o", "--output", type=pathlib.Path, metavar="FILE", help="JSON file to write, after each measurement"
@@ -49,6 +59,13 @@ def _device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a device: auto, cpu, cuda or cuda:N")
     return text
+
+
+def _models(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in GPU_MODELS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a model: {', '.join(GPU_MODELS)}")
+    return names
 
 
 def _seconds(text: str) -> float:
@@ -62,7 +79,7 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure UNet steps at published sizes, and Noria's engine against the reference loop, on one device.
+    """Measure steps of denoisers at published sizes, and Noria's engine against the reference loop, on one device.
 
     Returns the exit status.
     """
@@ -98,7 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
     def log_status(text: str) -> None:
         print(f"[{time.monotonic() - started:4.0f} s] {text}", file=sys.stderr, flush=True)
 
-    measurements, architectures, estimate = _select_measurements(device, report.notes, quick=arguments.quick)
+    measurements, architectures, estimate = _select_measurements(
+        device, arguments.models, report.notes, quick=arguments.quick
+    )
     bench = DeviceBench(device, architectures, estimate, report, save, log_status, end_s)
     status = 0
     time_limit = TimeLimit(end_s - time.monotonic())
@@ -120,13 +139,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _select_measurements(
-    device: "torch.device", notes: list[str], *, quick: bool
+    device: "torch.device", models: Collection[str], notes: list[str], *, quick: bool
 ) -> "tuple[tuple[Measurement, ...], dict[str, Architecture], InitialEstimate]":
-    from noria_bench.device.architectures import SD15, SDXL, bundled_architecture
+    from noria_bench.device.architectures import FLUX, SD15, SDXL, Z_IMAGE, bundled_architecture
     from noria_bench.device.schedule import CPU_ESTIMATE, GPU_ESTIMATE, cpu_measurements, gpu_measurements
 
     if device.type == "cuda":
-        return gpu_measurements(quick=quick), {"sd15": SD15, "sdxl": SDXL}, GPU_ESTIMATE
+        architectures = {each.name: each for each in (SD15, SDXL, Z_IMAGE, FLUX)}
+        return gpu_measurements(models, quick=quick), architectures, GPU_ESTIMATE
     bundled_model = bundled_architecture()
     notes.append(
         "a CPU: SD1.5's UNet at small sizes, the bundled model at its default size, no SDXL; "

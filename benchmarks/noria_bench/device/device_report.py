@@ -1,4 +1,4 @@
-"""The results of the device bench so far: as JSON, and as a table of at most 40 lines. Pure, except for `write`."""
+"""The results of the device bench so far: as JSON, and as a table of at most 60 lines. Pure, except for `write`."""
 
 import dataclasses
 import json
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from noria_bench.device.serving import ServingResult
-    from noria_bench.device.step_timing import StepTime
+    from noria_bench.device.step_timing import MixedSizesTime, StepTime
 
-MAX_TABLE_LINES = 40
+MAX_TABLE_LINES = 60
 
 _MODE_COLUMNS = ("eager", "channels last", "graphs", "compiled", "compiled graphs")
 
@@ -20,7 +20,7 @@ _MODE_COLUMNS = ("eager", "channels last", "graphs", "compiled", "compiled graph
 class Omission:
     """A measurement without a result, and why."""
 
-    measurement: dict[str, Any]  # its fields, and its `kind`: peak, step or serving
+    measurement: dict[str, Any]  # its fields, and its `kind`
     reason: str
 
 
@@ -36,6 +36,7 @@ class DeviceReport:
     complete: bool = False  # False: it was interrupted
     peak_flops_per_s: float | None = None
     steps: "list[StepTime]" = field(default_factory=list)
+    mixed_sizes: "list[MixedSizesTime]" = field(default_factory=list)
     serving: "list[ServingResult]" = field(default_factory=list)
     omitted: list[Omission] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -59,7 +60,12 @@ def table(report: DeviceReport) -> str:
     ]
     if report.peak_flops_per_s:
         lines.append(f"measured matrix peak: {report.peak_flops_per_s / 1e12:.3g} TFLOP/s")
-    tail = [*_serving_lines(report.serving), *_closing_lines(report)]
+    tail = [
+        *_knee_lines(report.steps),
+        *_mixed_sizes_lines(report.mixed_sizes),
+        *_serving_lines(report.serving),
+        *_closing_lines(report),
+    ]
     if report.steps:
         lines += _step_lines(report.steps, MAX_TABLE_LINES - len(lines) - len(tail))
     return "\n".join([*lines, *tail])
@@ -76,7 +82,7 @@ def _step_lines(steps: "Sequence[StepTime]", max_lines: int) -> list[str]:
         cells.setdefault((step.model, step.side_px, step.rows), {})[step.mode] = step
     groups = list(dict.fromkeys((model, side_px) for model, side_px, _ in cells))
     kept = list(cells)[: max_lines - 1]
-    head = ["UNet, rows", *(f"{mode}, ms" for mode in columns), "images/s*", "of peak", "GiB"]
+    head = ["denoiser, rows", *(f"{mode}, ms" for mode in columns), "images/s*", "of peak", "GiB"]
     rows = [head]
     for model, side_px, count in sorted(kept, key=lambda key: (groups.index(key[:2]), key[2])):
         modes = cells[model, side_px, count]
@@ -101,6 +107,35 @@ def _step_lines(steps: "Sequence[StepTime]", max_lines: int) -> list[str]:
     ]
 
 
+def knees(steps: "Sequence[StepTime]") -> dict[tuple[str, int], int]:
+    """The fewest rows, by model and side, at which the rate is at least 90 % of the best one measured.
+
+    Of numbers of rows that were timed in eager mode, and each in its fastest mode that is not compiled.
+    """
+    rates: dict[tuple[str, int], dict[int, float]] = {}
+    for step in steps:
+        if "compiled" not in step.mode:
+            of_rows = rates.setdefault((step.model, step.side_px), {})
+            of_rows[step.rows] = max(step.rows_per_s, of_rows.get(step.rows, 0.0))
+    return {
+        key: min(rows for rows, rate in of_rows.items() if rate >= 0.9 * max(of_rows.values()))
+        for key, of_rows in rates.items()
+    }
+
+
+def _knee_lines(steps: "Sequence[StepTime]") -> list[str]:
+    texts = [f"{model} {side_px}² {rows}" for (model, side_px), rows in knees(steps).items()]
+    return ["rows that reach 90 % of the best rate:", f"  {', '.join(texts)}"] if texts else []
+
+
+def _mixed_sizes_lines(times: "Sequence[MixedSizesTime]") -> list[str]:
+    return [
+        f"{each.model}, {each.rows} × {each.sides_px[0]}² + {each.rows} × {each.sides_px[1]}²: one call "
+        f"{1000 * each.together_s:.4g} ms, two calls {1000 * each.apart_s:.4g} ms"
+        for each in times
+    ]
+
+
 def _serving_lines(results: "Sequence[ServingResult]") -> list[str]:
     lines = ["8 users in this process     images/s   p50, s   p99, s   images/call"] if results else []
     for each in results:
@@ -112,7 +147,10 @@ def _serving_lines(results: "Sequence[ServingResult]") -> list[str]:
 
 
 def _closing_lines(report: DeviceReport) -> list[str]:
-    lines = ["* guided, in the fastest mode, at 20 steps (sdxl: 30); without text encoders and VAE"]
+    lines = [
+        "* in the fastest mode, without text encoders and VAE; guided at 20 steps (sd15) and 30 (sdxl),",
+        "  in one row an image at 28 (flux) and 8 (z-image)",
+    ]
     lines = lines if report.steps else []
     lines += report.notes
     if report.omitted:

@@ -15,12 +15,12 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
 from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
-from noria_bench.device.architectures import SD15, build_unet
+from noria_bench.device.architectures import SD15, build_denoiser
 
 _VAE: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
@@ -38,6 +38,7 @@ class RandomModel:
         self.device, self.dtype, self.noise_dtype = device, dtype, dtype
         self.latent_channels, self.latent_scale = 4, 8
         self.guidance = CLASSIFIER_FREE
+        self.inpainting: InpaintingInput | None = None
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet}
         self._text_shape = SD15.num_tokens, unet.config.cross_attention_dim
         self.scheduler_config: dict[str, Any] = {
@@ -58,7 +59,7 @@ class RandomModel:
         """Return [C, H, W] of the latents of an image of this size."""
         return self.latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
 
-    def call_size(self, width_px: int, height_px: int) -> None:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> None:  # noqa: ARG002
         """None: a call has images of one size."""
         return
 
@@ -113,7 +114,7 @@ def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineCo
     with torch.device(device):
         vae = AutoencoderKL(**_VAE)
     vae = vae.to(dtype).eval().requires_grad_(requires_grad=False)
-    return RandomModel(device, dtype, config, build_unet(SD15, device, dtype), vae)
+    return RandomModel(device, dtype, config, build_denoiser(SD15, device, dtype), vae)
 
 
 RANDOM_SPEC = DiffusionModelSpec(

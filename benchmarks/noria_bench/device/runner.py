@@ -15,6 +15,7 @@ from noria_bench.device.schedule import (
     FinishedMeasurement,
     InitialEstimate,
     Measurement,
+    MixedSizesMeasurement,
     PeakMeasurement,
     ServingMeasurement,
     Status,
@@ -110,6 +111,12 @@ class DeviceBench:
                 self._report.steps.append(step_time)
                 self._log_status(f"  {1000 * step_time.step_s:.4g} ms, {step_time.images_per_s:.3g} images/s")
                 return step_time.step_s
+            case MixedSizesMeasurement():
+                self._release_serving_setup()
+                mixed = self._steps.measure_mixed_sizes(measurement)
+                self._report.mixed_sizes.append(mixed)
+                self._log_status(f"  {1000 * mixed.together_s:.4g} ms together, {1000 * mixed.apart_s:.4g} ms apart")
+                return None
             case ServingMeasurement():
                 self._serve(measurement)
                 return None
@@ -167,5 +174,7 @@ def describe(measurement: Measurement) -> str:
             return "matrix peak"
         case StepMeasurement(model, side_px, rows, mode):
             return f"{model} {side_px}², {rows} rows, {mode}"
+        case MixedSizesMeasurement(model, (first_px, second_px), rows):
+            return f"{model}, {rows} × {first_px}² + {rows} × {second_px}²"
         case ServingMeasurement(traffic, seconds):
             return f"8 users, {traffic}, {seconds:.0f} s each for the reference loop and Noria's engine"

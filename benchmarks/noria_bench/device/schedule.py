@@ -6,7 +6,7 @@ its mode failed before; later ones are still considered.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -15,6 +15,9 @@ Status = Literal["ok", "out of memory", "failed"]
 
 # One guided image, eight of them, then the rest.
 ROWS = (2, 16, 8, 32, 4, 1)
+GPU_MODELS = ("sd15", "sdxl", "z-image", "flux")
+# Of large transformers, whose images have one row each.
+TRANSFORMER_ROWS = (1, 4, 2, 8)
 GPU_MODES: tuple[Mode, ...] = ("eager", "channels last", "graphs")
 CPU_MODES: tuple[Mode, ...] = ("eager", "channels last")
 COMPILED: tuple[Mode, ...] = ("compiled", "compiled graphs")
@@ -31,7 +34,7 @@ class PeakMeasurement:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """One step of a UNet."""
+    """One step of a denoiser."""
 
     kind: ClassVar = "step"
 
@@ -39,6 +42,17 @@ class StepMeasurement:
     side_px: int
     rows: int
     mode: Mode
+
+
+@dataclass(frozen=True)
+class MixedSizesMeasurement:
+    """One call with rows of two sizes against a call for each size, of a denoiser that takes both."""
+
+    kind: ClassVar = "mixed sizes"
+
+    model: str
+    sides_px: tuple[int, int]
+    rows: int  # of each size
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class ServingMeasurement:
     seconds: float
 
 
-Measurement = PeakMeasurement | StepMeasurement | ServingMeasurement
+Measurement = PeakMeasurement | StepMeasurement | MixedSizesMeasurement | ServingMeasurement
 
 
 @dataclass(frozen=True)
@@ -64,22 +78,37 @@ class FinishedMeasurement:
     step_s: float | None = None  # of a successful StepMeasurement
 
 
-def gpu_measurements(*, quick: bool) -> tuple[Measurement, ...]:
-    """All measurements on a GPU; `quick` is a short version."""
+def gpu_measurements(models: Collection[str] = GPU_MODELS, *, quick: bool) -> tuple[Measurement, ...]:
+    """Measurements of these models on a GPU; the serving ones are of sd15. `quick` is a short version."""
+    every = _all_gpu_measurements(quick=quick)
+    return tuple(
+        each for each in every if getattr(each, "model", "sd15") in models or isinstance(each, PeakMeasurement)
+    )
+
+
+def _all_gpu_measurements(*, quick: bool) -> tuple[Measurement, ...]:
     rows = ROWS[:2] if quick else ROWS
     serving = [
         ServingMeasurement("uniform", 8.0 if quick else 20.0),
         ServingMeasurement("mixed", 8.0 if quick else 20.0),
     ]
     measurements: list[Measurement] = [PeakMeasurement(), *_step_measurements("sd15", 512, rows, GPU_MODES)]
+    sdxl = _step_measurements("sdxl", 1024, rows, GPU_MODES)
     if quick:
-        return (*measurements, *serving, *_step_measurements("sdxl", 1024, rows, GPU_MODES))
-    measurements += [*serving, *_step_measurements("sd15", 512, (16,), COMPILED)]
-    measurements += [
-        *_step_measurements("sdxl", 1024, rows, GPU_MODES),
-        *_step_measurements("sdxl", 1024, (16,), COMPILED),
-    ]
-    measurements += [*_step_measurements("sdxl", 512, rows, GPU_MODES)]
+        return (*measurements, *serving, *sdxl)
+    measurements += [*serving, *sdxl]
+    for model in ("z-image", "flux"):
+        for side_px in (1024, 512):
+            # A list of rows has no fixed addresses.
+            modes: tuple[Mode, ...] = ("eager",) if model == "z-image" else ("eager", "graphs")
+            measurements += _step_measurements(model, side_px, TRANSFORMER_ROWS, modes)
+        if model == "z-image":
+            measurements += [MixedSizesMeasurement(model, (512, 1024), count) for count in (1, 4)]
+            measurements += [MixedSizesMeasurement(model, (512, 768), count) for count in (1, 4)]
+        measurements += _step_measurements(model, 1024, (4,), COMPILED[:1] if model == "z-image" else COMPILED)
+    measurements += _step_measurements("sd15", 512, (16,), COMPILED)
+    measurements += _step_measurements("sdxl", 1024, (16,), COMPILED)
+    measurements += _step_measurements("sdxl", 512, rows, GPU_MODES)
     measurements += [
         *_step_measurements("sd15", 1024, rows, GPU_MODES),
         *_step_measurements("sd15", 512, (2,), COMPILED),
@@ -125,7 +154,7 @@ class InitialEstimate:
     """
 
     flops_per_s: float
-    build_s: float  # of a UNet
+    build_s: float  # of a denoiser
     compile_s: float
     serving_setup_s: float
 
@@ -157,8 +186,14 @@ def predict_s(
             )
             # A batch that has started is completed.
             return setup_s + 2 * 1.3 * seconds
+        case MixedSizesMeasurement(model, sides_px, rows):
+            work = sum(rows * flops_of_row(model, side_px) for side_px in sides_px)
+            step_s = _predict_step_s(model, work, finished, flops_of_row, estimate)
+            is_built = bool(finished) and finished[-1].status == "ok" and _model_of(finished[-1].measurement) == model
+            return (0.0 if is_built else estimate.build_s) + 2 * (2 + num_timed_calls(step_s)) * step_s
         case StepMeasurement(model):
-            step_s = _predict_step_s(measurement, finished, flops_of_row, estimate)
+            work = measurement.rows * flops_of_row(model, measurement.side_px)
+            step_s = _predict_step_s(model, work, finished, flops_of_row, estimate)
             is_built = bool(finished) and finished[-1].status == "ok" and _model_of(finished[-1].measurement) == model
             warm_up_s = 5 * step_s + 0.5
             compile_s = _predict_compile_s(measurement, finished, estimate)
@@ -166,12 +201,13 @@ def predict_s(
 
 
 def _model_of(measurement: Measurement) -> str | None:
-    """The model whose UNet is in memory after the measurement."""
-    return measurement.model if isinstance(measurement, StepMeasurement) else None
+    """The model whose denoiser is in memory after the measurement."""
+    return measurement.model if isinstance(measurement, StepMeasurement | MixedSizesMeasurement) else None
 
 
 def _predict_step_s(
-    measurement: StepMeasurement,
+    model: str,
+    work: float,
     finished: Sequence[FinishedMeasurement],
     flops_of_row: Callable[[str, int], float],
     estimate: InitialEstimate,
@@ -180,13 +216,10 @@ def _predict_step_s(
 
     A smaller step may take as long as a larger one.
     """
-    work = measurement.rows * flops_of_row(measurement.model, measurement.side_px)
     measured = [
         (each.measurement.rows * flops_of_row(each.measurement.model, each.measurement.side_px), each.step_s)
         for each in finished
-        if isinstance(each.measurement, StepMeasurement)
-        and each.measurement.model == measurement.model
-        and each.step_s is not None
+        if isinstance(each.measurement, StepMeasurement) and each.measurement.model == model and each.step_s is not None
     ]
     if not measured:
         return work / estimate.flops_per_s

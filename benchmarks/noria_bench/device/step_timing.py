@@ -1,8 +1,8 @@
-"""Times one step of a UNet on a device in several modes, and compares its output with that of the eager mode.
+"""Times one step of a denoiser on a device in several modes, and compares its output with that of the eager mode.
 
-Modes: *eager*; *channels last* (NHWC weights and inputs); *graphs*: that, captured in a CUDA graph; *compiled*: that,
-through torch.compile for exactly these shapes; *compiled graphs*: the compiled one, captured. This module knows no time
-budget and writes no files.
+Modes: *eager*; *channels last* (NHWC weights and inputs, of UNets); *graphs*: that, captured in a CUDA graph;
+*compiled*: that, through torch.compile for exactly these shapes, of a transformer each repeated block; *compiled
+graphs*: the compiled one, captured. This module knows no time budget and writes no files.
 """
 
 import gc
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from noria_bench.device.architectures import Architecture, Inputs, build_unet, flops_of_row, make_inputs
-from noria_bench.device.schedule import COMPILED, StepMeasurement, num_timed_calls
+from noria_bench.device.architectures import Architecture, Inputs, build_denoiser, flops_of_row, joined, make_inputs
+from noria_bench.device.schedule import COMPILED, MixedSizesMeasurement, StepMeasurement, num_timed_calls
 
 Step = Callable[[], torch.Tensor]
 
@@ -36,25 +36,36 @@ class StepTime:
     setup_s: float  # of compiling, capturing and the first call
     step_s: float  # median
     rows_per_s: float
-    images_per_s: float  # guided, at the model's usual number of steps; without text encoders and VAE
+    images_per_s: float  # at the model's usual guidance and number of steps; without text encoders and VAE
     flops_per_s: float
     peak_share: float | None  # of the device's measured matrix peak
     peak_bytes: int  # of the device's memory; on a CPU of the process, from its start
     max_difference: float | None  # from the eager output, relative to its largest value; None: no eager output
 
 
+@dataclass(frozen=True)
+class MixedSizesTime:
+    """The result of one MixedSizesMeasurement: medians."""
+
+    model: str
+    sides_px: tuple[int, int]
+    rows: int  # of each size
+    together_s: float  # one call with all rows
+    apart_s: float  # one call for each size
+
+
 class StepBench:
-    """Measures steps; keeps one UNet at a time."""
+    """Measures steps; keeps one denoiser at a time."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, architectures: dict[str, Architecture]) -> None:
         self._device, self._dtype, self._architectures = device, dtype, architectures
-        self._loaded_unet: tuple[str, Any] | None = None
+        self._loaded: tuple[str, Any] | None = None
         self._compiled: tuple[StepMeasurement, Any] | None = None
         self._eager: dict[tuple[str, int, int], torch.Tensor] = {}
 
     def release(self) -> None:
-        """Free the UNet and the cached memory."""
-        self._loaded_unet = None
+        """Free the denoiser and the cached memory."""
+        self._loaded = None
         self._forget_compiled()
         self.free_cache()
 
@@ -71,12 +82,12 @@ class StepBench:
         Raises what torch raises: out of memory, no compiler, a kernel that cannot be captured.
         """
         architecture = self._architectures[measurement.model]
-        unet = self._load_unet(architecture)
+        denoiser = self._load(architecture)
         inputs = make_inputs(architecture, measurement.side_px, measurement.rows, self._device, self._dtype)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         started = time.perf_counter()
-        step = self._prepare(measurement, unet, inputs)
+        step = self._prepare(measurement, denoiser, inputs)
         output = step()
         synchronise(self._device)
         setup_s = time.perf_counter() - started
@@ -91,49 +102,78 @@ class StepBench:
             setup_s=setup_s,
             step_s=step_s,
             rows_per_s=measurement.rows / step_s,
-            images_per_s=measurement.rows / 2 / step_s / architecture.default_steps,
+            images_per_s=measurement.rows / architecture.rows_of_image / step_s / architecture.default_steps,
             flops_per_s=flops_per_s,
             peak_share=flops_per_s / peak_flops if peak_flops else None,
             peak_bytes=max_memory_bytes(self._device),
             max_difference=self._difference_from_eager(measurement, output),
         )
 
-    def _load_unet(self, architecture: Architecture) -> Any:
-        if self._loaded_unet is None or self._loaded_unet[0] != architecture.name:
-            self.release()
-            self._loaded_unet = architecture.name, build_unet(architecture, self._device, self._dtype)
-        return self._loaded_unet[1]
+    @torch.no_grad()
+    def measure_mixed_sizes(self, measurement: MixedSizesMeasurement) -> MixedSizesTime:
+        """Time one eager call with rows of both sizes, and a call for each size. Raises as `measure`."""
+        architecture = self._architectures[measurement.model]
+        denoiser = self._load(architecture)
+        self._forget_compiled()
+        apart = [
+            make_inputs(architecture, side_px, measurement.rows, self._device, self._dtype)
+            for side_px in measurement.sides_px
+        ]
+        together = joined(apart)
 
-    def _prepare(self, measurement: StepMeasurement, unet: Any, inputs: Inputs) -> Step:
-        """The step in its mode, over inputs with fixed addresses."""
-        memory_format = torch.contiguous_format if measurement.mode == "eager" else torch.channels_last
-        unet.to(memory_format=memory_format)
-        inputs = Inputs(
-            inputs.latents_RCHW.contiguous(memory_format=memory_format),
-            inputs.timesteps_R,
-            inputs.text_RTD,
-            inputs.added,
+        def median_s(step: Callable[[], object]) -> float:
+            step()
+            once_s = time_calls(step, self._device, 1)[0]
+            return statistics.median(time_calls(step, self._device, num_timed_calls(once_s)))
+
+        return MixedSizesTime(
+            measurement.model,
+            measurement.sides_px,
+            measurement.rows,
+            median_s(lambda: denoiser(together.latents, **together.others, return_dict=False)),
+            median_s(lambda: [inputs.predict(denoiser) for inputs in apart]),
         )
+
+    def _load(self, architecture: Architecture) -> Any:
+        if self._loaded is None or self._loaded[0] != architecture.name:
+            self.release()
+            self._loaded = architecture.name, build_denoiser(architecture, self._device, self._dtype)
+        return self._loaded[1]
+
+    def _prepare(self, measurement: StepMeasurement, denoiser: Any, inputs: Inputs) -> Step:
+        """The step in its mode, over inputs with fixed addresses."""
+        if self._architectures[measurement.model].is_unet:
+            eager = measurement.mode == "eager"
+            denoiser.to(memory_format=torch.contiguous_format if eager else torch.channels_last)
+            inputs = inputs if eager else inputs.in_channels_last()
         if measurement.mode in COMPILED:
-            unet = self._compile(measurement, unet)
+            denoiser = self._compile(measurement, denoiser)
+        else:
+            self._forget_compiled()
 
         def step() -> torch.Tensor:
-            return inputs.predict(unet)
+            return inputs.predict(denoiser)
 
         return capture_graph(step, self._device) if measurement.mode in ("graphs", "compiled graphs") else step
 
-    def _compile(self, measurement: StepMeasurement, unet: Any) -> Any:
-        """The UNet compiled for these shapes; the previous one is reused if its shapes are the same."""
+    def _compile(self, measurement: StepMeasurement, denoiser: Any) -> Any:
+        """The denoiser compiled for these shapes; the previous one is reused if its shapes are the same."""
         key = replace(measurement, mode="compiled")
         if self._compiled is None or self._compiled[0] != key:
             # The compiler is reset for each shape: after 8 of them torch would silently fall back to eager.
             self._forget_compiled()
-            self._compiled = key, torch.compile(unet, dynamic=False)
+            if self._architectures[measurement.model].is_unet:
+                self._compiled = key, torch.compile(denoiser, dynamic=False)
+            else:
+                denoiser.compile_repeated_blocks(dynamic=False)
+                self._compiled = key, denoiser
         return self._compiled[1]
 
     def _forget_compiled(self) -> None:
         # Conditional, since the compiler takes seconds to import.
         if self._compiled is not None:
+            for module in self._compiled[1].modules():
+                module._compiled_call_impl = None  # torch has no public way back
             self._compiled = None
             torch.compiler.reset()
 

@@ -19,7 +19,7 @@ import torch
 from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapter, Adapters
 from noria.engine.diffusion.lora_rows import LoraRows
 from noria.models.diffusion.lora_file import LoraLayer, LoraWeights
-from noria_bench.device.architectures import SD15, Architecture, build_unet, bundled_architecture, make_inputs
+from noria_bench.device.architectures import SD15, Architecture, build_denoiser, bundled_architecture, make_inputs
 from noria_bench.device.hardware import choose_device, choose_dtype, describe_device
 from noria_bench.device.step_timing import time_calls
 from noria_bench.measurement.provenance import collect_provenance
@@ -57,7 +57,7 @@ def main() -> None:
 @torch.inference_mode()
 def measure(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return the median seconds of a step without adapters, and with adapters also their ratio to it."""
-    unet = build_unet(case.architecture, device, dtype).to(memory_format=torch.channels_last)
+    unet = build_denoiser(case.architecture, device, dtype).to(memory_format=torch.channels_last)
     inputs = make_inputs(case.architecture, case.side_px, case.rows, device, dtype)
     lora_rows = LoraRows("unet", unet)
     num_images = case.rows // 2

@@ -1,4 +1,4 @@
-"""The UNets have the published parameters and work."""
+"""The denoisers have the published parameters and work."""
 
 import subprocess
 import sys
@@ -7,15 +7,27 @@ import pytest
 import torch
 
 from noria.models.catalog import open_model
-from noria_bench.device.architectures import SD15, SDXL, build_unet, bundled_architecture, flops_of_row, make_inputs
+from noria_bench.device.architectures import (
+    FLUX,
+    SD15,
+    SDXL,
+    Z_IMAGE,
+    build_denoiser,
+    bundled_architecture,
+    flops_of_row,
+    make_inputs,
+)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "parameters"), [(SD15, 859_520_964), (SDXL, 2_567_463_684)], ids=["sd15", "sdxl"]
+    ("architecture", "parameters"),
+    [(SD15, 859_520_964), (SDXL, 2_567_463_684), (FLUX, 11_901_408_320), (Z_IMAGE, 6_154_908_736)],
+    ids=lambda value: getattr(value, "name", ""),
 )
-def test_the_unets_have_the_published_numbers_of_parameters(architecture, parameters):
+def test_the_denoisers_have_the_published_numbers_of_parameters(architecture, parameters):
     assert (
-        sum(weights.numel() for weights in build_unet(architecture, "meta", torch.float32).parameters()) == parameters
+        sum(weights.numel() for weights in build_denoiser(architecture, "meta", torch.float32).parameters())
+        == parameters
     )
 
 
@@ -29,7 +41,7 @@ def test_a_row_has_the_published_work(architecture, side_px, tflops):
 def test_the_bundled_architecture_is_that_of_the_bundled_model():
     spec = open_model("bundled")
     assert (
-        sum(weights.numel() for weights in build_unet(bundled_architecture(), "meta", torch.float32).parameters())
+        sum(weights.numel() for weights in build_denoiser(bundled_architecture(), "meta", torch.float32).parameters())
         == spec.num_parameters
     )
     assert bundled_architecture().config["sample_size"] * bundled_architecture().latent_scale == spec.default_width_px
@@ -54,7 +66,7 @@ assert flops_of_row(bundled_architecture(), 128) > 1e8
 def test_a_unet_and_its_inputs_have_the_dtype_and_are_reproducible(tiny, dtype):
     outputs = []
     for _ in range(2):
-        unet, inputs = build_unet(tiny, "cpu", dtype), make_inputs(tiny, 64, 3, "cpu", dtype)
+        unet, inputs = build_denoiser(tiny, "cpu", dtype), make_inputs(tiny, 64, 3, "cpu", dtype)
         assert {weights.dtype for weights in unet.parameters()} == {dtype}
         with torch.no_grad():
             outputs.append(inputs.predict(unet))

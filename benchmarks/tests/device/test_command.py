@@ -29,6 +29,7 @@ def test_the_defaults_fit_eight_minutes():
         (["--budget", "soon"], "'soon' is not a number of seconds"),
         (["--budget", "0"], "'0' is not a number of seconds"),
         (["--budget", "nan"], "'nan' is not a number of seconds"),
+        (["--models", "sd15,sd3"], "'sd3' is not a model: sd15, sdxl, z-image, flux"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
     ],
 )
@@ -118,7 +119,7 @@ import torch
 from noria_bench.device import command
 from noria_bench.device.architectures import bundled_architecture
 from noria_bench.device.schedule import CPU_ESTIMATE, ServingMeasurement, StepMeasurement
-def few(device, notes, *, quick):
+def few(device, models, notes, *, quick):
     measurements = StepMeasurement("bundled", 64, 1, "eager"), ServingMeasurement("uniform", 1.0)
     return measurements, {{"bundled": bundled_architecture()}}, CPU_ESTIMATE
 command._select_measurements = few

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from noria_bench.device.device_report import MAX_TABLE_LINES, DeviceReport, Omission, table, write
+from noria_bench.device.device_report import MAX_TABLE_LINES, DeviceReport, Omission, knees, table, write
 from noria_bench.device.runner import DeviceBench
 from noria_bench.device.schedule import (
     CPU_ESTIMATE,
@@ -16,7 +16,7 @@ from noria_bench.device.schedule import (
     gpu_measurements,
 )
 from noria_bench.device.serving import ServingResult
-from noria_bench.device.step_timing import StepTime
+from noria_bench.device.step_timing import MixedSizesTime, StepTime
 
 DEVICE = {"type": "cpu", "name": "A CPU", "memory_bytes": 2**33, "torch": "2", "driver": None}
 STEP = StepMeasurement("tiny", 64, 2, "eager")
@@ -104,6 +104,7 @@ def full_report():
             report.steps.append(
                 StepTime(each.model, each.side_px, each.rows, each.mode, 1.0, 0.1, 160.0, 4.0, 1e14, 0.14, 2**31, 0.001)
             )
+    report.mixed_sizes = [MixedSizesTime("z-image", (512, 1024), rows, 0.2, 0.3) for rows in (1, 4)]
     report.serving = [
         ServingResult(s, t, "sd15-random", 20.0, 9, 3.5, 160.0, 1.0, None, 8.0) for s in "ab" for t in "cd"
     ]
@@ -117,8 +118,18 @@ def test_the_table_of_a_full_report_is_short_and_has_every_size():
     assert len(lines) <= MAX_TABLE_LINES
     for label in ("sd15 512², 32", "sd15 1024², 1 ", "sdxl 512², 8", "sdxl 1024², 16"):
         assert sum(line.startswith(label) for line in lines) == 1, label
+    assert "z-image, 4 × 512² + 4 × 1024²: one call 200 ms, two calls 300 ms" in lines
     assert "omitted: 5 measurements (reason 0; reason 1 and 3 other reasons)" in lines
     assert max(map(len, lines)) < 130
+
+
+def test_the_knee_is_the_fewest_rows_near_the_best_rate():
+    rates = {("eager", 1): 50.0, ("eager", 4): 80.0, ("graphs", 4): 91.0, ("eager", 8): 100.0, ("compiled", 2): 120.0}
+    steps = [
+        StepTime("sdxl", 1024, rows, mode, 1.0, 0.1, rate, 4.0, 1e14, 0.14, 2**31, 0.001)
+        for (mode, rows), rate in rates.items()
+    ]
+    assert knees(steps) == {("sdxl", 1024): 4}
 
 
 def test_the_table_of_an_incomplete_report_says_so():

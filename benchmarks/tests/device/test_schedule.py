@@ -10,6 +10,7 @@ from noria_bench.device.schedule import (
     CPU_ESTIMATE,
     GPU_ESTIMATE,
     FinishedMeasurement,
+    MixedSizesMeasurement,
     PeakMeasurement,
     ServingMeasurement,
     StepMeasurement,
@@ -24,7 +25,7 @@ MEASUREMENT = StepMeasurement("sd15", 512, 16, "eager")
 
 
 def flops(model, side_px):
-    return {"sd15": 0.8e12, "sdxl": 1.7e12}[model] * (side_px / 512) ** 2
+    return {"sd15": 0.8e12, "sdxl": 1.7e12, "z-image": 14e12}[model] * (side_px / 512) ** 2
 
 
 def predict(measurement, *done, estimate=GPU_ESTIMATE):
@@ -50,25 +51,30 @@ def test_a_gpu_measures_everything_once_and_the_most_important_first():
             for measurement in steps
             if measurement.mode == mode
         }
-        assert measured == {(m, s, r) for m in ("sd15", "sdxl") for s in (512, 1024) for r in (1, 2, 4, 8, 16, 32)}
-    order = [
-        measurements.index(measurement)
-        for measurement in (ServingMeasurement("mixed", 20.0), replace(MEASUREMENT, mode="compiled"))
-    ]
-    order.append(
-        next(
-            k
-            for k, measurement in enumerate(measurements)
-            if isinstance(measurement, StepMeasurement) and measurement.model == "sdxl"
-        )
-    )
-    assert order == sorted(order)
+        expected = {(m, s, r) for m in ("sd15", "sdxl") for s in (512, 1024) for r in (1, 2, 4, 8, 16, 32)}
+        transformers = {"eager": ("z-image", "flux"), "graphs": ("flux",), "channels last": ()}[mode]
+        assert measured == expected | {(m, s, r) for m in transformers for s in (512, 1024) for r in (1, 2, 4, 8)}
+    first = {each.model: k for k, each in reversed([*enumerate(measurements)]) if isinstance(each, StepMeasurement)}
+    serving = measurements.index(ServingMeasurement("mixed", 20.0))
+    compiled = measurements.index(replace(MEASUREMENT, mode="compiled"))
+    assert serving < first["sdxl"] < first["z-image"] < first["flux"] < compiled
+
+
+def test_only_the_models_asked_for_are_measured():
+    flux = gpu_measurements(("flux",), quick=False)
+    assert {getattr(each, "model", each.kind) for each in flux} == {"peak", "flux"}
+    assert any(isinstance(each, ServingMeasurement) for each in gpu_measurements(("sd15",), quick=False))
+
+
+def test_a_call_of_two_sizes_is_predicted_from_its_work():
+    mixed, step = MixedSizesMeasurement("z-image", (512, 1024), 2), StepMeasurement("z-image", 512, 10, "eager")
+    assert predict(mixed, finished(step, 0.5)) == pytest.approx(2 * (2 + 3) * 0.5)  # as 2 + 2 · 4 rows of 512²
 
 
 def test_what_is_compiled_is_captured_before_the_next_is_compiled():
     measurements = gpu_measurements(quick=False)
     for one, other in itertools.pairwise(measurements):
-        if isinstance(one, StepMeasurement) and one.mode == "compiled":
+        if isinstance(one, StepMeasurement) and one.mode == "compiled" and one.model != "z-image":
             assert other == replace(one, mode="compiled graphs")
 
 

@@ -14,7 +14,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import EngineLoop, ResultReady
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
-from noria_bench.device.architectures import build_unet
+from noria_bench.device.architectures import build_denoiser
 from noria_bench.device.random_model import RANDOM_SPEC, RandomModel
 from noria_bench.device.serving import (
     CompletedRequest,
@@ -48,7 +48,7 @@ def serving_setup(tiny):
     ).eval()
     config = resolve_auto(EngineConfig(dtype="float32"), SPEC, "cpu", Machine(num_cores=2, has_cuda=False))
     config = msgspec.structs.replace(config, slots=16)
-    model = RandomModel(torch.device("cpu"), torch.float32, config, build_unet(tiny, "cpu", torch.float32), vae)
+    model = RandomModel(torch.device("cpu"), torch.float32, config, build_denoiser(tiny, "cpu", torch.float32), vae)
     return set_up(DiffusionExecutor(model, config), SPEC, config)
 
 

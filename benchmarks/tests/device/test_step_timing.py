@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from noria_bench.device.architectures import SD15, build_unet, flops_of_row, make_inputs
-from noria_bench.device.schedule import StepMeasurement
+from noria_bench.device.architectures import SD15, build_denoiser, flops_of_row, joined, make_inputs
+from noria_bench.device.schedule import MixedSizesMeasurement, StepMeasurement
 from noria_bench.device.step_timing import StepBench, capture_graph, measure_matrix_peak, time_calls
 
 CPU = torch.device("cpu")
@@ -29,6 +29,31 @@ def test_a_mode_is_compared_with_the_eager_output_of_the_same_inputs(tiny):
     assert other.peak_share is None
 
 
+def test_a_transformer_is_timed_and_compiled_block_by_block(tiny_flux):
+    bench = StepBench(CPU, torch.float32, {"flux": tiny_flux})
+    eager = bench.measure(StepMeasurement("flux", 64, 2, "eager"), 1e12)
+    assert eager.images_per_s == pytest.approx(2 / eager.step_s / 28)
+    assert eager.flops_per_s == pytest.approx(2 * flops_of_row(tiny_flux, 64) / eager.step_s)
+    denoiser = bench._load(tiny_flux)
+    assert bench._compile(StepMeasurement("flux", 64, 2, "compiled"), denoiser) is denoiser
+    compiled = [module for module in denoiser.modules() if module._compiled_call_impl is not None]
+    assert {type(module).__name__ for module in compiled} == {"FluxTransformerBlock", "FluxSingleTransformerBlock"}
+    bench.measure(StepMeasurement("flux", 64, 2, "eager"), None)
+    assert all(module._compiled_call_impl is None for module in denoiser.modules())
+
+
+def test_rows_of_two_sizes_share_a_call_and_give_what_they_give_apart(tiny_z_image):
+    bench = StepBench(CPU, torch.float32, {"z-image": tiny_z_image})
+    found = bench.measure_mixed_sizes(MixedSizesMeasurement("z-image", (64, 96), 2))
+    assert found.together_s > 0 and found.apart_s > 0
+    apart = [make_inputs(tiny_z_image, side_px, 2, CPU, torch.float32) for side_px in (64, 96)]
+    denoiser, both = bench._load(tiny_z_image), joined(apart)
+    with torch.no_grad():
+        outputs = denoiser(both.latents, **both.others, return_dict=False)[0]
+        for output, alone in zip(outputs, [*apart[0].predict(denoiser), *apart[1].predict(denoiser)], strict=True):
+            torch.testing.assert_close(output, alone, rtol=1e-4, atol=1e-4)
+
+
 def test_each_call_is_timed_separately():
     calls = []
     seconds = time_calls(lambda: calls.append(1), CPU, 5)
@@ -39,11 +64,11 @@ def test_each_call_is_timed_separately():
 def test_a_captured_step_replays_over_the_current_inputs(tiny):
     device = torch.device("cuda:0")
     with torch.no_grad():
-        unet, inputs = build_unet(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
+        unet, inputs = build_denoiser(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
         replay = capture_graph(lambda: inputs.predict(unet), device)
         first = replay().clone()
         torch.testing.assert_close(first, inputs.predict(unet))
-        inputs.latents_RCHW.mul_(0.5)
+        inputs.latents.mul_(0.5)
         torch.testing.assert_close(replay(), inputs.predict(unet))
         assert not torch.equal(first, replay())
 
@@ -52,8 +77,8 @@ def test_a_captured_step_replays_over_the_current_inputs(tiny):
 def test_a_captured_step_holds_its_inputs(tiny):
     device = torch.device("cuda:0")
     with torch.no_grad():
-        unet, inputs = build_unet(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
-        expected, shape = inputs.predict(unet), inputs.latents_RCHW.shape
+        unet, inputs = build_denoiser(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
+        expected, shape = inputs.predict(unet), inputs.latents.shape
         replay = capture_graph(lambda given=inputs: given.predict(unet), device)
         del inputs
         junk = [torch.full(shape, 1e3, device=device) for _ in range(64)]  # would overwrite freed inputs

@@ -1,12 +1,23 @@
 """Solo costs from two measurements, and capacity from what was finished in a window."""
 
+import contextlib
+
 import msgspec
 import pytest
 
+from noria.frontend.http.body import decode
 from noria.models.catalog import open_model
-from noria_bench.load.capacity import Capacity, capacity_of_replies, fit_solo_cost, solo_s
+from noria.protocol.request import ImageRequestBody
+from noria_bench.load.capacity import (
+    Capacity,
+    capacity_of_replies,
+    fit_solo_cost,
+    measure_capacity,
+    measure_prediction_errors,
+    solo_s,
+)
 from noria_bench.load.closed_loop import Reply
-from noria_bench.load.workload import RequestTemplate
+from noria_bench.load.workload import RequestTemplate, mixed_loras
 
 SPEC = open_model("bundled")
 TEMPLATE = RequestTemplate("p", 1, SPEC.default_width_px, SPEC.default_height_px, 10, 3.0, "ddim", 1)  # 20 rows
@@ -45,6 +56,24 @@ def test_capacity_counts_what_ended_in_the_window_by_its_rows():
     ]
     found = capacity_of_replies(replies, [TEMPLATE, steps(20, n=3)], SPEC, 2.0, 4.0)
     assert found == Capacity(rows_per_s=(20 + 120 + 20) / 2, images_per_s=5 / 2, requests_per_s=3 / 2, num_failures=1)
+
+
+@pytest.mark.parametrize(
+    ("measure", "spec"), [(measure_capacity, [SPEC]), (measure_prediction_errors, [])], ids=["capacity", "errors"]
+)
+def test_capacity_is_measured_with_what_the_server_accepts(measure, spec, monkeypatch):
+    sent = []
+
+    def run(_port, _num_users, _seconds, body, _path):
+        sent.extend(body(number) for number in range(64))
+        return [Reply(0.0, 1e12, 200, 1, 0)]
+
+    monkeypatch.setattr("noria_bench.load.capacity.closed_loop.run_closed_loop", run)
+    mix = mixed_loras(SPEC, ("outline",))
+    with contextlib.suppress(RuntimeError):  # nothing is finished in the window
+        measure(8000, "/t2i", mix, *spec, 1.0, 1)
+    bodies = [decode(msgspec.json.encode(body), ImageRequestBody) for body in sent]
+    assert {len(body.loras or ()) for body in bodies} == {0, 1}
 
 
 def test_a_server_that_finishes_nothing_has_no_capacity():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.request import ControlField
 from noria.settings import list_settings
 
@@ -42,7 +42,7 @@ def add_to(commands: Any) -> list[Parser]:
     )
     add("--image", metavar="FILE", type=pathlib.Path, help="a start image; its size is the default one")
     add("--mask", metavar="FILE", type=pathlib.Path, help="of the image's size: white is repainted, black is kept")
-    add("--strength", type=float, help="how much of the start image is replaced, up to 1 (0.8)")
+    add("--strength", type=float, help="how much of the start image is replaced, up to 1 (default: the model's)")
     add(
         "--control",
         dest="controls",
@@ -51,6 +51,15 @@ def add_to(commands: Any) -> list[Parser]:
         type=argument_type(_parse_control),
         help="a ControlNet by its name and its image, of scale 1 unless said otherwise; repeat it for several",
     )
+    add(
+        "--reference",
+        dest="references",
+        action="append",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="an image that the model is shown, if it takes any; repeat it for several",
+    )
+    add("--refiner-start", type=float, help="after which part of the noise's times the model's refiner makes the steps")
     add("--no-metadata", dest="metadata", action="store_false", help="write files without generation metadata")
     add_settings(parser, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
     return [parser]
@@ -84,10 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
         "scheduler": arguments.scheduler,
         "loras": arguments.adapters and tuple(arguments.adapters),
         "strength": arguments.strength,
+        "refiner": None if arguments.refiner_start is None else Refinement(arguments.refiner_start),
         "controls": arguments.controls and tuple(control for control, _ in arguments.controls),
     }
     images = local_generation.read_images(
-        arguments.image, arguments.mask, [file for _, file in arguments.controls or ()]
+        arguments.image, arguments.mask, [file for _, file in arguments.controls or ()], arguments.references or ()
     )
     body = local_generation.build_body(
         {name: value for name, value in flags.items() if value is not None},

@@ -24,6 +24,7 @@ from noria.models.catalog import open_model_of
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
 from noria.protocol.request import ImageRequest, ImageRequestBody
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from noria.engine.diffusion.preparation import PreparedImageRequest
 
 
-# The fields of a file's metadata that a new request repeats. Its model is only compared, its controls have no images.
+# The fields of a file's metadata that a new request repeats. Its model is only compared; images are not in it.
 _REPEATED_FIELDS = tuple(
-    set(GenerationMetadata.__struct_fields__) & set(ImageRequestBody.__struct_fields__) - {"model", "controls"}
+    set(GenerationMetadata.__struct_fields__)
+    & set(ImageRequestBody.__struct_fields__) - {"model", "controls", "reference_images"}
 )
 
 
@@ -59,7 +61,10 @@ def build_body(flags: Mapping[str, Any], source: SourceImage | None, **options: 
 
 
 def read_images(
-    image: pathlib.Path | None, mask: pathlib.Path | None, controls: Sequence[pathlib.Path]
+    image: pathlib.Path | None,
+    mask: pathlib.Path | None,
+    controls: Sequence[pathlib.Path],
+    references: Sequence[pathlib.Path],
 ) -> RequestImages:
     """Return the images in these files. Raises ImageFileError, UnreadableImage, InvalidField."""
     if image is None and mask is not None:
@@ -70,6 +75,7 @@ def read_images(
                 None if image is None else image.read_bytes(),
                 None if mask is None else mask.read_bytes(),
                 controls=tuple(file.read_bytes() for file in controls),
+                references=tuple(file.read_bytes() for file in references),
             )
         )
     except OSError as error:
@@ -108,13 +114,14 @@ def generate_files(
         draw_seed=lambda: secrets.randbelow(2**32),
         complete_loras=LoraFolders.of(config.engine).complete,
         complete_controls=ControlNetFolders.of(config.engine).complete,
+        complete_refiner=RefinerFolders.of(config.engine).complete,
         images=images.facts,
     )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
     settings = request.payload
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
           f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip
-    data = images.pixels(settings.width, settings.height)
+    data = images.pixels(settings.width, settings.height, spec)
     for image in _run_engine(config, spec, request, data or None):
         index = image.seed - settings.seed
         file = output if settings.n == 1 else output.with_stem(f"{output.stem}-{index}")
@@ -137,6 +144,12 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
         raise InvalidField(
             f"{short_repr(str(source.file))} was made with ControlNets: {named}. Name their images with --control."
         )
+    if metadata.reference_images and not images.references:
+        digests = ", ".join(f"SHA-256 {each.digest}…" for each in metadata.reference_images)
+        raise InvalidField(
+            f"{short_repr(str(source.file))} was made from reference images ({digests}). Name their files with "
+            "--reference."
+        )
     if metadata.strength is not None and start_image is None:
         digest = "" if metadata.image_digest is None else f" (SHA-256 {metadata.image_digest}…)"
         raise InvalidField(
@@ -149,6 +162,10 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
         ):
             if was != now and (was or metadata.strength is None):  # A1111's files have no digests
                 differences.append(f"--{name} is not the file that {short_repr(str(source.file))} was made from.")
+    if images.references and [each.digest for each in metadata.reference_images] != [
+        each.digest for each in images.references
+    ]:
+        differences.append(f"--reference are not the files that {short_repr(str(source.file))} was made from.")
     if metadata.model_version != spec.fingerprint:
         source_model = f"{metadata.model or 'an unknown model'} ({metadata.model_version or 'version unknown'})"
         mismatch = (

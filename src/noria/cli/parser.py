@@ -73,7 +73,7 @@ def add_settings(parser: Parser, selected: list[Setting]) -> None:
     )
     for setting in selected:
         text = f"{setting.description} ({toml_value(setting.default)})".replace("%", "%%")
-        if isinstance(setting.default, bool):
+        if "true" in allowed(setting).split(", "):
             group.add_argument(
                 setting.flag, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text
             )

@@ -13,7 +13,7 @@ from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from noria.images.metadata import GenerationMetadata
-    from noria.protocol.diffusion import Control, Lora
+    from noria.protocol.diffusion import Control, Lora, Refinement
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -55,6 +55,9 @@ def format_metadata(file: pathlib.Path, metadata: "GenerationMetadata") -> str:
         "scheduler": metadata.scheduler,
         "guidance": None if metadata.guidance_scale is None else f"{metadata.guidance_scale:g}",
         "ControlNets": ", ".join(_describe_control(each) for each in metadata.controls) or None,
+        "references": ", ".join(f"{each.width}×{each.height} ({each.digest})" for each in metadata.reference_images)
+        or None,
+        "refiner": metadata.refiner and _describe_refiner(metadata.refiner),
         "LoRAs": ", ".join(_describe_lora(each) for each in metadata.loras) or None,
         "model": metadata.model,
         "model version": metadata.model_version,
@@ -74,6 +77,11 @@ def _describe_control(control: "Control") -> str:
     steps = "" if (control.start, control.end) == (0, 1) else f" from {control.start:g} to {control.end:g}"
     digests = [each for each in (control.digest, control.image_digest and f"image {control.image_digest}") if each]
     return f"{control.name}:{control.scale:g}{steps}" + (f" ({', '.join(digests)})" if digests else "")
+
+
+def _describe_refiner(refiner: "Refinement") -> str:
+    digest = f" ({refiner.digest})" if refiner.digest else ""
+    return f"{refiner.name} from {refiner.start:g}{digest}"
 
 
 def _describe_lora(lora: "Lora") -> str:

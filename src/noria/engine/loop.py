@@ -221,4 +221,5 @@ def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableReques
         num_tokens=prepared.num_tokens,
         call_size=prepared.call_size,
         has_start_image=prepared.has_start_image,
+        second_stage_from=prepared.second_stage_from,
     )

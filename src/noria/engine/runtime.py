@@ -92,8 +92,13 @@ class PreparedRequest(Protocol):
         ...
 
     @property
+    def second_stage_from(self) -> int | None:
+        """The first call of a second denoiser, for each of its images; None: there is none."""
+        ...
+
+    @property
     def has_start_image(self) -> bool:
-        """Whether it has a start image, which is encoded before its images join."""
+        """Whether it has a start image or references, which are encoded before its images join."""
         ...
 
     @property

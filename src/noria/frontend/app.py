@@ -37,7 +37,8 @@ from noria.frontend.routes.jobs import JobRoutes
 from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_edits import EditRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
-from noria.frontend.routes.openai_images import OpenAIRoutes
+from noria.frontend.routes.openai_images import GenerationRoutes
+from noria.frontend.routes.openai_models import ModelRoutes
 from noria.frontend.routes.registry.deployments import DeploymentRoutes
 from noria.frontend.routes.registry.lineage import LineageRoutes
 from noria.frontend.routes.registry.registry import RegistryRoutes
@@ -60,6 +61,7 @@ from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.encoder.tokens import Tokenizer
 from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.text import EncoderModelSpec
 from noria.registry.schema import open_registry
@@ -114,6 +116,7 @@ def build_app(
         statistics=statistics,
         loras=LoraFolders.of(config.engine),
         controlnets=ControlNetFolders.of(config.engine),
+        refiners=RefinerFolders.of(config.engine),
     )
     body_reader = JsonBodyReader(config.frontend.max_body_bytes, config.frontend.max_image_bytes, uploads.limiter)
     encoding_service = EncodingService(
@@ -141,11 +144,11 @@ def build_app(
     )
     registry = RegistryConnection(functools.partial(open_registry, config))
     adding = VersionAdder(registry, config)
-    openai, live = OpenAIRoutes(generation_service, body_reader), LiveRoutes(engine_pool, config.frontend)
+    live = LiveRoutes(engine_pool, config.frontend)
     server_routes = ServerRoutes(config, engine_pool, clients, rejection_log)
     routes = [
         Route("/t2i", ImageRoutes(generation_service, body_reader).t2i, methods=["POST"]),
-        Route("/v1/images/generations", openai.generations, methods=["POST"]),
+        *GenerationRoutes(generation_service, body_reader).routes,
         *EditRoutes(generation_service, body_reader).routes,
         Route("/v1/embeddings", EmbeddingRoutes(encoding_service, body_reader).embeddings, methods=["POST"]),
         Route(
@@ -154,8 +157,7 @@ def build_app(
             methods=["POST"],
         ),
         Route("/v1/images/metadata", ImageMetadataRoute(generation_service, uploads).metadata, methods=["POST"]),
-        Route("/v1/models", openai.models),
-        Route("/v1/models/{model:path}", openai.model),
+        *ModelRoutes(generation_service).routes,
         *TextJobRoutes(jobs, encoding_service, config).routes,  # before /v1/jobs/{id}
         *jobs.routes,
         *live.routes,

@@ -22,7 +22,7 @@ import msgspec
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Control, Lora
+from noria.protocol.diffusion import Control, Lora, Refinement
 
 _NEGATIVE_PREFIX = "Negative prompt:"
 _VERSION_PREFIX = "noria "  # A1111 interprets a bare "v0.1" as an old version of its own and generates as that did
@@ -59,6 +59,9 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Denoising strength": None if metadata.strength is None else _number(metadata.strength),
         "Lora hashes": ", ".join(f"{lora.name}: {lora.digest}" for lora in metadata.loras if lora.digest) or None,
         **{f"ControlNet {k}": _describe_control(control) for k, control in enumerate(metadata.controls)},
+        **{f"Reference {k}": each.digest for k, each in enumerate(metadata.reference_images)},
+        "Refiner": _describe_refiner(metadata.refiner),
+        "Refiner switch at": None if metadata.refiner is None else _number(metadata.refiner.start),
         "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
     }
     return ((name, str(value)) for name, value in settings.items() if value is not None)
@@ -74,6 +77,12 @@ def _describe_control(control: Control) -> str:
         "Guidance End": _number(control.end),
     }
     return ", ".join(f"{name}: {value}" for name, value in settings.items())
+
+
+def _describe_refiner(refiner: Refinement | None) -> str | None:
+    if refiner is None or refiner.name is None:
+        return None
+    return refiner.name + (f" [{refiner.digest}]" if refiner.digest else "")
 
 
 def _number(value: float) -> str:
@@ -155,6 +164,10 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
     loras: tuple[Lora, ...] = ()
     with contextlib.suppress(InvalidField):  # then the tags stay in the prompt
         prompt, loras = split_loras(prompt)
+    refiner = None
+    if "Refiner" in settings and (start := take("Refiner switch at", r"0\.\d{1,17}")) is not None:
+        name, _, digest = settings.pop("Refiner").partition(" [")
+        refiner = Refinement(float(start), name, (digest.rstrip("]") or None) if version else None)
     digests = {}
     if version and loras:  # A1111's hashes are of other bytes of the files
         digests = dict(each.rpartition(": ")[::2] for each in settings.pop("Lora hashes", "").split(", "))
@@ -172,6 +185,7 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
         model_version=settings.pop("Model hash", None),
         noria=version and version.removeprefix(_VERSION_PREFIX),
         strength=None if strength is None else float(strength),
+        refiner=refiner,
         other=settings,
     )
 

@@ -9,7 +9,7 @@ import msgspec
 
 from noria import __version__
 from noria.errors import ImageFileError, InvalidField, short_repr
-from noria.protocol.diffusion import Control, ImageSettings, Lora
+from noria.protocol.diffusion import Control, ImageSettings, Lora, Reference, Refinement
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
 from noria.protocol.routes import Target
@@ -37,6 +37,8 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     image_digest: str | None = None  # of the start image's file: 12 digits of SHA-256
     mask_digest: str | None = None  # of its mask's
     controls: tuple[Control, ...] = ()  # with digests
+    reference_images: tuple[Reference, ...] = ()  # likewise
+    refiner: Refinement | None = None  # with name and digest
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -65,6 +67,8 @@ def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Targ
         image_digest=request.payload.image_digest,
         mask_digest=request.payload.mask_digest,
         controls=request.payload.controls,
+        reference_images=request.payload.reference_images,
+        refiner=request.payload.refiner,
     )
 
 

@@ -40,6 +40,11 @@ class SchedulerChoice:
         """Whether it can begin with an image: whether its class can add noise to one."""
         return self.diffusers_class not in _WITHOUT_ADDED_NOISE
 
+    @property
+    def takes_refiner(self) -> bool:
+        """Whether a refiner can make its last steps: whether its timesteps are those of the training."""
+        return self.family == "diffusion" and self.diffusers_class != "IPNDMScheduler"
+
 
 _WITHOUT_ADDED_NOISE = frozenset({"IPNDMScheduler", "LTXEulerAncestralRFScheduler"})
 
@@ -114,7 +119,13 @@ _ROWS: dict[Family, tuple[_Row, ...]] = {
         ("deis", "DEISMultistepScheduler", {"solver_order": 2} | _EVEN, (), "DEIS order 2"),
         ("unipc", "UniPCMultistepScheduler", {"solver_order": 2} | _EVEN, (), "UniPC order 2"),
         ("unipc3", "UniPCMultistepScheduler", {"solver_order": 3} | _EVEN, (), "UniPC order 3"),
-        ("sa-solver", "SASolverScheduler", _EVEN, (), "SA-Solver, stochastic Adams order 2"),
+        (
+            "sa-solver",
+            "SASolverScheduler",
+            _EVEN | {"algorithm_type": "data_prediction"},  # not that of a model's DPM-Solver
+            (),
+            "SA-Solver, stochastic Adams order 2",
+        ),
         (
             "ipndm",
             "IPNDMScheduler",
@@ -224,6 +235,23 @@ def check_start_image(name: str, schedulers: Iterable[str]) -> None:
         raise InvalidField(
             f"scheduler {choice.name!r} cannot begin with an image: it defines no noise of an image at a step. With a "
             f"start image, use one of {allowed}.",
+            field="scheduler",
+        )
+
+
+def check_refiner(name: str, schedulers: Iterable[str]) -> None:
+    """Check that a refiner can make the last steps of a scheduler; `schedulers` are those that the model supports.
+
+    Raises:
+        InvalidField: it cannot, or `find` raises it.
+
+    """
+    choice = find(name)
+    if not choice.takes_refiner:
+        allowed = ", ".join(each for each in schedulers if find(each).takes_refiner)
+        raise InvalidField(
+            f"scheduler {choice.name!r} cannot be handed over to a refiner: its timesteps are not those of the "
+            f"training. With a refiner, use one of {allowed}.",
             field="scheduler",
         )
 

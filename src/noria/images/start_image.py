@@ -1,4 +1,4 @@
-"""Turns the files of a start image, its mask and images of controls into the bytes that travel to an engine.
+"""Turns the files of start images, masks, images of controls and references into the bytes that an engine gets.
 
 The files are untrusted. Their size is read and limited before any pixel is decoded; `pixel_chunks.py` takes away what
 pixels do not need. An image of 16 megapixels takes up to 200 MB while it is decoded and resized.
@@ -18,6 +18,9 @@ from PIL import Image
 from noria.errors import InvalidField, UnreadableImage
 from noria.images.metadata_chunks import UnknownFormatError, find_metadata, read_orientation
 from noria.images.pixel_chunks import PixelChunks, find_pixels
+from noria.images.reference_size import FIELD as REFERENCES
+from noria.images.reference_size import place_reference
+from noria.protocol.diffusion import DiffusionModelSpec
 
 MAX_PIXELS = 16_000_000
 """Photos of phones have 12 million; models take at most 4 million."""
@@ -46,18 +49,19 @@ MaskRule = Literal["white", "transparent", "alpha or white"]
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The files of a start image and, if only a part of it is repainted, of the mask of that part; and of controls."""
+    """The files of a start image and, if only a part of it is repainted, of its mask; of controls, and references."""
 
     image: bytes | None = None
     mask: bytes | None = None
     mask_rule: MaskRule = "white"
     inverts_mask: bool = False
     controls: tuple[bytes, ...] = ()
+    references: tuple[bytes, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """The bytes of all files."""
-        return sum(len(file) for file in (self.image or b"", self.mask or b"", *self.controls))
+        return sum(map(len, (self.image or b"", self.mask or b"", *self.controls, *self.references)))
 
 
 class StartImageFacts(NamedTuple):
@@ -69,8 +73,8 @@ class StartImageFacts(NamedTuple):
     mask_digest: str | None  # None: there is no mask
 
 
-class ControlImageFacts(NamedTuple):
-    """What is known of a control's image without its pixels. The digest is of the file: 12 digits of SHA-256."""
+class ImageFacts(NamedTuple):
+    """What is known of another image without its pixels. The digest is of the file: 12 digits of SHA-256."""
 
     width_px: int
     height_px: int
@@ -81,33 +85,38 @@ class RequestImageFacts(NamedTuple):
     """What is known of the images of a request."""
 
     start: StartImageFacts | None = None
-    controls: tuple[ControlImageFacts, ...] = ()
+    controls: tuple[ImageFacts, ...] = ()
+    references: tuple[ImageFacts, ...] = ()
 
 
 class RequestImages:
-    """The start image of a request, if it has one, and the images of its controls."""
+    """The start image of a request, if it has one, the images of its controls, and its reference images."""
 
     def __init__(self, files: ImageFiles) -> None:
         """Read the sizes in the files. Raises UnreadableImage and InvalidField as `StartImage`."""
         self._start = None if files.image is None else StartImage(files)
         self._controls = [_Source(f"controls[{k}].image", file) for k, file in enumerate(files.controls)]
-        digests = [_digest(file) for file in files.controls]
-        controls = [
-            ControlImageFacts(*each.size_px, digest) for each, digest in zip(self._controls, digests, strict=True)
-        ]
+        self._references = [_Source(f"{REFERENCES}[{k}]", file) for k, file in enumerate(files.references)]
         self.facts: RequestImageFacts = RequestImageFacts(
-            None if self._start is None else self._start.facts, tuple(controls)
+            None if self._start is None else self._start.facts,
+            tuple(map(_facts, self._controls, files.controls)),
+            tuple(map(_facts, self._references, files.references)),
         )
 
-    def pixels(self, width_px: int, height_px: int) -> bytes:
-        """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each control.
+    def pixels(self, width_px: int, height_px: int, spec: DiffusionModelSpec) -> bytes:
+        """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each control and reference.
 
-        Images of controls are resized as start images are, and changed in no other way. Raises as `StartImage.pixels`.
+        Images of controls are resized as start images are, and changed in no other way; references as the model is
+        shown them, by `reference_size.py`. Raises as `StartImage.pixels`.
         """
         frames = [] if self._start is None else [self._start.pixels(width_px, height_px)]
         for control in self._controls:
             with control.decode() as image:
                 frames.append(_rgb(image, (width_px, height_px)).tobytes())
+        for reference in self._references:
+            placement = place_reference(reference.name, reference.size_px, spec)
+            with reference.decode() as image:
+                frames.append(_rgb(image, placement.resized_px).crop(placement.box_px).tobytes())
         return b"".join(frames)
 
 
@@ -162,7 +171,7 @@ class _Source:
     """A file that is called `name` in errors, of the field that this begins with."""
 
     def __init__(self, name: str, file: bytes) -> None:
-        self._name, self._field = name, name.partition("[")[0]
+        self.name, self._field = name, name.partition("[")[0]
         with self._readable():
             self._chunks: PixelChunks = find_pixels(file)
         size = self._chunks.width_px, self._chunks.height_px
@@ -194,9 +203,9 @@ class _Source:
         try:
             yield
         except UnknownFormatError as error:
-            raise UnreadableImage(f"{self._name} is no PNG, WebP or JPEG.", field=self._field) from error
+            raise UnreadableImage(f"{self.name} is no PNG, WebP or JPEG.", field=self._field) from error
         except _ERRORS_OF_PILLOW as error:
-            raise UnreadableImage(f"{self._name} is damaged, or not supported: {error}.", field=self._field) from error
+            raise UnreadableImage(f"{self.name} is damaged, or not supported: {error}.", field=self._field) from error
 
 
 def _orientation(file: bytes) -> int:
@@ -240,6 +249,10 @@ def _mask_channel(mask: Image.Image, rule: MaskRule) -> Image.Image:
     black = Image.new("L", mask.size)
     black.paste(mask.convert("RGB").convert("L"), mask=alpha)
     return black
+
+
+def _facts(source: _Source, file: bytes) -> ImageFacts:
+    return ImageFacts(*source.size_px, _digest(file))
 
 
 def _digest(file: bytes) -> str:

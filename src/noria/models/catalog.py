@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from noria.errors import ModelError
 from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.location import locate
+from noria.models.sentencepiece_file import SPIECE, needs_pieces
 from noria.models.weights import (
     identifying_bytes,
     num_tensor_parameters,
@@ -53,7 +54,8 @@ def open_model(name: str) -> AnyModelSpec:
     family = identify_family(folder)
     spec = family.inspect(folder)
     overrides = read_struct(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
-    return msgspec.structs.replace(spec, name=overrides.name or default_name, fingerprint=_fingerprint(folder, family))
+    fingerprint = fingerprint_of(folder, family)
+    return msgspec.structs.replace(spec, name=overrides.name or default_name, fingerprint=fingerprint)
 
 
 def open_model_of(spec_type: type[SpecT], name: str) -> SpecT:
@@ -97,7 +99,8 @@ def _architecture(spec: ModelSpec) -> list[dict[str, object]]:
     ]
 
 
-def _fingerprint(folder: pathlib.Path, family: Family) -> str:
+def fingerprint_of(folder: pathlib.Path, family: Family) -> str:
+    """Return 12 digits of a SHA-256 over what identifies a folder, as `ModelSpec.fingerprint`."""
     digest = hashlib.sha256()
     for part in _fingerprint_parts(folder, family):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -108,7 +111,7 @@ def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
     """Yield what identifies a model: all configurations, and `identifying_bytes` of the weights."""
     for part in family.parts:
         for file in sorted((folder / part).glob("*")):
-            if file.suffix in (".json", ".txt"):
+            if file.suffix in (".json", ".txt") or (file.name == SPIECE and needs_pieces(folder / part)):
                 yield file.name.encode()
                 yield read_text(file)
     defaults = folder / "noria.json"

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noria.config import EngineConfig
-from noria.errors import ModelError, short_repr
+from noria.errors import ConfigError, ModelError, short_repr
 from noria.extras import check_installed
 from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES
 from noria.models.weights import REDOWNLOAD_HINT, read_object
@@ -49,6 +49,7 @@ class Family:
     # "module:name" of what is called, which is imported only then:
     inspect_with: str  # (folder, family) → spec; the module must not import torch
     load_with: str  # (spec, config, device) → what the kind's runtime runs
+    attention: tuple[str, ...] = ("sdpa",)  # the values of `engine.attention` that its masks allow
     gpu_dtype: str = (
         "float16"  # of a diffusion model on a GPU, unless the operator chooses: not where float16 overflows
     )
@@ -69,6 +70,23 @@ class Family:
         if name not in allowed:
             raise ModelError(f"{file}: the {part or 'model'} is a {short_repr(name)}; supported: {', '.join(allowed)}.")
         return str(name)
+
+    def check_attention(self, name: str) -> str:
+        """Return `name`, a value of `engine.attention`, and for "auto" torch's own.
+
+        Raises:
+            ConfigError: it cannot compute what the family's calls need.
+
+        """
+        if name == "auto":
+            return "sdpa"
+        if name not in self.attention:
+            reason = ", because it takes no masks" if name in MASKLESS_ATTENTION and len(self.attention) > 1 else ""
+            raise ConfigError(
+                f"engine.attention is {name!r}, which {self.name} does not allow{reason}; allowed are auto, "
+                f"{', '.join(self.attention)}."
+            )
+        return name
 
     def inspect(self, folder: pathlib.Path) -> AnyModelSpec:
         """Check a folder and return its spec, without name and fingerprint.
@@ -92,6 +110,12 @@ class Family:
         return pkgutil.resolve_name(self.load_with)(spec, config, device)
 
 
+_UNET_ATTENTION = ("sdpa", "plain", "sliced", "xformers")
+# Of transformers that call diffusers' dispatcher of attention, with masks of numbers, of padded tokens, or none.
+_WITH_ANY_MASK = ("sdpa", "_native_cudnn", "_native_efficient", "_native_math")
+_WITH_PADDING = (*_WITH_ANY_MASK, "flash_varlen", "sage_varlen", "_flash_varlen_3")
+MASKLESS_ATTENTION = ("flash", "sage", "_flash_3", "_native_flash")
+
 _STABLE_DIFFUSION_PARTS = {
     "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
     "text_encoder": Part(("CLIPTextModel",), "model"),
@@ -105,6 +129,8 @@ _T5_TOKENIZER = Part(("T5Tokenizer", "T5TokenizerFast"))
 _T5 = Part(("T5EncoderModel",), "model")
 _CLIP_WITH_PROJECTION = Part(("CLIPTextModelWithProjection",), "model")
 _QWEN_TOKENIZER = Part(("Qwen2Tokenizer", "Qwen2TokenizerFast"))
+_GEMMA_TOKENIZER = Part(("GemmaTokenizer", "GemmaTokenizerFast"))
+_GEMMA2 = Part(("Gemma2Model",), "model")
 _QWEN3 = Part(("Qwen3Model", "Qwen3ForCausalLM"), "model")
 
 _ROWS = (
@@ -112,18 +138,19 @@ _ROWS = (
         name="stable-diffusion",
         description="Stable Diffusion 1.x, 2.x and models with the same parts",
         index_file="model_index.json",
-        class_names=("StableDiffusionPipeline",),
+        class_names=("StableDiffusionPipeline", "StableDiffusionInpaintPipeline"),
         parts=MappingProxyType(_STABLE_DIFFUSION_PARTS),
         extra="diffusion",
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.stable_diffusion_folder:inspect",
         load_with="noria.models.diffusion.unet_models.stable_diffusion:StableDiffusion.load",
+        attention=_UNET_ATTENTION,
     ),
     Family(
         name="stable-diffusion-xl",
-        description="Stable Diffusion XL and models distilled from it, without the refiner",
+        description="Stable Diffusion XL and models distilled from it",
         index_file="model_index.json",
-        class_names=("StableDiffusionXLPipeline",),
+        class_names=("StableDiffusionXLPipeline", "StableDiffusionXLInpaintPipeline"),
         parts=MappingProxyType(
             {
                 **_STABLE_DIFFUSION_PARTS,
@@ -135,6 +162,26 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.stable_diffusion_xl_folder:inspect",
         load_with="noria.models.diffusion.unet_models.stable_diffusion_xl:StableDiffusionXL.load",
+        attention=_UNET_ATTENTION,
+    ),
+    Family(
+        name="stable-diffusion-xl-refiner",
+        description="the refiner of Stable Diffusion XL, only for engine.refiners",
+        index_file="model_index.json",
+        class_names=("StableDiffusionXLImg2ImgPipeline",),
+        # Not the VAE: images are decoded by that of the model which is refined.
+        parts=MappingProxyType(
+            {
+                "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
+                "text_encoder_2": _CLIP_WITH_PROJECTION,
+                "unet": _STABLE_DIFFUSION_PARTS["unet"],
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.refiner_folder:inspect",
+        load_with="noria.models.diffusion.unet_models.refiner:load_refiner",
     ),
     Family(
         name="z-image",
@@ -154,6 +201,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.z_image_folder:inspect",
         load_with="noria.models.diffusion.flow_models.z_image:ZImage.load",
+        attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -174,6 +222,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.qwen_image_folder:inspect",
         load_with="noria.models.diffusion.flow_models.qwen_image:QwenImage.load",
+        attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -194,6 +243,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.krea2_folder:inspect",
         load_with="noria.models.diffusion.flow_models.krea2:Krea2.load",
+        attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -203,8 +253,8 @@ _ROWS = (
         class_names=("Lumina2Pipeline",),
         parts=MappingProxyType(
             {
-                "tokenizer": Part(("GemmaTokenizer", "GemmaTokenizerFast")),
-                "text_encoder": Part(("Gemma2Model",), "model"),
+                "tokenizer": _GEMMA_TOKENIZER,
+                "text_encoder": _GEMMA2,
                 "transformer": Part(("Lumina2Transformer2DModel",), "diffusion_pytorch_model"),
                 "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
                 "scheduler": Part(),
@@ -241,9 +291,9 @@ _ROWS = (
     ),
     Family(
         name="flux",
-        description="FLUX.1 dev and schnell",
+        description="FLUX.1 dev, schnell, Fill and Kontext",
         index_file="model_index.json",
-        class_names=("FluxPipeline",),
+        class_names=("FluxPipeline", "FluxFillPipeline", "FluxKontextPipeline"),
         parts=MappingProxyType(
             {
                 "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],
@@ -259,6 +309,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.flux_folder:inspect",
         load_with="noria.models.diffusion.flow_models.flux:Flux.load",
+        attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -279,6 +330,7 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.chroma_folder:inspect",
         load_with="noria.models.diffusion.flow_models.chroma:Chroma.load",
+        attention=_WITH_ANY_MASK,
         gpu_dtype="bfloat16",
     ),
     Family(
@@ -299,7 +351,48 @@ _ROWS = (
         packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.folders.flux_2_klein_folder:inspect",
         load_with="noria.models.diffusion.flow_models.flux_2_klein:Flux2Klein.load",
+        attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
         gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="sana",
+        description="Sana and Sana 1.5, without Sprint",
+        index_file="model_index.json",
+        class_names=("SanaPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _GEMMA_TOKENIZER,
+                "text_encoder": _GEMMA2,
+                "transformer": Part(("SanaTransformer2DModel",), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderDC",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.sana_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.sana:Sana.load",
+        gpu_dtype="bfloat16",
+    ),
+    Family(
+        name="pixart-sigma",
+        description="PixArt-Σ",
+        index_file="model_index.json",
+        class_names=("PixArtSigmaPipeline",),
+        parts=MappingProxyType(
+            {
+                "tokenizer": _T5_TOKENIZER,
+                "text_encoder": _T5,
+                # Published folders name its class of earlier versions of diffusers.
+                "transformer": Part(("PixArtTransformer2DModel", "Transformer2DModel"), "diffusion_pytorch_model"),
+                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
+                "scheduler": Part(),
+            }
+        ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
+        inspect_with="noria.models.diffusion.folders.pixart_sigma_folder:inspect",
+        load_with="noria.models.diffusion.flow_models.pixart_sigma:PixArtSigma.load",
     ),
     Family(
         name="text-encoder",

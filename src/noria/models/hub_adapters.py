@@ -1,4 +1,4 @@
-"""Downloads the LoRAs and ControlNets of the hub that the settings name, once, and gives them readable names."""
+"""Downloads the LoRAs, ControlNets and refiners of the hub that the settings name, once; gives them readable names."""
 
 import pathlib
 import re
@@ -10,10 +10,12 @@ import msgspec
 from noria.config import Config
 from noria.errors import ConfigError, ModelError, short_repr
 from noria.folders import data_folder
+from noria.models.location import locate
 
 _SCHEME = "hf://"
 _LORA = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+\.safetensors))?(?:@([\w./-]+))?", re.ASCII)
 _CONTROLNET = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+_REFINER = re.compile(r"([\w.-]+)/([\w.-]+)", re.ASCII)
 _STEM = "diffusion_pytorch_model"
 _CONTROLNET_FILES = ["config.json", f"{_STEM}.safetensors", f"{_STEM}-*.safetensors", f"{_STEM}.safetensors.index.json"]
 _CONTROLNET_FILES_FP16 = [
@@ -24,11 +26,11 @@ _CONTROLNET_FILES_FP16 = [
 
 
 def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Config:
-    """Return `config` with a folder in place of each entry of `engine.loras` and `engine.controlnets` of the hub.
+    """Return `config` with a folder in place of each entry of `engine.loras`, `.controlnets`, `.refiners` of the hub.
 
-    These are `hf://ORG/NAME[/FILE][@REVISION]`, of ControlNets without FILE. The LoRA of a repository with one file, or
-    of FILE, is called NAME; of several files they are NAME-FILE. A ControlNet is called NAME. What was downloaded
-    before is taken from the hub's cache if the hub does not answer.
+    These are `hf://ORG/NAME[/FILE][@REVISION]`, of ControlNets without FILE, of refiners `hf://ORG/NAME`. The LoRA of a
+    repository with one file, or of FILE, is called NAME; of several files they are NAME-FILE. A ControlNet or a refiner
+    is called NAME. What was downloaded before is taken from the hub's cache if the hub does not answer.
 
     Raises:
         ConfigError: an entry that begins with hf:// has another form.
@@ -43,10 +45,14 @@ def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Con
     def controlnet(source: str) -> pathlib.Path:
         return _controlnet_folder(source, data / "hub_controlnets")
 
+    def refiner(source: str) -> pathlib.Path:
+        return _refiner_folder(source, data / "hub_refiners")
+
     engine = msgspec.structs.replace(
         engine,
         loras=tuple(_local_entry(entry, lora) for entry in engine.loras),
         controlnets=tuple(_local_entry(entry, controlnet) for entry in engine.controlnets),
+        refiners=tuple(_local_entry(entry, refiner) for entry in engine.refiners),
     )
     return msgspec.structs.replace(config, engine=engine)
 
@@ -96,6 +102,14 @@ def _controlnet_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
     folder = _folder_of(match, parent)
     _link({name: snapshot}, folder)
     return folder / name
+
+
+def _refiner_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
+    match = _match(_REFINER, source, "engine.refiners", "refiner", "hf://ORG/NAME")
+    snapshot, _ = locate("/".join(match.groups()))
+    folder = _folder_of(match, parent)
+    _link({match[2]: snapshot}, folder)
+    return folder / match[2]
 
 
 def _download(repo: str, revision: str | None, allowed: list[str], ignored: list[str], what: str) -> pathlib.Path:

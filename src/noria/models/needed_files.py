@@ -9,7 +9,9 @@ from collections.abc import Collection
 
 from noria.errors import ModelError, short_repr
 from noria.models.families import INDEX_FILES, Family
-from noria.models.weights import PICKLES
+from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.sentencepiece_file import SPIECE
+from noria.models.weights import GGUF_PART, PICKLES
 
 _MAX_NAMED = 3
 FP16 = ".fp16"
@@ -38,7 +40,8 @@ def find_model_root(paths: Collection[str], source: str) -> str:
 def text_patterns(family: Family) -> list[str]:
     """Return the patterns of the files of a model that are no weights."""
     of_parts = [f"{_prefix(part)}*.{suffix}" for part in family.parts for suffix in ("json", "txt")]
-    return [family.index_file, "noria.json", *of_parts]
+    of_t5 = [f"{_prefix(name)}{SPIECE}" for name, part in family.parts.items() if "T5Tokenizer" in part.classes]
+    return [family.index_file, "noria.json", *of_parts, *of_t5]
 
 
 def weight_patterns(family: Family, part: str, variant: str = "") -> list[str]:
@@ -56,8 +59,10 @@ def select_needed_files(paths: Collection[str], family: Family, source: str) -> 
     """
     needed = _matching(paths, text_patterns(family))
     for part in family.weight_stems:
-        weights = (_matching(paths, weight_patterns(family, part, variant)) for variant in ("", FP16))
-        if found := next(filter(None, weights), None):
+        patterns = [weight_patterns(family, part, variant) for variant in ("", FP16)]
+        if part == GGUF_PART:
+            patterns.append([f"{_prefix(part)}*{GGUF_SUFFIX}"])
+        if found := next(filter(None, (_matching(paths, each) for each in patterns)), None):
             needed += found
         elif pickles := _matching(paths, [f"{_prefix(part)}*{suffix}" for suffix in PICKLES]):
             raise ModelError(

@@ -21,9 +21,13 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from noria.errors import ModelError, short_repr
+from noria.models import gguf_file
 from noria.models.quantized_weights import MAX_STATE_BYTES, check_metadata, is_quant_state, logical_shapes
 
 REDOWNLOAD_HINT = "Copy or download the model again."
+
+GGUF_PART = "transformer"
+"""The only part that is read from a GGUF file, if it has no other weights."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """The suffixes of files that are never opened."""
@@ -47,16 +51,24 @@ def variant(part: pathlib.Path, stem: str) -> str | None:
 
 
 def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathlib.Path]:
-    """Return the safetensors files of a part of the model in `folder`, in its `variant`: one file, or all shards.
+    """Return the files of a part of the model in `folder`: a safetensors file or all shards, in its `variant`, or GGUF.
 
     `part_name` is that of the part's subfolder; empty: `folder` itself has the files.
 
     Raises:
-        ModelError: there are none, or only pickles.
+        ModelError: there are none, or only pickles, or it is not clear which are meant.
 
     """
     part = folder / part_name
     single, index = _candidates(part, stem, variant(part, stem))
+    ggufs = sorted(part.glob(f"*{gguf_file.SUFFIX}"))
+    if ggufs and part_name == GGUF_PART:
+        if len(ggufs) > 1 or single.exists() or index.exists():
+            others = [*ggufs[1:], *(file for file in (single, index) if file.exists())]
+            raise ModelError(
+                f"{ggufs[0]}: beside it is {others[0].name}. Keep the weights of one model, and no others."
+            )
+        return ggufs
     if single.exists():
         return [single]
     if index.exists():
@@ -67,10 +79,10 @@ def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathli
             f"{part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "
             f"are supported. If you trust the file, convert it once: {_conversion_command(folder)}"
         )
-    if any(part.glob("*.gguf")):
+    if ggufs:
         raise ModelError(
-            f"{single}: missing, and files in the format GGUF are not read. Quantized weights are served as "
-            "safetensors of torchao or bitsandbytes, as save_pretrained writes them."
+            f"{single}: missing, and files in the format GGUF are read only of a {GGUF_PART}. Other quantized weights "
+            "are served as safetensors of torchao or bitsandbytes, as save_pretrained writes them."
         )
     raise ModelError(f"{single}: missing, so the {part_name or 'model'} has no weights. {REDOWNLOAD_HINT}")
 
@@ -105,6 +117,8 @@ def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
     shapes: Shapes = {}
     states: dict[str, bytes] = {}
     for file in weight_files(folder, part_name, stem):
+        if file.suffix == gguf_file.SUFFIX:
+            return _read_gguf(file).shapes
         shapes |= read_header(file)
         states |= _read_states(file)
     for file in (folder / part_name).glob(f"{stem}.safetensors.index*.json"):
@@ -140,6 +154,8 @@ def weight_bytes(folder: pathlib.Path, part_name: str, stem: str, item_bytes: in
     """
     total = 0
     for file in weight_files(folder, part_name, stem):
+        if file.suffix == gguf_file.SUFFIX:
+            return sum(tensor.loaded_bytes(item_bytes) for tensor in _read_gguf(file).tensors.values())
         with _opened(file) as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 part = opened.get_slice(name)
@@ -184,6 +200,12 @@ def read_header(file: pathlib.Path) -> Shapes:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
 
 
+def _read_gguf(file: pathlib.Path) -> gguf_file.GgufHeader:
+    """Return a GGUF file's header, of a regular file only."""
+    file_size_bytes(file)
+    return gguf_file.read_gguf_header(file)
+
+
 @contextlib.contextmanager
 def _opened(file: pathlib.Path) -> Iterator[Any]:
     """Open a safetensors file. Raises as `read_header`."""
@@ -201,7 +223,7 @@ def _opened(file: pathlib.Path) -> Iterator[Any]:
 
 
 def identifying_bytes(file: pathlib.Path) -> Iterator[bytes]:
-    """Yield what identifies a safetensors file: its size, its header, and the start and the end of the data.
+    """Yield what identifies a file of weights: its size, its header, and the start and the end of the data.
 
     Start and end, because further training changes neither header nor size, and reading all data of a large model takes
     minutes.
@@ -212,7 +234,10 @@ def identifying_bytes(file: pathlib.Path) -> Iterator[bytes]:
     """
     size_bytes = file.stat().st_size
     with file.open("rb") as opened:
-        header_bytes = int.from_bytes(opened.read(8), "little")
+        if file.suffix == gguf_file.SUFFIX:
+            header_bytes = _read_gguf(file).num_bytes
+        else:
+            header_bytes = int.from_bytes(opened.read(8), "little")
         if header_bytes > _MAX_HEADER_BYTES:
             raise ModelError(f"{file}: not a safetensors file: its header would have {header_bytes} bytes.")
         yield size_bytes.to_bytes(8, "little")

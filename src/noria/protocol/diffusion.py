@@ -10,6 +10,9 @@ from msgspec import Struct
 
 from noria.protocol.model_spec import ModelSpec
 
+ReferenceSize = Literal["area", "preferred"]
+"""What of `images/references.py` a model is shown."""
+
 
 class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", tag="diffusion"):
     """A diffusion model: the bounds and defaults of its requests."""
@@ -26,8 +29,14 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     schedulers: tuple[str, ...]  # short names of those that the model supports
     default_steps: int
     default_guidance: float
+    max_references: int = 0  # reference images of a request
+    reference_size: ReferenceSize = "area"  # how they are resized
     guidance_rescale: float = 0.0  # see `sampling/guidance.py`, also for the next
     cfg_normalization: float = 0.0
+    takes_start_images: bool = True
+    takes_loras: bool = True
+    needs_mask: bool = False  # whether all its requests have a start image and a mask, as a model for inpainting does
+    default_strength: float = 0.8  # of a request with a start image; as in most of diffusers' pipelines
 
 
 class Lora(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +56,22 @@ class Control(Struct, frozen=True, forbid_unknown_fields=True):
     end: float = 1.0
     digest: str | None = None  # of the ControlNet; None in a request
     image_digest: str | None = None  # of the image's file, likewise
+
+
+class Reference(Struct, frozen=True):
+    """An image that a model is shown beside the prompt."""
+
+    width: int  # px, as the model is shown it
+    height: int
+    digest: str | None = None  # of its file
+
+
+class Refinement(Struct, frozen=True, forbid_unknown_fields=True):
+    """That the model's refiner makes the last steps of an image."""
+
+    start: float = 0.8  # after which part of the noise's times, as `denoising_end` and `denoising_start` of diffusers
+    name: str | None = None  # of the refiner's folder; None in a request: that of the model
+    digest: str | None = None  # of the folder; None in a request: whatever it is
 
 
 class ImageSettings(Struct, frozen=True):
@@ -89,6 +114,19 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     mask_digest: str | None = None
     # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
     controls: tuple[Control, ...] = ()
+    refiner: Refinement | None = None  # with name and digest; None: the model makes all steps
+    # Their images come last in the frame of data, each of its own size.
+    reference_images: tuple[Reference, ...] = ()
+
+    @property
+    def has_images(self) -> bool:
+        """Whether it has a frame of data."""
+        return self.strength is not None or bool(self.controls or self.reference_images)
+
+    @property
+    def num_reference_pixels(self) -> int:
+        """The pixels of all its reference images."""
+        return sum(each.width * each.height for each in self.reference_images)
 
     @property
     def first_step(self) -> int:

@@ -158,7 +158,7 @@ class EngineState(Struct, frozen=True, tag=True):
 
 
 class ShapeCosts(Struct, frozen=True):
-    """The measured costs of one model at one size, in seconds."""
+    """The measured costs of one model, or of its refiner, at one size, alone or with reference images, in seconds."""
 
     model: str
     width_px: int
@@ -168,7 +168,9 @@ class ShapeCosts(Struct, frozen=True):
     text_encode_s: float  # of one prompt
     max_rows: int  # in one call; more would not be faster, or not fit the memory
     version: str = ""  # ModelSpec.fingerprint
-    image_encode_s: dict[int, float] = {}  # of encoding start images together, by their number
+    image_encode_s: dict[int, float] = {}  # of encoding the images of so many requests together
+    reference_px: int = 0  # pixels of the reference images in the calls
+    stage: int = 0  # 1: the calls are those of the model's refiner
 
 
 class ModelPrecision(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora
+from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora, Refinement
 from noria.protocol.kinds import Payload
 from noria.protocol.text import TextPayload
 
@@ -51,17 +51,19 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     mask: str | None = None  # likewise; white is repainted
     strength: float | None = None
     controls: tuple[ControlField, ...] = ()  # their residuals are added
+    reference_images: tuple[str, ...] = ()  # which the model is shown: files in base64, or as data: URLs
+    refiner: Refinement | None = None  # makes the last steps
 
     @property
     def images(self) -> list[str]:
         """All images in base64."""
-        found = [self.image, self.mask, *(control.image for control in self.controls)]
+        found = [self.image, self.mask, *(control.image for control in self.controls), *self.reference_images]
         return [image for image in found if image is not None]
 
     def without_images(self) -> "ImageRequestBody":
         """Return the body without its images, which are long."""
         controls = tuple(msgspec.structs.replace(control, image=None) for control in self.controls)
-        return msgspec.structs.replace(self, image=None, mask=None, controls=controls)
+        return msgspec.structs.replace(self, image=None, mask=None, controls=controls, reference_images=())
 
 
 class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):

@@ -35,7 +35,8 @@ class NoiseStream:
     def of_start_image(self, dtype: torch.dtype) -> torch.Tensor:
         """Draw [C, H, W] on the CPU, which sample the latents of a start image: before `initial`.
 
-        Where there is a mask, diffusers draws once more after `initial`, for latents that nothing uses here.
+        Where there is a mask, diffusers draws once more after `initial`, for the latents of what the mask keeps. Only a
+        model for inpainting uses them.
         """
         return self._draw(dtype)
 

@@ -8,7 +8,8 @@ only ᾱ and the timestep.
 Tensor shapes: B images, C latent channels, H × W latent size, T training timesteps, N example images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,16 @@ from torch.nn import functional
 
 _NUM_EXAMPLES = 24
 _EXAMPLE_LATENTS = 12  # along a side
+_MAX_EXAMPLE_PX = _NUM_EXAMPLES * (_EXAMPLE_LATENTS * 16) ** 2  # a VAE of 32 pixels per latent takes 6 s for each image
 # at zero terminal SNR, √ᾱ = 0 would be a divisor; a noise prediction contains nothing of the image there
 _MIN_ALPHA_BAR = 1e-4
+
+
+def alpha_bars(scheduler_config: Mapping[str, Any]) -> np.ndarray:
+    """Return [T] float64 of ᾱ, as diffusers computes it from the betas of a scheduler_config.json."""
+    import diffusers
+
+    return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
 
 
 def clean_weights(timesteps_B: np.ndarray, alpha_bars_T: np.ndarray, prediction_type: str) -> np.ndarray:
@@ -50,7 +59,8 @@ def fit_colours(vae_encode: Callable[[torch.Tensor], torch.Tensor], scale: int) 
 
     `vae_encode` encodes pixels [N, 3, scale·H, scale·W] in -1 to 1 to latents [N, C, H, W] in the UNet's scale.
     """
-    pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)
+    num_examples = min(_NUM_EXAMPLES, max(1, _MAX_EXAMPLE_PX // (_EXAMPLE_LATENTS * scale) ** 2))
+    pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)[:num_examples]
     latents_NCHW = vae_encode(pixels_N3HW).float().cpu()
     colours_N3HW = functional.avg_pool2d(pixels_N3HW * 127.5 + 127.5, scale)
     targets = colours_N3HW.movedim(1, -1).reshape(-1, 3)

@@ -8,10 +8,10 @@ vectors. So the scheduler of diffusers runs once, in float64, on a sample of man
     channel 1 + calls + i   1 in the noise n_i
     the last few            large random numbers in all of these: the witnesses
 
-After every call the sample *is* the vector of its coefficients. A sampler that begins with an image makes the last of
-the calls, from `first_step` on; the scheduler keeps all of its timesteps, as in the pipelines, because some schedulers
-look at their neighbours. The witnesses reveal a scheduler that is not linear (it
-clips, or thresholds): then they are not the same combination.
+After every call the sample *is* the vector of its coefficients. A sampler that begins with an image, or with another
+model's latents, makes the last of the calls, from `first_step` or below a timestep; the scheduler keeps all of its
+timesteps, as in the pipelines, because some schedulers look at their neighbours. The witnesses reveal a scheduler that
+is not linear (it clips, or thresholds): then they are not the same combination.
 
 Clipping, which is not linear, is always off, as diffusers' Stable Diffusion pipeline has it. During a probe the
 `randn_tensor` of the scheduler's module is replaced, under a lock of this module: that is safe in all threads of Noria,
@@ -110,7 +110,12 @@ def probe(
         scheduler = copy.deepcopy(_make_scheduler(setup))
         try:
             _set_timesteps(setup.name, scheduler, num_steps, schedule)
-            trace, witnesses = _run(setup.name, scheduler, first_step)
+            timesteps = scheduler.timesteps
+            if schedule.begins_below is not None:
+                timesteps = _begin_below(scheduler, num_steps, schedule.begins_below)
+            elif first_step is not None:
+                timesteps = _begin(scheduler, first_step * scheduler.order)
+            trace, witnesses = _run(setup.name, scheduler, timesteps, begins_with_image=first_step is not None)
         except InvalidField:
             raise
         except Exception as error:
@@ -170,8 +175,8 @@ def _make_scheduler(setup: SchedulerSetup) -> Any:
     forced: dict[str, object] = {}
     if setup.family == "diffusion":
         forced = {"clip_sample": False}
-    if setup.family == "flow" and "shift" in model_config:
-        forced = {"flow_shift": model_config["shift"]}  # one setting, which FlowMatch* and the others name differently
+    if setup.family == "flow":
+        forced = _shift_of(model_config)
     settings = {key: value for key, value in forced.items() if key in known} | json.loads(setup.overrides)
     try:
         return scheduler_class.from_config(model_config, **settings)
@@ -179,6 +184,13 @@ def _make_scheduler(setup: SchedulerSetup) -> Any:
         raise unusable(
             setup.name, f"diffusers cannot construct it for this model ({type(error).__name__}: {error})"
         ) from error
+
+
+def _shift_of(model_config: Mapping[str, object]) -> dict[str, object]:
+    """Return the shift of a flow model under both of its names: FlowMatch* and the others name it differently."""
+    names = ("shift", "flow_shift") if "FlowMatch" in str(model_config.get("_class_name")) else ("flow_shift", "shift")
+    own = next((name for name in names if name in model_config), None)
+    return {} if own is None else dict.fromkeys(names, model_config[own])
 
 
 def _set_timesteps(name: str, scheduler: Any, num_steps: int, schedule: Schedule) -> None:
@@ -230,9 +242,8 @@ def pipeline_options(scheduler: Any, generator: torch.Generator) -> dict[str, ob
     return {key: value for key, value in {"eta": 0.0, "generator": generator}.items() if key in accepted}
 
 
-def _run(name: str, scheduler: Any, first_step: int | None) -> tuple[Trace, _Witnesses]:
-    """Run `scheduler`, whose timesteps are set, on the basis vectors and the witnesses."""
-    timesteps = scheduler.timesteps if first_step is None else _begin(scheduler, first_step)
+def _run(name: str, scheduler: Any, timesteps: torch.Tensor, *, begins_with_image: bool) -> tuple[Trace, _Witnesses]:
+    """Run `scheduler` at `timesteps`, all of its own or the last ones, on the basis vectors and the witnesses."""
     calls = len(timesteps)
     num_basis = 1 + 2 * calls
     witnesses_KW = _WITNESS_AMPLITUDE * np.random.default_rng(0).standard_normal((num_basis, _NUM_WITNESSES))
@@ -248,7 +259,7 @@ def _run(name: str, scheduler: Any, first_step: int | None) -> tuple[Trace, _Wit
     with _replace_randn(importlib.import_module(type(scheduler).__module__), noise_recorder):
         for call, timestep in enumerate(timesteps):
             noise_recorder.call = call
-            if first_step is not None:
+            if begins_with_image:
                 image_weights.append(_image_weights(scheduler, timestep))
             inputs.append(_vector(scale(sample, timestep) if scale else sample)[:num_basis])
             sample = scheduler.step(given[:, 1 + call], timestep, sample, return_dict=False, **options)[0].double()
@@ -270,9 +281,26 @@ def _run(name: str, scheduler: Any, first_step: int | None) -> tuple[Trace, _Wit
     return trace, _Witnesses(witnesses_KW, all_samples[:, num_basis:])
 
 
-def _begin(scheduler: Any, first_step: int) -> torch.Tensor:
-    """Have the scheduler begin with `first_step`, as `get_timesteps` of the pipelines; return the timesteps left."""
-    first_call = first_step * scheduler.order
+def _begin_below(scheduler: Any, num_steps: int, timestep: int) -> torch.Tensor:
+    """Have the scheduler begin below a timestep, as `get_timesteps` of the pipelines; return the timesteps left.
+
+    One of order 2 is not begun with the second call of a step, but with the call before it, which is repeated.
+    """
+    calls_left = int((scheduler.timesteps < timestep).sum())
+    if not calls_left:
+        raise InvalidField(
+            f"refiner: it would begin below timestep {timestep} of {scheduler.config.num_train_timesteps}, but the "
+            f"last of {num_steps} inference_steps is at {float(scheduler.timesteps[-1]):g}. Use a smaller start, or "
+            "more steps.",
+            field="refiner",
+        )
+    if scheduler.order == 2 and calls_left % 2 == 0:
+        calls_left += 1
+    return _begin(scheduler, len(scheduler.timesteps) - calls_left)
+
+
+def _begin(scheduler: Any, first_call: int) -> torch.Tensor:
+    """Have the scheduler begin with `first_call`, as `get_timesteps` of the pipelines; return the timesteps left."""
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(first_call)
     left: torch.Tensor = scheduler.timesteps[first_call:]

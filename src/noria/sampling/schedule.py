@@ -22,6 +22,8 @@ class Schedule:
     timesteps: tuple[float, ...] | None = None
     mu: float | None = None  # the shift of a schedule that depends on the image's size (`use_dynamic_shifting`)
     gives_flow_sigmas: bool = False  # `sigmas` also to schedulers that derive those of flow models by themselves
+    # Only the calls below this timestep are made, on latents that another model left there.
+    begins_below: int | None = None
 
     def arguments(self, num_steps: int) -> dict[str, object]:
         """Return the arguments of `set_timesteps`: the number of steps only if neither sigmas nor timesteps say it."""
@@ -36,6 +38,12 @@ class Schedule:
 
 
 DEFAULT_SCHEDULE = Schedule()
+
+
+def handover_timestep(denoising_start: float, scheduler_config: Mapping[str, Any]) -> int:
+    """Return the timestep below which the second of two models makes the calls, as diffusers' pipelines round it."""
+    num_timesteps: int = scheduler_config.get("num_train_timesteps", 1000)
+    return round(num_timesteps - denoising_start * num_timesteps)
 
 
 @functools.lru_cache(maxsize=1024)  # keys of compiled samplers share them

@@ -108,6 +108,34 @@ class SamplerTable:
         return len(self.timesteps)
 
 
+def hand_over(first: SamplerTable, num_calls: int, second: SamplerTable) -> SamplerTable:
+    """Return the first `num_calls` calls of one table, then those of a second one, which looks back at none of these.
+
+    Both are of one scheduler. If `first` begins with an image, so does the result, but the weights of the image are
+    known only up to where `second` begins.
+    """
+    turned = np.zeros_like(second.coefficients)  # its call 0 is call `num_calls` of the ring
+    for start in (0, WINDOW):
+        turned[:, start : start + WINDOW] = np.roll(second.coefficients[:, start : start + WINDOW], num_calls, axis=1)
+    turned[:, NOISE_COLUMN] = second.coefficients[:, NOISE_COLUMN]
+    weights_P2 = first.image_weights
+    if weights_P2 is not None:
+        weights_P2 = np.concatenate([weights_P2[: num_calls + 1], np.zeros((second.num_calls, 2), np.float32)])
+    return SamplerTable(
+        scheduler=first.scheduler,
+        num_steps=first.num_steps,
+        timesteps=np.concatenate([first.timesteps[:num_calls], second.timesteps]),
+        input_scale=np.concatenate([first.input_scale[:num_calls], second.input_scale]),
+        coefficients=np.concatenate([first.coefficients[:num_calls], turned]),
+        noise=np.concatenate([first.noise[:num_calls], second.noise]),
+        noise_dtype=first.noise_dtype if first.noise.any() else second.noise_dtype,
+        init_noise_sigma=first.init_noise_sigma,
+        window=max(first.window, second.window),
+        residual=max(first.residual, second.residual),
+        image_weights=weights_P2,
+    )
+
+
 def _problem(table: SamplerTable) -> str | None:
     """Return the first invariant that `table` violates, or None."""
     calls = table.num_calls

@@ -133,7 +133,7 @@ class CostModel:
 
     def decode_s(self, batch_key: BatchKey, images: int = 1) -> float:
         """Duration of decoding `images` images together, at the current slowdown."""
-        return self.slowdown * self._curve_s(self.decodes, batch_key, images) if images else 0.0
+        return self.slowdown * self._curve_s(self.decodes, batch_key.decode_key, images) if images else 0.0
 
     def image_encode_s(self, batch_key: BatchKey, images: int = 1) -> float:
         """Duration of encoding `images` start images together; until a model has encoded one, that of decoding."""
@@ -184,7 +184,7 @@ class CostModel:
 
     def observe_decode(self, batch_key: BatchKey, images: int, seconds: float) -> None:
         """Record the duration of one decode."""
-        self.decodes.setdefault(batch_key, CostCurve()).observe(images, seconds / self.slowdown)
+        self.decodes.setdefault(batch_key.decode_key, CostCurve()).observe(images, seconds / self.slowdown)
 
     def observe_image_encode(self, batch_key: BatchKey, images: int, seconds: float) -> None:
         """Record the duration of encoding `images` start images together."""
@@ -258,15 +258,16 @@ class CostModel:
         self._knees = {batch_key: curve.knee(self.max_rows) for batch_key, curve in self.steps.items()}
 
     def _curve_s(self, curves: Mapping[BatchKey, CostCurve], batch_key: BatchKey, count: int) -> float:
-        """From the key's own curve, or scaled by area from the nearest size of its model; 0 if nothing is known."""
+        """From the key's own curve, or scaled by area from the nearest size of its model, if known of its stage.
+
+        0 if nothing is known.
+        """
         if batch_key in curves:
             return curves[batch_key].at(count)
         same_model = [other for other in curves if other.model == batch_key.model]
         if not same_model:
             return 0.0
-        nearest = min(same_model, key=lambda other: abs(_area(other) - _area(batch_key)))
-        return float(curves[nearest].at(count) * (_area(batch_key) / _area(nearest)) ** _AREA_EXPONENT)
-
-
-def _area(batch_key: BatchKey) -> int:
-    return batch_key.width_px * batch_key.height_px
+        nearest = min(
+            same_model, key=lambda other: (other.stage != batch_key.stage, abs(other.area_px - batch_key.area_px))
+        )
+        return float(curves[nearest].at(count) * (batch_key.area_px / nearest.area_px) ** _AREA_EXPONENT)

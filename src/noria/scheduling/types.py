@@ -26,7 +26,7 @@ class ItemId:
 
 
 class BatchKey(NamedTuple):
-    """Images with equal keys (one version of one model, one size, one stage) can share a model call.
+    """Images with equal keys (one version of one model, one size, one stage, as large references) can share a call.
 
     Those that differ in size can, too, if their requests have equal call keys. Texts have no size: their width and
     height are 0.
@@ -35,7 +35,18 @@ class BatchKey(NamedTuple):
     width_px: int
     height_px: int
     model: ModelKey = ModelKey()
-    stage: int = 0  # of a model whose later calls are of another denoiser; 0, since no family with two is served yet
+    stage: int = 0  # 1: the later calls of an image, which are of another denoiser
+    reference_px: int = 0  # pixels of the reference images, which are in each call beside the image
+
+    @property
+    def area_px(self) -> int:
+        """The pixels of a row of a call."""
+        return self.width_px * self.height_px + self.reference_px
+
+    @property
+    def decode_key(self) -> "BatchKey":
+        """The key of images that are decoded together, and take as long."""
+        return self._replace(reference_px=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,9 @@ class SchedulableRequest:
     exclusive: bool = False  # runs with no other request in the batch
     num_tokens: tuple[int, ...] = ()  # of each of its `num_images` texts, special tokens included; empty for images
     call_size: tuple[int, int] | None = None  # what images of other sizes in its calls have, too; None: there are none
-    has_start_image: bool = False  # one for all of its images, which is encoded before the first of them joins
+    # Or reference images: the same for all of its images, encoded before the first of them joins.
+    has_start_image: bool = False
+    second_stage_from: int | None = None  # the first call of the second denoiser; None: all are of one
 
     @property
     def call_key(self) -> BatchKey:
@@ -61,7 +74,23 @@ class SchedulableRequest:
         if self.call_size is None:
             return self.batch_key
         width_px, height_px = self.call_size
-        return self.batch_key._replace(width_px=width_px, height_px=height_px)
+        return self.batch_key._replace(width_px=width_px, height_px=height_px, reference_px=0)
+
+    def step_key(self, call: int) -> BatchKey:
+        """The batch key of a call: that of its stage."""
+        if self.second_stage_from is None or call < self.second_stage_from:
+            return self.batch_key
+        return self.batch_key._replace(stage=1)
+
+    def second_stage_calls(self, call: int) -> int:
+        """How many calls of an image are of the second stage, from `call` on."""
+        return 0 if self.second_stage_from is None else self.num_calls - max(call, self.second_stage_from)
+
+    def calls_by_key(self, call: int) -> tuple[tuple[BatchKey, int], ...]:
+        """The calls of an image from `call` on, by the batch keys of their stages."""
+        second = self.second_stage_calls(call)
+        first = self.batch_key, self.num_calls - call - second
+        return (first, (self.batch_key._replace(stage=1), second)) if second else (first,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +114,8 @@ class Step:
 class IterationPlan:
     """The work of one iteration: `encodes`, then the other fields in their order. Made by `Scheduler.plan`.
 
-    Images of `joins` can have any batch keys; those of `steps` share a batch key or a call key, and those of `decodes`
-    share a batch key, possibly another, as those of `encodes` do.
+    Images of `joins` can have any batch keys; those of `steps` share a batch key, that of their stage, or a call key,
+    those of `decodes` a decode key, and those of `encodes` a batch key, each possibly another.
     """
 
     joins: tuple[SlotAssignment, ...]

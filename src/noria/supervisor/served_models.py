@@ -10,6 +10,7 @@ from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
@@ -24,8 +25,9 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, a folder of LoRAs does not exist, or a ControlNet fits no model.
-        ModelError: a model or a ControlNet cannot be served.
+        ConfigError: two models have the same name, a folder of LoRAs does not exist, or a ControlNet or a refiner fits
+            no model.
+        ModelError: a model, a ControlNet or a refiner cannot be served.
 
     """
     LoraFolders.of(config.engine).check()
@@ -40,6 +42,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
             )
         models[model_spec.name] = model_spec
     ControlNetFolders.of(config.engine).check(list(models.values()))
+    RefinerFolders.of(config.engine).check(list(models.values()))
     return list(models.values())
 
 

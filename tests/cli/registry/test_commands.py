@@ -12,6 +12,7 @@ from noria.cli.main import main
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from noria.models.catalog import open_model
+from noria.protocol.diffusion import Control, Lora, Reference
 from noria.registry.lineage import trace as noria_trace
 
 
@@ -114,7 +115,16 @@ SCENES = "sha256:2e155d176a5e876e07198b40a21299ba09d81283fe6c34cc5f7c6c41ec5968d
 
 def test_an_image_of_the_bundled_model_leads_to_the_data_that_its_training_saw(noria, tmp_path):
     spec = open_model("bundled")
-    metadata = GenerationMetadata("a red circle", model=spec.name, model_version=spec.fingerprint, noria="0.1.0")
+    metadata = GenerationMetadata(
+        "a red circle",
+        model=spec.name,
+        model_version=spec.fingerprint,
+        noria="0.1.0",
+        loras=(Lora("outline", 0.8, "0123456789ab"),),
+        image_digest="ba9876543210",
+        controls=(Control("edges", 0.5, digest="aaaabbbbcccc"),),
+        reference_images=(Reference(72, 64, "ddddeeeeffff"),),
+    )
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png", **save_options(metadata, "png"))
     image = str(tmp_path / "image.png")
     assert "noria models add noria-shapes bundled" in noria("trace", image, status=2)
@@ -125,7 +135,10 @@ def test_an_image_of_the_bundled_model_leads_to_the_data_that_its_training_saw(n
     assert lines[1].startswith("└─ made by: run demo_model/noria-shapes  complete, 2026-11-21 02:37 UTC")
     assert sum("step: run demo_model/train" in line for line in lines) == 5
     assert any(line.endswith(f"input: dataset demo_model scenes  {SCENES}") for line in lines)
-    assert noria("trace", "noria-shapes") == "\n".join(lines) + "\n"
+    parts = ["LoRA outline  0123456789ab, weight 0.8", "ControlNet edges  aaaabbbbcccc, scale 0.5"]
+    parts += ["start image  ba9876543210", "reference image  ddddeeeeffff"]
+    assert lines[-4:] == parts
+    assert noria("trace", "noria-shapes") == "\n".join(lines[:-4]) + "\n"
     assert f"output: model noria-shapes@1  {digest}" in noria("trace", SCENES[:20], "--down")
     graph = json.loads(noria("trace", digest, "--json"))
     assert (graph["nodes"][0], graph["direction"]) == (

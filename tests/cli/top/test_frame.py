@@ -10,6 +10,7 @@ from noria.cli.top.events import EngineInfo, EnginesEvent, EngineViewEvent, Serv
 from noria.cli.top.frame import render_frame
 from noria.cli.top.server_state import ServerState
 from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.live_views import CallSizeView, IterationView
 
 FOOTER = ("q quits", "dim")
 URL = "http://127.0.0.1:8000"
@@ -131,13 +132,32 @@ def test_the_queue_is_in_order_and_ends_with_the_number_of_further_images():
 def test_iterations_are_plotted_by_stage():
     lines = rendered_lines(state_of(engine_view()), width=60)
     curves = {
-        line[:12].strip(): line[12:] for line in lines if line[:12].strip() in ("encode", "denoise", "decode", "batch")
+        line[:12].strip(): line[12:]
+        for line in lines
+        if line[:12].strip() in ("text encode", "img encode", "denoise", "decode", "batch")
     }
+    assert "img encode" not in curves  # there is no start image
     # 40 columns, one iteration each; the scale is the longest iteration.
     assert all(curve.endswith("30 ms") for name, curve in curves.items() if name != "batch")
-    assert curves["encode"][:40].count("▃") == sum(k % 7 == 0 for k in range(61, 101))
+    assert curves["text encode"][:40].count("▃") == sum(k % 7 == 0 for k in range(61, 101))
     assert curves["decode"][:40].count("▆") == sum(k % 5 == 0 for k in range(61, 101))
     assert curves["batch"].endswith("of 8")
+
+
+def test_start_images_have_a_curve_of_their_own():
+    iterations = [IterationView(k, float(k), 0.03, 0.0, 0.0, 0, 1, 0, image_encode_s=0.015) for k in range(50)]
+    lines = rendered_lines(state_of(engine_view(iterations=tuple(iterations))), width=60)
+    curves = {line[:12].strip(): line[12:52] for line in lines}
+    assert curves["img encode"] == curves["denoise"] == "▄" * 40
+
+
+def test_calls_of_several_sizes_are_counted_with_their_padding():
+    sizes = (CallSizeView(64, 64, 2), CallSizeView(64, 32, 2))
+    iterations = [
+        IterationView(k, float(k), 0.03, 0.0, 0.0, 0, k % 2, 0, call_sizes=sizes if k == 3 else ()) for k in range(8)
+    ]
+    lines = rendered_lines(state_of(engine_view(iterations=tuple(iterations))), width=200)
+    assert lines[2].endswith("occupancy 46% · mixed sizes 25% · of it padding 25%")
 
 
 @pytest.mark.parametrize("width", [40, 60, 61, 80, 100, 133, 250])

@@ -7,6 +7,7 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
+from noria.models.families import FAMILIES
 from noria.observe.cgroup import usable_cores
 
 CPU, GPU = Machine(4, has_cuda=False), Machine(16, has_cuda=True)
@@ -26,8 +27,9 @@ def test_auto_is_the_gpu_if_there_is_one():
 def test_every_auto_is_resolved(spec):
     cpu = resolve_auto(EngineConfig(), spec, "cpu", CPU)
     gpu = resolve_auto(EngineConfig(), spec, "cuda:0", GPU)
-    assert (cpu.dtype, cpu.slots, cpu.threads) == ("float32", 16, 4)
-    assert (gpu.dtype, gpu.slots) == ("float16", 32)
+    assert (cpu.dtype, cpu.slots, cpu.threads, cpu.channels_last) == ("float32", 16, 4, True)
+    assert (gpu.dtype, gpu.slots, gpu.channels_last) == ("float16", 32, False)
+    assert resolve_auto(EngineConfig(channels_last=True), spec, "cuda:0", GPU).channels_last is True
 
 
 def test_a_full_size_model_gets_two_slots_on_a_cpu(spec):
@@ -51,6 +53,25 @@ def test_the_largest_bucket_holds_every_slot_guided(spec):
 def test_compiling_needs_buckets(spec):
     with pytest.raises(ConfigError, match="buckets"):
         resolve_auto(EngineConfig(compile=True), spec, "cpu", CPU)
+
+
+@pytest.mark.parametrize(
+    ("family", "refused", "words"),
+    [
+        ("stable-diffusion", "_native_math", "allowed are auto, sdpa, plain, sliced, xformers"),
+        ("stable-diffusion-3", "_native_flash", "; allowed are auto, sdpa[.]"),
+        ("chroma", "flash_varlen", "allowed are auto, sdpa, _native_cudnn"),
+        ("qwen-image", "flash", "because it takes no masks; allowed are .* flash_varlen"),
+        ("flux-2-klein", "plain", "allowed are .* flash, "),
+    ],
+)
+def test_attention_is_one_that_the_masks_of_a_family_allow(spec, family, refused, words):
+    of_family = msgspec.structs.replace(spec, family=family)
+    with pytest.raises(ConfigError, match=f"engine.attention is '{refused}', which {family} does not allow.*{words}"):
+        resolve_auto(EngineConfig(attention=refused), of_family, "cpu", CPU)
+    for allowed in FAMILIES[family].attention:
+        assert resolve_auto(EngineConfig(attention=allowed), of_family, "cpu", CPU).attention == allowed
+    assert resolve_auto(EngineConfig(), of_family, "cpu", CPU).attention == "sdpa"
 
 
 @pytest.mark.parametrize(("scheduled", "cgroup", "cores"), [(4, None, 4), (4, 2.5, 2), (4, 0.5, 1), (2, 8.0, 2)])

@@ -1,5 +1,6 @@
 """ControlNets by row: as in diffusers' pipelines, in a mixed batch as alone, and not at all where there is none."""
 
+import functools
 import gc
 import warnings
 
@@ -100,11 +101,20 @@ def generate_all(executor, requests, arrivals=None):
     return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
 
 
+@functools.cache  # of a model, three: loading one takes three times as long as an image
+def pipeline(spec, parent, kind, *names):
+    nets = [diffusers.ControlNetModel.from_pretrained(parent / name) for name in names]
+    pipe = PIPELINES[spec.family, kind].from_pretrained(
+        spec.folder, controlnet=nets if len(nets) > 1 else nets[0], dtype=torch.float32
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 def generate_with_pipeline(spec, parent, request):
     """The image of diffusers' pipeline, with one ControlNet or several."""
     payload, choice = request.payload, scheduler_names.find(request.payload.scheduler)
     kind = "text" if payload.strength is None else "mask" if payload.has_mask else "image"
-    nets = [diffusers.ControlNetModel.from_pretrained(parent / each.name) for each in payload.controls]
     controls = [PIL.Image.fromarray(pixels) for pixels in control_pixels(request)]
     values = {
         "controlnet_conditioning_scale": [each.scale for each in payload.controls],
@@ -112,16 +122,15 @@ def generate_with_pipeline(spec, parent, request):
         "control_guidance_end": [each.end for each in payload.controls],
         ("image" if kind == "text" else "control_image"): controls,
     }
-    if len(nets) == 1:
-        nets, values = nets[0], {name: value[0] for name, value in values.items()}
+    if len(payload.controls) == 1:
+        values = {name: value[0] for name, value in values.items()}
     if kind != "text":
         values |= {"image": PIL.Image.fromarray(noise_pixels(1)), "strength": payload.strength}
     if kind == "mask":
         values |= {"mask_image": PIL.Image.fromarray(start_mask())}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        pipe = PIPELINES[spec.family, kind].from_pretrained(spec.folder, controlnet=nets, dtype=torch.float32)
-        pipe.set_progress_bar_config(disable=True)
+        pipe = pipeline(spec, parent, kind, *(each.name for each in payload.controls))
         own_config = diffusers.DDIMScheduler.load_config(spec.folder, subfolder="scheduler")
         is_xl = spec.family == "stable-diffusion-xl"  # whose pipeline leaves steps_offset as the folder has it
         overrides = {"clip_sample": False, **({} if is_xl else {"steps_offset": 1}), **choice.overrides}
@@ -140,7 +149,7 @@ def generate_with_pipeline(spec, parent, request):
     return (result * 255).round().astype(np.uint8)
 
 
-# All take long; these stand for one call and two a step, with noise and with a history.
+# All take 30 s; these stand for one call and two a step, with noise and with a history.
 FAST = ("ddim", "heun", "dpm++2m-sde", "unipc")
 
 
@@ -158,6 +167,23 @@ def test_each_scheduler_gives_the_images_of_the_pipelines(served, name):
     images = generate_all(executor, requests)
     for request in requests:
         theirs = generate_with_pipeline(spec, parent, request)
+        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+
+
+@pytest.mark.parametrize("family", ["", "_xl"])
+def test_a_controlnet_of_a_model_for_inpainting_sees_the_latents_alone(family, tmp_path):
+    pipeline = f"StableDiffusion{family[1:].upper()}InpaintPipeline"
+    save = getattr(tiny_models, f"save_stable_diffusion{family}")
+    folder = save(tmp_path / "model", unet=tiny_models.INPAINTING_UNET, pipeline=pipeline)
+    spec, executor = load(folder, [tiny_models.save_controlnet(tmp_path / "edges", folder, in_channels=4)])
+    controls = [[Control("edges", 0.8)], [], [Control("edges", 1.5, 0.2, 0.7)]]
+    requests = [
+        make_request(k, *each, strength=[0.6, 0.8, 1.0][k], has_mask=True, scheduler="euler-a")
+        for k, each in enumerate(controls)
+    ]
+    images = generate_all(executor, requests, [0, 2, 1])
+    for request in (requests[0], requests[2]):
+        theirs = generate_with_pipeline(spec, tmp_path, request)
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
 
 

@@ -16,7 +16,7 @@ from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapter, Adapters
 from noria.engine.diffusion.lora_rows import LoraRows, _LayerHook
 from noria.errors import ConfigError, InvalidField, QueueFull
 from noria.models.catalog import open_model
-from noria.models.diffusion.lora_file import read_lora
+from noria.models.diffusion.lora_file import LoraLayer, LoraWeights, read_lora
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
@@ -225,6 +225,35 @@ def test_an_adapter_changes_each_part_as_if_its_weights_were_merged(loaded):
         assert torch.equal(ours[1], part(*inputs, **options)[0][1])
         doubled = merge(part, weights.layers[name], 1.2)
         assert relative(ours[2], doubled(*inputs, **options)[0][2]) <= TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pattern", ["1", "01", "101", "1010110", "22", "12021"], ids=str)
+def test_rows_without_an_adapter_are_untouched_whatever_the_others_have(pattern):
+    """In one or two runs of rows or in more, and with matrices so large that what they add is not finite."""
+    generator = torch.Generator().manual_seed(1)
+    part = torch.nn.ModuleDict({"linear": torch.nn.Linear(6, 8), "convolution": torch.nn.Conv2d(6, 8, 3, padding=1)})
+    shapes = {"linear": ((2, 6), (8, 2)), "convolution": ((2, 6, 3, 3), (8, 2))}
+    sets = [NO_ADAPTERS]
+    for scale in (1.0, 3e38):
+        layers = {
+            name: LoraLayer(*(scale * torch.randn(shape, generator=generator) for shape in of_layer))
+            for name, of_layer in shapes.items()
+        }
+        sets.append(Adapters((Adapter(str(scale), LoraWeights({"part": layers}), 1.0),)))
+    rows, lora_rows = [sets[int(k)] for k in pattern], LoraRows("part", part)
+    for name, shape in (("linear", (3, 6)), ("convolution", (6, 4, 4))):
+        inputs = torch.randn(len(rows), *shape, generator=generator)
+        bare = part[name](inputs)
+        with lora_rows.applied(rows):
+            ours = part[name](inputs)
+        for row, adapters in enumerate(rows):
+            assert torch.equal(ours[row], bare[row]) == (adapters is NO_ADAPTERS)
+            if adapters is sets[1]:
+                with lora_rows.applied([adapters]):
+                    torch.testing.assert_close(ours[row], part[name](inputs[row : row + 1])[0])
+            assert ours[row].isfinite().all() == (adapters is not sets[2])
+    lora_rows.clear()
 
 
 def test_prompts_are_encoded_once_for_each_adapter_of_a_text_encoder(loaded, monkeypatch):

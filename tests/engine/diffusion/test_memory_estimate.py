@@ -19,8 +19,11 @@ from noria.models.families import FAMILIES
 FOLDERS = {
     "stable-diffusion": tiny_models.save_stable_diffusion,
     "stable-diffusion-xl": tiny_models.save_stable_diffusion_xl,
+    "inpainting": lambda folder: tiny_models.save_stable_diffusion(folder, unet=tiny_models.INPAINTING_UNET),
+    "fill": lambda folder: tiny_models.save_flux(folder, transformer=tiny_models.FILL_TRANSFORMER),
     "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
     "flux": tiny_models.save_flux,
+    "flux, kontext": lambda folder: tiny_models.save_flux(folder, pipeline="FluxKontextPipeline"),
     "flux-2-klein": tiny_models.save_flux_2_klein,
     "flux-2-klein, distilled": lambda folder: tiny_models.save_flux_2_klein(folder, is_distilled=True),
     "chroma": tiny_models.save_chroma,
@@ -28,6 +31,8 @@ FOLDERS = {
     "qwen-image": tiny_models.save_qwen_image,
     "krea-2": tiny_models.save_krea2,
     "lumina-2": tiny_models.save_lumina2,
+    "sana": tiny_models.save_sana,
+    "pixart-sigma": tiny_models.save_pixart_sigma,
 }
 
 
@@ -56,16 +61,23 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
         (prompt,) = model.text_encode(["a photograph"])
+        pixels = torch.zeros(side_px, side_px, 3, dtype=torch.uint8)
+        references = [model.encode_references([pixels])] * 4 if spec.max_references else None
     guidance = torch.ones(4) if model.guidance.embedded else None
+    options = {} if references is None else {"references": references}
+    channels = {"inpainting": 4 + 1 + 4, "fill": 4 + 4 + 4**2}
+    latents = torch.zeros(4, channels.get(family, shape[0]), *shape[1:])
 
     def predict() -> None:
-        model.predict(torch.zeros(4, *shape), torch.ones(4), collate([prompt] * 4), guidance)
+        model.predict(latents, torch.ones(4), collate([prompt] * 4), guidance, **options)
 
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.decoded_image * 2 == pytest.approx(
         allocated_bytes(lambda: model.decode(torch.zeros(2, *shape))), rel=0.2
     )
-    assert estimate.rows_per_image == (1 if family in ("flux", "flux-2-klein, distilled") else 2)
+    assert estimate.rows_per_image == (
+        1 if family in ("flux", "fill", "flux, kontext", "flux-2-klein, distilled") else 2
+    )
     # Counters of batches, which are no parameters, have eight bytes.
     assert sum(estimate.weights.values()) == pytest.approx(4 * count_parameters(spec), abs=8)
 
@@ -99,6 +111,29 @@ def test_controlnets_are_counted(tmp_path: Any) -> None:
 
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.row > bare.row
+
+
+def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -> None:
+    wide = {"block_out_channels": (32, 64)}  # those of the model are half as wide
+    folder = tiny_models.save_xl_refiner(tmp_path / "refiner", unet=wide)
+    spec = open_model(str(tiny_models.save_stable_diffusion_xl(tmp_path / "model")))
+    config = resolve_auto(EngineConfig(refiners=(str(folder),)), spec, "cpu", Machine(1, has_cuda=False))
+    estimate, bare = (estimate_memory(spec, each) for each in (config, msgspec.structs.replace(config, refiners=())))
+    refiner = FAMILIES[spec.family].load(spec, config, "cpu").refiner
+    parts = {"unet": refiner._denoiser._unet, "text_encoder_2": refiner._text_encoder[1]}
+    of_refiner = {f"refiner's {name}": sum(each.nbytes for each in part.parameters()) for name, part in parts.items()}
+    assert {name: estimate.weights[name] for name in estimate.weights.keys() - bare.weights.keys()} == of_refiner
+    with torch.inference_mode():
+        (prompt,) = refiner.text_encode(["a photograph"])
+
+    def predict() -> None:
+        refiner.predict(torch.zeros(4, 4, 8, 8), torch.ones(4), collate([prompt] * 4), None)
+
+    assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
+    assert estimate.row > bare.row
+    elsewhere = estimate_memory(spec, msgspec.structs.replace(config, text_encoder_device="cuda:1"))
+    assert elsewhere.elsewhere["refiner's text_encoder_2"] == of_refiner["refiner's text_encoder_2"]
+    assert "refiner's text_encoder_2" not in elsewhere.weights
 
 
 def test_remedies_take_less_each_alone_and_all_together(tmp_path: Any) -> None:

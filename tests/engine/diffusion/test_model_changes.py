@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion import loading
 from noria.engine.diffusion.loading import load_runtime
+from noria.engine.diffusion.weight_bytes import weights_of
 from noria.engine.loop import EngineLoop, RequestEnded, ResultReady
 from noria.errors import ModelError
 from noria.models.catalog import open_model
+from noria.models.diffusion.folders.controlnet_folder import inspect
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request
 
@@ -152,6 +155,34 @@ def test_a_model_that_does_not_fit_the_memory_is_rejected_with_the_numbers(spec,
     with pytest.raises(ModelError, match=r"[\d,]+ bytes .* 1,000 .*--swap"):
         runtime.load_beside(open_model(str(newer)))
     generate(runtime, spec)
+
+
+def test_controlnets_and_loras_count_in_the_memory_of_a_model(spec, newer, tiny_folder, config, tmp_path):
+    (tmp_path / "loras").mkdir()
+    (tmp_path / "loras" / "a.safetensors").write_bytes(bytes(3000))
+    edges = tiny_models.save_controlnet(tmp_path / "edges", tiny_folder)
+    with_all = msgspec.structs.replace(
+        config, dtype="float32", controlnets=(str(edges),), loras=(str(tmp_path / "loras"),), lora_cache_bytes=2000
+    )
+    other = open_model(str(newer))
+    bare, weights = (
+        weights_of(other, each).here for each in (msgspec.structs.replace(with_all, controlnets=(), loras=()), with_all)
+    )
+    assert (weights["LoRAs"], weights["ControlNet edges"]) == (2000, 4 * inspect(edges).num_parameters)
+    assert {name: weights[name] for name in bare} == bare
+    free = int(1.25 * sum(bare.values())) + 2**26  # enough without
+    with pytest.raises(ModelError, match=f"needs {int(1.25 * sum(weights.values())) + 2**26:,} bytes"):
+        load_runtime([spec], with_all, "cpu", free_bytes=lambda _device: free).load_beside(other)
+
+
+def test_text_encoders_elsewhere_need_the_memory_of_their_device(spec, config):
+    apart = msgspec.structs.replace(config, dtype="float16", text_encoder_device="cpu")
+    weights, together = (
+        weights_of(spec, apart),
+        weights_of(spec, msgspec.structs.replace(apart, text_encoder_device="same")),
+    )
+    assert weights.elsewhere == {"text_encoder": 2 * together.here["text_encoder"]}  # in float32
+    assert weights.here == {name: each for name, each in together.here.items() if name != "text_encoder"}
 
 
 def truncate(folder):

@@ -249,15 +249,14 @@ def test_a_repeated_job_is_not_charged_again(serve_keys, client_with_key):
         assert alice.post("/v1/jobs", json=job).status_code == 202
 
 
-def test_a_check_raises_what_counting_would_and_counts_nothing():
+def test_what_is_held_counts_until_the_end_of_the_context_and_leaves_nothing():
     quota = Quota("alice", "images", 2, 4)
     for _ in range(9):
-        quota.check(2, 1000.0, 0.0, in_flight=True)
-        quota.check(4, 1000.0, 0.0, in_flight=False)
-    quota.acquire(2, 1000.0, 0.0)
-    with pytest.raises(RateLimited, match="has 2 images in flight"):
-        quota.check(1, 1000.0, 3.0, in_flight=True)
-    with pytest.raises(RateLimited, match="4 images a minute"):
-        quota.check(3, 1000.0, 0.0, in_flight=False)
-    quota.release(2)
+        with quota.hold(2, 1000.0, 0.0, in_flight=True):
+            with pytest.raises(RateLimited, match="has 2 images in flight"), quota.hold(1, 1000.0, 3.0, in_flight=True):
+                pass
+            with pytest.raises(RateLimited, match="4 images a minute"), quota.hold(3, 1000.0, 0.0, in_flight=False):
+                pass
+        with quota.hold(4, 1000.0, 0.0, in_flight=False), pytest.raises(RateLimited, match="4 images a minute"):
+            quota.charge(1, 1000.0)
     quota.acquire(2, 1000.0, 0.0)

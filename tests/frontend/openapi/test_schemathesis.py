@@ -75,6 +75,8 @@ def server(serve, new_engine, tmp_path, monkeypatch):
         with httpx.Client(base_url=url, verify=False) as client:
             wait_until(lambda: client.get("/readyz").status_code == 200)
             document = client.get("/openapi.json").json()
+        for path in ("/t2i", "/v1/images/generations"):  # in a form, "1" is also a number
+            del document["paths"][path]["post"]["requestBody"]["content"]["multipart/form-data"]
         # A webhook's host is looked up, and no test may ask a name server.
         document["components"]["schemas"]["JobRequestBody"]["properties"]["webhook"] = {"type": "null"}
         text_jobs = document["paths"]["/v1/jobs/texts"]["post"]

@@ -177,6 +177,14 @@ def test_openais_routes_have_them(steered, controlled, edges):
     assert answer.status_code == 200, answer.text
     assert controlled.submitted[1].payload.controls == (edges,)
     assert controlled.data[1] == photo(seed=1).tobytes() + photo().tobytes()
+    answer = steered.post("/v1/images/generations", data=form, files={"control": files["control"]})
+    assert answer.status_code == 200, answer.text
+    assert (controlled.submitted[2].payload.controls, controlled.data[2]) == ((edges,), photo().tobytes())
+    answer = steered.post("/v1/images/generations", data=form, files=files)
+    assert (answer.status_code, "unknown file 'image'. Known are: control, reference_image." in answer.text) == (
+        400,
+        True,
+    )
     for sent, message in (
         ({"image": files["image"]}, "controls has 1 entries, but there are 0 images of controls; send one for each."),
         ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control."),
@@ -185,6 +193,33 @@ def test_openais_routes_have_them(steered, controlled, edges):
         assert (answer.status_code, message in answer.text) == (400, True), answer.text
     answer = steered.post("/v1/images/edits", data=form | {"controls": json.dumps([ASKED])}, files=files)
     assert "send images of controls as files `control` of the form" in answer.text
+
+
+def test_a_form_of_t2i_has_files(steered, controlled, edges):
+    form = {"prompt": "p", "n": "2", "metadata": "false", "controls": '[{"name": "edges", "scale": 0.8, "end": 0.5}]'}
+    files = {"control": ("b.png", PHOTO)}
+    answer = steered.post("/t2i", data=form, files=files)
+    assert (answer.status_code, len(answer.json()["images"])) == (200, 2), answer.text
+    assert (controlled.submitted[0].payload.controls, controlled.data[0]) == ((edges,), photo().tobytes())
+    mask = Image.new("L", photo().size, "white")
+    files |= {"image": ("a.png", OTHER), "mask": ("m.png", file_of(mask))}
+    assert steered.post("/t2i", data=form | {"strength": "0.5"}, files=files).status_code == 200
+    assert controlled.data[1] == photo(seed=1).tobytes() + mask.tobytes() + photo().tobytes()
+    assert controlled.submitted[1].payload.strength == 0.5
+    for fields, sent, message in (
+        ({"controls": json.dumps([ASKED])}, {}, "send images of controls as files `control` of the form"),
+        ({"controls": "[{}"}, {}, "controls is no JSON"),
+        ({}, {"image": None}, "mask needs an image"),
+        ({}, {"control": None}, "controls has 1 entries, but there are 0 images of controls"),
+        ({"image": "x"}, {}, "image is a text; send a file."),
+        ({"n": "x"}, {}, "n is"),
+    ):
+        kept = {name: file for name, file in (files | sent).items() if file is not None}
+        answer = steered.post("/t2i", data=form | fields, files=kept)
+        assert (answer.status_code, message in answer.text) == (400, True), answer.text
+    answer = steered.post("/t2i", content=b"x", headers={"content-type": "text/plain"})
+    assert answer.status_code == 415
+    assert "send application/json or multipart/form-data" in answer.text
 
 
 @pytest.mark.parametrize("endpoint", ["/t2i", "/v1/images/generations"])
@@ -216,6 +251,7 @@ def scripts(*units, **others):
 def test_a1111s_units_are_controls(steered, controlled, edges):
     off = {"enabled": False, "model": "no", "image": None}
     same = {"control_mode": "Balanced", "resize_mode": 0, "pixel_perfect": True, "processor_res": 512, "lowvram": False}
+    same |= {"input_mode": "simple", "batch_images": "", "output_dir": "", "loopback": False, "hr_option": "Both"}
     nested = unit(image={"image": b64(PHOTO), "mask": None}, weight=1, resize_mode="Crop and Resize")
     answer = steered.post("/sdapi/v1/txt2img", json=scripts(unit(**same), off, nested))
     assert answer.status_code == 200, answer.text
@@ -229,6 +265,25 @@ def test_a1111s_units_are_controls(steered, controlled, edges):
     assert b64(PHOTO) not in answer.text
 
 
+def test_a1111s_clients_find_them(steered, controlled, edges):
+    def get(path):
+        answer = steered.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    other, title = get("/controlnet/model_list?update=true")["model_list"]
+    assert other.startswith("depth [")
+    assert title == f"edges [{edges.digest}]"
+    assert steered.post("/sdapi/v1/txt2img", json=scripts(unit(model=title))).status_code == 200
+    assert get("/controlnet/module_list?alias_names=false")["module_list"] == ["none"]
+    assert get("/controlnet/control_types")["control_types"]["All"]["model_list"] == ["None", other, title]
+    assert get("/controlnet/settings") == {"control_net_unit_count": 4}
+    assert get("/controlnet/version") == {"version": 3}
+    assert get("/sdapi/v1/scripts") == {"txt2img": ["controlnet"], "img2img": ["controlnet"]}
+    answer = steered.post("/controlnet/detect", json={})
+    assert (answer.status_code, "no preprocessors" in answer.json()["detail"]) == (501, True)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -236,7 +291,7 @@ def test_a1111s_units_are_controls(steered, controlled, edges):
         (
             scripts(unit(module="canny")),
             400,
-            "args[0].module is 'canny', which is not supported: leave it out, or send",
+            "args[0].module is 'canny'; no preprocessor is run here: send an image as the ControlNet takes it",
         ),
         (scripts(unit(control_mode=2)), 400, "args[0].control_mode is 2"),
         (scripts(unit(resize_mode=3)), 400, "args[0].resize_mode is 3"),

@@ -29,7 +29,7 @@ def test_page_links_to_the_other_pages(client):
         assert client.get(path).status_code == 200
 
 
-NOT_ON_THE_PAGE = {"stream", "partial_images", "metadata", "loras", "image", "mask", "controls"}
+NOT_ON_THE_PAGE = {"stream", "partial_images", "metadata", "loras", "image", "mask", "controls", "reference_images"}
 
 
 def test_every_field_has_a_label_and_an_error_element(client):

@@ -19,11 +19,13 @@ import pytest
 from PIL import Image
 
 from noria.config import Config, FrontendConfig, JobsConfig
+from noria.errors import UnreadableImage
 from noria.frontend.access.api_keys import generate_key
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.routes.image_metadata import MAX_UPLOADS_PER_CLIENT
-from noria.frontend.services.start_images import StartImages
+from noria.frontend.services import start_images
+from noria.frontend.services.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, StartImage
 from waiting import wait_until
@@ -248,6 +250,22 @@ def test_texts_that_are_no_base64_are_rejected(client, engine, text):
     assert engine.submitted == []
 
 
+def test_long_files_are_decoded_in_pieces_as_at_once(monkeypatch):
+    monkeypatch.setattr(start_images, "_PIECE_CHARS", 64)
+    content = bytes(range(256)) * 2
+    for num_bytes in range(40, 110):
+        text = b64(content[:num_bytes])
+        with_lines = "\r\n".join(text[k : k + 19] for k in range(0, len(text), 19))
+        for each in (text, with_lines):
+            assert decode_files(each, None).image == content[:num_bytes]
+        after_padding = [f"{text}QUJD"] if text[-1] == "=" else []
+        for damaged in (text[:-1], f"{text[:50]}*{text[51:]}", *after_padding):
+            with pytest.raises(UnreadableImage, match="is not base64"):
+                decode_files(damaged, None)
+    with pytest.raises(UnreadableImage, match="is not base64"):
+        decode_files(b64(content[:46]) + b64(content[:46]), None)  # the first ends with a piece
+
+
 def traced_bytes(call):
     """What `call` returns, the most bytes that Python's objects took in it, and those that they take after it."""
     gc.collect()
@@ -311,6 +329,31 @@ def test_a_client_over_its_quota_is_rejected_before_its_image_is_read(serve, new
         assert t2i(client).status_code == 200
         assert t2i(client, b"damaged").status_code == 429
         assert client.post("/v1/jobs", json={"input": {"prompt": "p", "image": "damaged"}}).status_code == 429
+
+
+def test_requests_of_a_key_at_the_same_time_count_before_images_are_read(serve, new_engine, tmp_path, monkeypatch):
+    opened, go = [], threading.Event()
+    open_files = StartImages._open
+    monkeypatch.setattr(
+        StartImages, "_open", lambda self, load: (opened.append(1), go.wait(30), open_files(self, load))[-1]
+    )
+    token, table = generate_key("alice")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f"{table}max_images_in_flight = 2\n")
+    config = Config(data_dir=str(tmp_path / "data"), frontend=FrontendConfig(api_keys_file=str(keys)))
+    headers = {"authorization": f"Bearer {token}"}
+    with (
+        serve(config, new_engine()) as (url, _),
+        httpx.Client(base_url=url, verify=False, headers=headers) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        sent = [pool.submit(t2i, client) for _ in range(8)]
+        wait_until(lambda: sum(each.done() for each in sent) == 6)
+        go.set()
+        assert sorted(each.result().status_code for each in sent) == [200, 200, *[429] * 6]
+        assert len(opened) == 2
+        assert t2i(client, n=2).status_code == 200
 
 
 def test_a_client_that_disconnects_gives_up_its_turn(client, engine, monkeypatch):

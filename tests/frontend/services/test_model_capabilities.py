@@ -54,6 +54,12 @@ def test_capabilities_have_the_limits_of_loras_and_start_images(client, capabili
     weight = capabilities["max_lora_weight"]
     too_strong = client.post("/t2i", json={"prompt": "p", "loras": [{"name": "ink", "weight": weight + 1}]})
     assert f"allowed are {-weight} to {weight}" in too_strong.json()["error"]["message"]
+    too_many = client.post(
+        "/t2i", json={"prompt": "p", "controls": [{"name": "a"}] * (capabilities["max_controls"] + 1)}
+    )
+    assert too_many.json()["error"]["param"] == "controls"
+    assert f"at most {capabilities['max_controls']}" in too_many.json()["error"]["message"]
+    assert capabilities["max_control_scale"] == 2.0
     assert capabilities["start_image"]["default_strength"] >= capabilities["settings"]["strength"]["min"]
 
 
@@ -62,3 +68,9 @@ def test_capabilities_have_the_operators_limits(spec):
     assert capabilities.start_image.max_bytes == 2048
     assert (capabilities.loras, capabilities.controlnets) == (["ink"], ["edges"])
     assert msgspec.to_builtins(capabilities.settings["inference_steps"])["default"] == 5
+
+
+def test_a_model_without_start_images_and_loras_offers_none(spec):
+    other = msgspec.structs.replace(spec, takes_start_images=False, takes_loras=False)
+    capabilities = capabilities_of(other, FrontendConfig(), ["ink"], [])
+    assert (capabilities.start_image, capabilities.loras) == (None, [])

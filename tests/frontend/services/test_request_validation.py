@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from noria.config import FrontendConfig
 from noria.errors import InvalidField
 from noria.frontend.services import request_validation
-from noria.frontend.services.request_validation import limits, validate
+from noria.frontend.services.request_validation import NO_IMAGES, limits, validate
 from noria.images.start_image import RequestImageFacts, StartImageFacts
+from noria.protocol.diffusion import Lora
 from noria.protocol.request import ImageRequestBody
 from noria.sampling import noise
 
@@ -169,6 +170,17 @@ def test_a_scheduler_that_cannot_begin_with_an_image_is_rejected(spec):
     with pytest.raises(InvalidField, match=r"'ipndm' cannot begin with an image.*use one of ddim") as caught:
         validate(body, spec, FrontendConfig(), "id", lambda: 0, images=start_image(64, 64))
     assert caught.value.field == "scheduler"
+
+
+def test_what_a_model_does_not_take_is_rejected_by_the_name_of_its_family(spec):
+    other = msgspec.structs.replace(spec, family="pixart-sigma", takes_start_images=False, takes_loras=False)
+    for body, images, field, words in (
+        (ImageRequestBody("p"), start_image(64, 64), "image", "cannot begin with an image or repaint one"),
+        (ImageRequestBody("p", loras=(Lora("ink"),)), NO_IMAGES, "loras", "takes none"),
+    ):
+        with pytest.raises(InvalidField, match=rf"{words}: .* its family, pixart-sigma\. Leave") as caught:
+            validate(body, other, FrontendConfig(), "id", lambda: 0, images=images)
+        assert caught.value.field == field
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1.001])

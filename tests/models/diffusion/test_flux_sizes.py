@@ -1,7 +1,5 @@
 """FLUX.1 with images of several sizes in one call: each as alone, and as by diffusers' own pipeline."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from generating import difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.flow_models.packed_flow import positions
 from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
@@ -112,8 +111,11 @@ def test_a_row_has_little_padding():
     assert len({length_class(width * height // 256) for width, height in of_a_megapixel}) == 1
 
 
-def test_sizes_share_calls_by_their_tokens_unless_buckets_promise_equal_bits(folder, executor):
+def test_sizes_share_calls_by_their_tokens_where_a_batch_may_change_bits_and_attention_takes_masks(folder, executor):
     model = executor.model
-    assert all(model.call_size(*a) == model.call_size(*b) for a, b in itertools.combinations(SIZES, 2))
-    assert model.call_size(48, 48) != model.call_size(32, 32)
-    assert load(folder, buckets=(4,))[1].model.call_size(48, 48) is None
+    assert len({model.call_size(width * height) for width, height in SIZES}) == 1
+    assert model.call_size(48 * 48) != model.call_size(32 * 32)
+    for settings in ({"buckets": (4,)}, {"attention": "_native_flash"}):
+        assert load(folder, **settings)[1].model.call_size(48 * 48) is None
+    with pytest.raises(ConfigError, match=r"engine\.attention is 'flash', .* install .flash-attn.*Or use 'auto'"):
+        load(folder, attention="flash")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from diffusers import (
+    AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
@@ -11,7 +12,9 @@ from diffusers import (
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
     Lumina2Transformer2DModel,
+    PixArtTransformer2DModel,
     QwenImageTransformer2DModel,
+    SanaTransformer2DModel,
     SD3Transformer2DModel,
     UNet2DConditionModel,
     ZImageTransformer2DModel,
@@ -339,3 +342,66 @@ def test_parameters_of_chroma():
     assert round(count / 1e9, 2) == 8.90
     assert round(2 * (count + 4_762_310_656) / 1e9 + 0.2, 1) == 27.5
     assert output.shape == (rows, 76 * 52, 64)
+
+
+@pytest.fixture(scope="module")
+def deep_vae():
+    """The VAE of Sana, of which a latent is 32 × 32 pixels."""
+    with torch.device("meta"):
+        return AutoencoderDC(
+            encoder_block_types=("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
+            decoder_block_types=("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
+            decoder_norm_types="rms_norm",
+            upsample_block_type="interpolate",
+            downsample_block_type="Conv",
+        )
+
+
+_SANA_600M = {
+    "num_attention_heads": 36,
+    "num_layers": 28,
+    "cross_attention_dim": 1152,
+    "num_cross_attention_heads": 16,
+    "cross_attention_head_dim": 72,
+}
+
+
+@pytest.mark.parametrize(("settings", "parameters", "gigabytes"), [(_SANA_600M, 0.59, 7.0), ({}, 1.60, 9.1)])
+def test_parameters_and_memory_of_sana(deep_vae, settings, parameters, gigabytes):
+    """Those of docs/models.md."""
+    with torch.device("meta"):
+        transformer = SanaTransformer2DModel(**settings).bfloat16()
+        parts = transformer, Gemma2Model(Gemma2Config()), deep_vae
+        (output,) = transformer(
+            torch.empty(2, 32, 26, 38, dtype=torch.bfloat16),
+            encoder_hidden_states=torch.empty(2, 300, 2304, dtype=torch.bfloat16),
+            encoder_attention_mask=torch.ones(2, 300, dtype=torch.bool),
+            timestep=torch.empty(2),
+            return_dict=False,
+        )
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert [round(count / 1e9, 2) for count in counts] == [parameters, 2.61, 0.31]
+    assert round(2 * sum(counts) / 1e9, 1) == gigabytes
+    assert output.shape == (2, 32, 26, 38)
+    assert Conditioning({"tokens": torch.empty(300, 2304, dtype=torch.bfloat16)}).nbytes == 1_382_400
+
+
+def test_parameters_and_memory_of_pixart_sigma(xl):
+    """Those of docs/models.md; its VAE is that of Stable Diffusion XL."""
+    dtype = torch.float16
+    with torch.device("meta"):
+        transformer = PixArtTransformer2DModel(caption_channels=4096, use_additional_conditions=False).to(dtype)
+        parts = transformer, T5EncoderModel(T5_XXL), xl["vae"]
+        (output,) = transformer(
+            torch.empty(2, 4, 104, 152, dtype=dtype),
+            encoder_hidden_states=torch.empty(2, 300, 4096, dtype=dtype),
+            encoder_attention_mask=torch.ones(2, 300, dtype=torch.bool),
+            timestep=torch.empty(2),
+            added_cond_kwargs={"resolution": None, "aspect_ratio": None},
+            return_dict=False,
+        )
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert [round(count / 1e9, 2) for count in counts] == [0.61, 4.76, 0.08]
+    assert round(2 * sum(counts) / 1e9, 1) == 10.9
+    assert output.shape == (2, 8, 104, 152)
+    assert round(Conditioning({"tokens": torch.empty(300, 4096, dtype=dtype)}).nbytes / 1e6, 1) == 2.5

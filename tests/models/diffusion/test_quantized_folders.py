@@ -2,9 +2,12 @@
 
 import importlib.util
 import json
+import math
 import os
 import pathlib
+import re
 import shutil
+import struct
 import subprocess
 import sys
 from typing import Any
@@ -14,12 +17,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import tiny_models
+from gguf_files import BLOCK_BYTES, field, gguf_bytes, string, tensor_info
 from noria.config import EngineConfig
 from noria.errors import MissingExtra, ModelError
 from noria.models.catalog import count_parameters, open_model
-from noria.models.diffusion.folders import quantization
+from noria.models.diffusion.folders import pipeline_folder, quantization
 from noria.models.diffusion.folders.quantization import Torchao, read_quantization
 from noria.models.families import FAMILIES
+from noria.models.gguf_file import read_gguf_header
+from noria.models.needed_files import select_needed_files
 from noria.models.weights import weight_bytes
 from python_environment import environment_python
 
@@ -67,8 +73,9 @@ _INT8_TENSOR = {
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both libraries seem installed: inspecting a folder looks no further."""
-    monkeypatch.setattr(quantization, "check_installed", lambda *_: None)
+    """The libraries seem installed: inspecting a folder looks no further."""
+    for module in (quantization, pipeline_folder):
+        monkeypatch.setattr(module, "check_installed", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +218,112 @@ def test_bitsandbytes_needs_a_gpu(folder: pathlib.Path) -> None:
         FAMILIES[spec.family].load(spec, EngineConfig(dtype="float32", slots=2, threads=1), "cpu")
 
 
-def test_gguf_is_rejected_by_name(folder: pathlib.Path) -> None:
+def replace_by_gguf(folder: pathlib.Path, kind: str = "Q8_0") -> pathlib.Path:
+    """Put a GGUF file of zeros in the place of the transformer's weights; matrices of whole blocks are quantized."""
     file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
-    file.rename(file.with_suffix(".gguf"))
-    with pytest.raises(ModelError, match="format GGUF are not read"):
+    shapes = {name: tensor.shape for name, tensor in load_file(file).items()}
+    file.unlink()
+    file = file.with_name("flux-tiny.gguf")
+    fits = {name: len(shape) == 2 and shape[-1] % BLOCK_BYTES[kind][1] == 0 for name, shape in shapes.items()}
+    file.write_bytes(gguf_bytes({name: (shape, kind if fits[name] else "F32") for name, shape in shapes.items()}))
+    return file
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_transformer_in_a_gguf_file_counts_as_the_one_that_it_was(folder: pathlib.Path) -> None:
+    before = open_model(str(folder))
+    num_parameters = count_parameters(before)
+    shapes = [tensor.shape for tensor in load_file(next((folder / "transformer").glob("*.safetensors"))).values()]
+    quantized = sum(math.prod(shape) for shape in shapes if len(shape) == 2 and shape[-1] % 32 == 0)
+    replace_by_gguf(folder)
+    after = open_model(str(folder))
+    assert (after.num_parameters, count_parameters(after)) == (before.num_parameters, num_parameters)
+    assert after.fingerprint != before.fingerprint
+    expected = quantized // 32 * 34 + 4 * (before.num_parameters - quantized)
+    assert weight_bytes(folder, "transformer", "diffusion_pytorch_model", 4) == expected
+    file = "transformer/flux-tiny.gguf"
+    listed = [*(f"{part}/model.safetensors" for part in ("text_encoder", "text_encoder_2")), file]
+    assert file in select_needed_files(listed, FAMILIES["flux"], "a store")
+
+
+@pytest.mark.usefixtures("installed")
+def test_gguf_is_rejected_where_it_is_not_clear_or_not_read(folder: pathlib.Path) -> None:
+    quantized = folder / "text_encoder_2" / "t5.gguf"
+    weights = folder / "text_encoder_2" / "model.safetensors"
+    weights.rename(quantized)
+    with pytest.raises(ModelError, match=r"text_encoder_2/model\.safetensors: missing.*GGUF are read only of a transf"):
+        open_model(str(folder))
+    quantized.rename(weights)
+    shutil.copy(weights, folder / "transformer" / "a.gguf")
+    with pytest.raises(ModelError, match=r"a\.gguf: beside it is diffusion_pytorch_model\.safetensors"):
+        open_model(str(folder))
+    (folder / "transformer" / "a.gguf").unlink()
+    file = replace_by_gguf(folder)
+    shutil.copy(file, file.with_name("other.gguf"))
+    with pytest.raises(ModelError, match=r"flux-tiny\.gguf: beside it is other\.gguf"):
+        open_model(str(folder))
+    file.with_name("other.gguf").unlink()
+    edit(folder / "transformer" / "config.json", quantization_config=INT8)
+    with pytest.raises(ModelError, match="quantization_config is not of the GGUF file"):
+        open_model(str(folder))
+
+
+def test_without_gguf_the_error_names_the_extra(folder: pathlib.Path) -> None:
+    if importlib.util.find_spec("gguf"):
+        pytest.skip("gguf is installed")
+    replace_by_gguf(folder)
+    with pytest.raises(MissingExtra, match=r"needs gguf.*noria-serve\[quantized\]"):
+        open_model(str(folder))
+
+
+def _one_tensor(name: str = "a", shape: tuple[int, ...] = (4, 32), kind: int = 0, offset: int = 0) -> bytes:
+    return struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + tensor_info(name, shape, kind, offset) + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "truncated or damaged"),
+        (b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
+        (b"PK\x03\x04 and more", "not a GGUF file"),
+        (struct.pack("<4sIQQ", b"GGUF", 1, 0, 0), "version 1"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 2**63, 0), f"{2**63} tensors"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 1, 2**40), f"{2**40} fields"),
+        (struct.pack("<4sIQQQ", b"GGUF", 3, 1, 1, 2**62), "its header goes on"),
+        (gguf_bytes({}), "no tensors"),
+        (gguf_bytes({"a": ((4, 32), "Q8_0")})[:-25], "truncated: its tensors end at byte"),
+        (gguf_bytes({"a": ((4, 32), "BF16"), "model.diffusion_model.a": ((4, 32), "F32")}), "two of one name"),
+        (gguf_bytes({"a": ((32,), "BF16")}), "'a' of shape .32. is in BF16; only matrices"),
+        (gguf_bytes({"a": ((4, 31), "Q8_0")}), "damaged: 'a' has the shape .4, 31. in Q8_0"),
+        (gguf_bytes({"a": ((1,), "F32")}, (field("general.alignment", 4, bytes(4)),)), "alignment is 0"),
+        (gguf_bytes({"a": ((1,), "F32")}, (field("x", 9, struct.pack("<IQ", 0, 2**40)),)), "items of arrays"),
+        (gguf_bytes({"a": ((1,), "F32")}, (field("x", 9, struct.pack("<IQ", 9, 1)),)), "arrays of arrays"),
+        (gguf_bytes({"a": ((1,), "F32")}, (field("x", 77, b""),)), "a field of type 77"),
+        (gguf_bytes({"a": ((1,), "F32")}, (field("x", 8, string(b"\xff")),)), "damaged: 'utf-8' codec"),
+        (_one_tensor(kind=9), "'a' has type 9 of GGML; diffusers computes with F32, F16, Q4_0"),
+        (_one_tensor(shape=(2**32, 2**32)), "damaged: 'a' has the shape"),
+        (_one_tensor(shape=(0, 32)), "damaged: 'a' has the shape"),
+        (_one_tensor(shape=(1,) * 9), "9 axes"),
+        (_one_tensor(offset=1), "'a' is at 1"),
+        (_one_tensor(offset=2**60), "truncated: its tensors end at byte"),
+        (
+            struct.pack("<4sIQQ", b"GGUF", 3, 2, 0) + b"".join(tensor_info(n, (200,), 0, 0) for n in "ab") + bytes(900),
+            "its tensors overlap",
+        ),
+    ],
+)
+def test_damaged_or_hostile_gguf_files_are_rejected(tmp_path: pathlib.Path, content: bytes, words: str) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"a\.gguf: .*{words}"):
+        read_gguf_header(file)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_gguf_file_of_another_model_is_rejected(folder: pathlib.Path) -> None:
+    file = replace_by_gguf(folder)
+    file.write_bytes(gguf_bytes({"x_embedder.proj.weight": ((8, 4, 2, 2), "F32")}))
+    with pytest.raises(ModelError, match=r"flux-tiny\.gguf: x_embedder\.weight is missing, but config\.json"):
         open_model(str(folder))
 
 
@@ -240,11 +349,11 @@ def test_what_the_libraries_write_is_read(tmp_path: pathlib.Path) -> None:
         assert isinstance(read_quantization(file), Torchao)
 
 
-@pytest.mark.slow  # two minutes: pip makes an environment with torchao, whose import takes seconds
+@pytest.mark.slow  # minutes: pip makes an environment with torchao, whose import takes seconds
 @pytest.mark.timeout(900)
-def test_images_of_torchaos_models_are_those_of_the_pipelines(tmp_path: pathlib.Path) -> None:
-    python = environment_python("torchao", "torchao==0.18.0")
-    program = pathlib.Path(__file__).with_name("torchao_images.py")
+def test_images_of_quantized_models_are_those_of_the_pipelines(tmp_path: pathlib.Path) -> None:
+    python = environment_python("quantized", "torchao==0.18.0", "gguf==0.19.0")
+    program = pathlib.Path(__file__).with_name("quantized_images.py")
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     result = subprocess.run(
         [python, program, tmp_path],
@@ -253,7 +362,10 @@ def test_images_of_torchaos_models_are_those_of_the_pipelines(tmp_path: pathlib.
         text=True,
         check=True,
     )
-    for name, found in json.loads(result.stdout.splitlines()[-1]).items():
+    images = json.loads(result.stdout.splitlines()[-1])
+    for damage, message in images.pop("errors").items():
+        assert re.search(rf"model-Q8_0.gguf.*architecture 'tiny'.*FluxTransformer2DModel.*{damage}", message), message
+    for name, found in images.items():
         assert found["pipeline"] <= 2, name
         assert found["alone"] <= 1, name
         assert 0 < found["before"] <= 40, name  # another image than of the model before, but the same picture

@@ -165,7 +165,7 @@ def test_rows_of_a_call_equal_the_rows_alone(model):
     with torch.inference_mode():
         texts = denoiser.text_encode([*PROMPTS, "many words " * 60])
         assert len({len(text.tokens["encoder_hidden_states"]) for text in texts}) == 4
-        for sizes in [SIZES[:1] * 4] + [SIZES] * (denoiser.call_size(64, 64) is not None):
+        for sizes in [SIZES[:1] * 4] + [SIZES] * (denoiser.call_size(64 * 64) is not None):
             shapes = [denoiser.latent_shape(*size) for size in sizes]
             latents = [torch.randn(shape, generator=generator).to(denoiser.device) for shape in shapes]
             rows = latents if sizes is SIZES else torch.stack(latents)
@@ -176,6 +176,16 @@ def test_rows_of_a_call_equal_the_rows_alone(model):
                 assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
                 other = denoiser.predict(row, time, collate([texts[k - 1]]), None)[0]
                 assert (other - alone).abs().max() > 1e-3 * alone.abs().max()  # texts matter
+
+
+def test_another_attention_gives_the_same_images(model):
+    spec, executor, _ = model
+    if "_native_math" not in FAMILIES[spec.family].attention:
+        pytest.skip("this transformer does not call diffusers' dispatcher of attention")
+    requests = [make_request(number, inference_steps=2) for number in range(4)]
+    images = generate(executor, requests)
+    others = generate(load(spec.folder, str(executor.model.device), attention="_native_math")[1], requests)
+    assert max(difference(images[key], others[key]) for key in images) <= 1
 
 
 def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):
@@ -213,13 +223,20 @@ def test_prompts_guidance_and_the_words_before_a_prompt_change_the_image(model, 
     assert min(difference(image, other) for other in images) > PARITY_TOLERANCE
 
 
-def test_images_in_bfloat16_are_near(model):
-    """Their rounding errors grow in random models: by as much in diffusers' pipelines."""
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of diffusers' Krea 2
+def test_images_in_bfloat16_lose_what_those_of_the_pipeline_lose(model):
+    """Rounding errors grow in random models, by more on a GPU than on a CPU."""
     spec, executor, _ = model
     rounded = load(spec.folder, executor.model.device, dtype="bfloat16")[1]
+    rounded_pipe = open_pipeline(spec.folder).to(executor.model.device, torch.bfloat16)
     requests = [make_request(number) for number in range(4)]
     images, of_rounded = generate(executor, requests), generate(rounded, requests)
-    assert all(np.abs(image - of_rounded[key].astype(float)).mean() < 20 for key, image in images.items())
+    losses = [np.abs(image - of_rounded[key].astype(float)).mean() for key, image in images.items()]
+    of_pipeline = [
+        np.abs(image - generate_with_pipeline(rounded_pipe, spec.family, request).astype(float)).mean()
+        for request, image in zip(requests, images.values(), strict=True)
+    ]
+    assert sum(losses) <= 1.5 * sum(of_pipeline) + 4, (losses, of_pipeline)
 
 
 def test_without_a_negative_prompt_an_image_is_not_guided(qwen):
@@ -370,7 +387,6 @@ def test_a_scheduler_of_another_family_is_rejected(qwen, name):
         qwen[1].prepare(make_request(0, scheduler=name))
 
 
-@pytest.mark.parametrize(("settings", "words"), [({"attention": "plain"}, "'sdpa'"), ({"compile": True}, "Switch it")])
-def test_settings_that_do_not_work_are_rejected(model, settings, words):
-    with pytest.raises(ConfigError, match=words):
-        load(model[0].folder, **settings, buckets=(2,))
+def test_compiling_is_rejected(model):
+    with pytest.raises(ConfigError, match="Switch it"):
+        load(model[0].folder, compile=True, buckets=(2,))

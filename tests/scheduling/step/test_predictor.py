@@ -7,7 +7,8 @@ from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import least_slack
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
-from noria.scheduling.types import BatchKey, ItemId, SchedulableRequest
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import BatchKey, ItemId, IterationResult, RequestFinished, SchedulableRequest
 
 MODEL = ModelKey("m")
 
@@ -29,6 +30,38 @@ def test_a_request_starts_with_its_first_image_and_finishes_with_its_last():
     predictor.table.add(make_request("a", images=3), 0.0)
     at = predictor.predict_requests(0.0)["a"]
     assert (at.start_in_s, at.finish_in_s) == (0.0, 15.0)
+
+
+def test_both_stages_take_as_long_as_predicted():
+    costs = CostModel(8, {SMALL: CostCurve({1: 1.0, 2: 1.5}), SMALL._replace(stage=1): CostCurve({1: 3.0, 2: 4.0})})
+    costs.decodes[SMALL] = CostCurve({1: 0.5, 2: 0.75})
+    scheduler, ended, now = StepScheduler(4, costs=costs), {}, 0.0
+    for name, calls, second_stage_from in (("a", 4, 3), ("b", 4, 3), ("c", 2, None)):
+        scheduler.submit(make_request(name, calls, second_stage_from=second_stage_from), now)
+    predicted = {name: each.finish_in_s for name, each in scheduler._predictor.predict_uncorrected(now).items()}
+    table = scheduler._table
+    while (plan := scheduler.plan(now)) is not None:
+        seconds = costs.decode_s(SMALL, len(plan.decodes))
+        if plan.steps:
+            seconds += costs.step_s(table.running[plan.steps[0].image].step_key, len(plan.steps))
+        now += seconds
+        for event in scheduler.commit(plan, IterationResult(is_timed=False), now):
+            if isinstance(event, RequestFinished):
+                ended[event.attempt_id] = now
+    assert ended == pytest.approx(predicted)
+    # Of three rows 2 s, twice, and a decode; then of two rows 1.5 s, 4 s and a decode of two.
+    assert ended == pytest.approx({"c": 4.5, "a": 10.75, "b": 10.75})
+
+
+def test_a_stage_without_measurements_costs_as_the_other_and_work_counts_both():
+    predictor = make_predictor()
+    request = make_request("a", 5, second_stage_from=3)
+    assert predictor.device_time_s(request, 5, needs_encode=False) == pytest.approx(5.0)
+    predictor.costs.steps[SMALL._replace(stage=1)] = CostCurve({1: 4.0, 8: 32.0})
+    assert predictor.device_time_s(request, 5, needs_encode=False) == pytest.approx(3.0 + 2 * 4.0)
+    assert predictor.unloaded_s(request) == pytest.approx(3.0 + 2 * 4.0)
+    predictor.table.add(request, 0.0)
+    assert predictor.predict_requests(0.0)["a"].finish_in_s == pytest.approx(3.0 + 2 * 4.0)
 
 
 def test_predictions_are_cached_until_the_table_changes():

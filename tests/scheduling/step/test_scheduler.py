@@ -24,6 +24,7 @@ from noria.scheduling.types import (
 )
 
 SMALL, LARGE = BatchKey(64, 64), BatchKey(128, 96)
+SHOWN = BatchKey(64, 64, reference_px=128 * 96)  # with reference images
 
 
 def make_request(attempt_id="a", calls=2, images=1, batch_key=SMALL, expires_at=None, **more):
@@ -143,6 +144,44 @@ def test_batch_keys_alternate():
     plans = [run_iteration(scheduler)[0] for _ in range(6)]
     assert [plan.steps[0].image.attempt_id for plan in plans] == ["a", "b"] * 3
     assert all(len({step.image for step in plan.steps}) == 1 for plan in plans)
+
+
+def test_images_of_two_stages_take_turns_and_share_the_calls_of_each():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=3, second_stage_from=1), 0)
+    scheduler.submit(make_request("b", calls=3), 0)
+    scheduler.submit(make_request("c", calls=4, second_stage_from=2), 0)
+    plans = []
+    while scheduler.num_running or scheduler.num_waiting:
+        plans.append(run_iteration(scheduler)[0])
+    assert [[(step.image.attempt_id, step.call) for step in plan.steps] for plan in plans] == [
+        [("a", 0), ("b", 0), ("c", 0)],
+        [("a", 1)],
+        [("b", 1), ("c", 1)],
+        [("a", 2), ("c", 2)],
+        [("b", 2)],
+        [("c", 3)],
+    ]
+
+
+def test_a_second_stage_that_runs_out_of_memory_has_half_the_rows_and_the_first_as_many_as_before():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=2, images=4, second_stage_from=1), 0)
+    assert len(run_iteration(scheduler)[0].steps) == 4
+    assert len(run_iteration(scheduler, oom_phase="steps")[0].steps) == 4
+    assert [len(run_iteration(scheduler)[0].steps) for _ in range(2)] == [2, 2]
+    scheduler.submit(make_request("b", calls=2, images=4, second_stage_from=1), 0)
+    assert len(run_iteration(scheduler)[0].steps) == 4
+
+
+def test_images_of_both_stages_are_decoded_together():
+    scheduler = StepScheduler(4, decode_batch=2)
+    scheduler.submit(make_request("a", calls=2, images=3, second_stage_from=1), 0)
+    scheduler.submit(make_request("b", calls=2), 0)
+    decoded = []
+    while scheduler.num_running or scheduler.num_waiting:
+        decoded.append([each.image.attempt_id for each in run_iteration(scheduler)[0].decodes])
+    assert decoded == [[], ["a", "a"], ["a", "b"]]
 
 
 def test_images_that_finish_together_are_decoded_in_small_batches():
@@ -653,16 +692,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         target=requests,
         calls=st.integers(1, 4),
         images=st.integers(1, 4),
-        batch_key=st.sampled_from([SMALL, LARGE]),
+        batch_key=st.sampled_from([SMALL, LARGE, SHOWN]),
         timeout_s=st.none() | st.floats(0, 20),
         deadline_s=st.none() | st.floats(0, 20),
         rows=st.integers(1, 2),
         exclusive=st.booleans() | st.just(False),
         priority=st.sampled_from(["low", "normal", "high"]),
         has_start_image=st.booleans(),
+        num_first_calls=st.none() | st.integers(1, 3),
     )
-    def submit(self, calls, images, batch_key, timeout_s, deadline_s, rows, exclusive, priority, has_start_image):
+    def submit(
+        self,
+        calls,
+        images,
+        batch_key,
+        timeout_s,
+        deadline_s,
+        rows,
+        exclusive,
+        priority,
+        has_start_image,
+        num_first_calls,
+    ):
         self.count += 1
+        has_stages = self.call_size is None and num_first_calls is not None and num_first_calls < calls
         request = make_request(
             f"r{self.count}",
             calls,
@@ -675,6 +728,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             call_size=self.call_size,
             has_start_image=has_start_image,
+            second_stage_from=num_first_calls if has_stages else None,
         )
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
@@ -708,7 +762,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert image.attempt_id in self.open, "planned after it ended"
             assert slots.setdefault(slot, image) == image, "one slot, two images"
         assert len({self.open[step.image.attempt_id].call_key for step in self.plan.steps}) <= 1
-        assert len({self.open[assignment.image.attempt_id].batch_key for assignment in self.plan.decodes}) <= 1
+        stepped = {self.open[step.image.attempt_id].step_key(step.call) for step in self.plan.steps}
+        assert self.call_size is not None or len(stepped) <= 1
+        assert (
+            len({self.open[assignment.image.attempt_id].batch_key.decode_key for assignment in self.plan.decodes}) <= 1
+        )
         assert len(self.plan.decodes) <= 2
         self.check_encodes()
         in_flight = {each.image.attempt_id for each in (*self.plan.steps, *self.plan.decodes)}

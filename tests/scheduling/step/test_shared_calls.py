@@ -100,3 +100,33 @@ def test_a_small_image_that_rides_in_large_calls_is_as_urgent_as_they_are_long()
     scheduler.cancel("large", 0.0)
     iterate(scheduler, step_s=0.25)
     assert scheduler._predictor._image_costs(SMALL, 2).expected_call_s < 0.5
+
+
+SHOWN = LARGE._replace(reference_px=1024 * 1024)  # with a reference image of its size
+
+
+def test_references_count_as_pixels_of_a_row():
+    costs = PER_CALL | {SHOWN: CostCurve({1: 1.0, 2: 1.0, 8: 1.0})}
+    assert share({LARGE: 1, SHOWN: 1}, costs) == {LARGE: SHOWN, SHOWN: SHOWN}
+    learned = CostModel(steps={LARGE: CostCurve({1: 1.0})})
+    assert 2.0 < learned.step_s(SHOWN, 1) < 2.5, "an unknown one costs as much as an image of as many pixels"
+
+
+def test_images_of_one_size_are_decoded_together_whatever_their_references():
+    scheduler = StepScheduler(8)
+    for name, key in (("plain", LARGE), ("shown", SHOWN)):
+        scheduler.submit(SchedulableRequest(name, key, 1, 1, None, call_size=(0, 0)), 0.0)
+    plan = scheduler.plan(0.0)
+    assert {each.image.attempt_id for each in plan.decodes} == {"plain", "shown"}
+    scheduler.commit(plan, IterationResult(phase_timings=MeasuredTimings(step_s=1.0, decode_s=0.5)), 0.0, 1.5)
+    assert scheduler.costs.decodes.keys() == {LARGE}
+    assert scheduler.costs.decode_s(SHOWN, 2) == scheduler.costs.decode_s(LARGE, 2) > 0
+
+
+@pytest.mark.parametrize(("num_references", "expected"), [(0, 4), (1, 4), (2, 2), (3, 1), (9, 1)])
+def test_an_iteration_encodes_few_references(num_references, expected):
+    key = LARGE._replace(reference_px=num_references * 1024 * 1024)
+    scheduler = StepScheduler(16, decode_batch=4)
+    for k in range(9):
+        scheduler.submit(SchedulableRequest(f"r{k}", key, 1, 5, None, has_start_image=True), 0.0)
+    assert len(scheduler.plan(0.0).encodes) == expected

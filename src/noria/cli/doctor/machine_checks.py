@@ -87,8 +87,11 @@ def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfi
         "model",
         f"{spec.name}: {facts.num_parameters / 1e6:.1f} M parameters, "
         f"{spec.default_width_px}×{spec.default_height_px} px, "
-        f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}",
+        f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}"
+        + ("; for inpainting: each request needs an image and a mask" if spec.needs_mask else ""),
     )
+    others = [name for name in FAMILIES[spec.family].attention if name != engine.attention]
+    yield Finding("ok", "attention", f"{engine.attention}; this model also allows {', '.join(others) or 'no other'}")
     if isinstance(facts.memory, str):
         yield Finding("fail", "memory", facts.memory)
     elif facts.memory is not None:
@@ -122,12 +125,8 @@ def _check_torch(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
             "attention",
             "xformers is configured but not installed: pip install xformers, or use --attention sdpa",
         )
-    elif engine.attention == "sdpa" and not facts.has_sdpa:
+    elif engine.attention in ("auto", "sdpa") and not facts.has_sdpa:
         yield Finding("fail", "attention", "this torch has no scaled_dot_product_attention: install torch 2.6 or newer")
-    else:
-        yield Finding(
-            "ok", "attention", f"{engine.attention}; xformers is {facts.versions['xformers'] or 'not installed'}"
-        )
 
 
 def _check_cpu(facts: Facts) -> Finding:

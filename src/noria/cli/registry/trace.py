@@ -18,9 +18,8 @@ from noria.cli.registry.common import (
 from noria.observe.terminal_text import escape_for_terminal, escape_in_json
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from noria.registry.lineage.trace import DatasetNode, DeploymentNode, Direction, Graph, Node, NodeId, RunNode
+    from noria.images.metadata import GenerationMetadata
+    from noria.registry.lineage.trace import DatasetNode, DeploymentNode, Direction, Graph, Node, RunNode
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -47,12 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     With --down, all that was made from it: which models saw this data?
     """
+    from noria.images.metadata_io import read_metadata
     from noria.registry.lineage.export import export_events
     from noria.registry.lineage.trace import trace
+    from noria.registry.lineage.trace_subjects import find_image_subjects, find_subjects
 
     direction: Direction = "down" if arguments.down else "up"
+    # A name too long for a path is no file.
+    image = read_metadata(pathlib.Path(arguments.what)) if os.path.isfile(arguments.what) else None
     with registry_of(arguments) as engine, engine.connect() as connection:
-        graph = trace(connection, _find(connection, arguments.what, direction), direction)
+        if image is None:
+            subjects = find_subjects(connection, arguments.what, direction)
+        else:
+            subjects = find_image_subjects(connection, image, arguments.what, direction)
+        graph = trace(connection, subjects, direction)
         if arguments.openlineage:
             for event in export_events(connection, graph):
                 print(escape_in_json(event))
@@ -62,17 +69,22 @@ def run(arguments: argparse.Namespace) -> int:
         print(as_json(graph))
     else:
         print("\n".join(format_graph(graph)))
+        if image is not None:
+            print("".join(f"{escape_for_terminal(line)}\n" for line in format_parts(image)), end="")
     return 0
 
 
-def _find(connection: "Connection", what: str, direction: "Direction") -> "list[NodeId]":
-    """Return what is to be traced. Raises RegistryError and ImageFileError."""
-    from noria.images.metadata_io import read_metadata
-    from noria.registry.lineage.trace_subjects import find_image_subjects, find_subjects
-
-    if os.path.isfile(what):  # a name too long for a path is none
-        return find_image_subjects(connection, read_metadata(pathlib.Path(what)), what, direction)
-    return find_subjects(connection, what, direction)
+def format_parts(image: "GenerationMetadata") -> Iterator[str]:
+    """Yield a line for each file beside the model that made an image, with its digest: LoRAs, ControlNets, images."""
+    for lora in image.loras:
+        yield f"LoRA {lora.name}  {lora.digest or 'digest not stated'}, weight {lora.weight:g}"
+    for control in image.controls:
+        yield f"ControlNet {control.name}  {control.digest or 'digest not stated'}, scale {control.scale:g}"
+    for name, digest in (("start image", image.image_digest), ("mask", image.mask_digest)):
+        if digest is not None:
+            yield f"{name}  {digest}"
+    for reference in image.reference_images:
+        yield f"reference image  {reference.digest}"
 
 
 def format_graph(graph: "Graph") -> Iterator[str]:

@@ -80,12 +80,17 @@ def _engine_section(state: ServerState, engine: EngineInfo, width: int, height: 
     header = [line(title, width), *flow(_stats(history), width, 2)]
     if height is None:
         slot_lines = slot_rows(history, now, width, None, models)
-        return [*header, *_sparklines(history, width, 5), *slot_lines, *_queue_lines(history, now, width, None, models)]
+        return [
+            *header,
+            *_sparklines(history, width, _num_all_curves(history)),
+            *slot_lines,
+            *_queue_lines(history, now, width, None, models),
+        ]
     if height <= len(header):
         return header[: max(1, height)]
     num_free_lines = height - len(header)
     num_waiting = min(len(view.waiting), 1)
-    num_curves = _num_curves(num_free_lines - num_waiting, view.num_slots + 1)
+    num_curves = _num_curves(num_free_lines - num_waiting, view.num_slots + 1, _num_all_curves(history))
     num_free_lines -= num_curves
     slot_lines = slot_rows(history, now, width, num_free_lines - num_waiting, models)
     return [
@@ -101,9 +106,17 @@ def _models(state: ServerState) -> tuple[str, ...]:
     return () if state.server is None else state.server.models
 
 
-def _num_curves(num_free_lines: int, wanted: int) -> int:
+def _num_all_curves(history: EngineHistory) -> int:
+    return 6 if _has_start_images(history) else 5
+
+
+def _has_start_images(history: EngineHistory) -> bool:
+    return any(iteration.image_encode_s for iteration in history.iterations)
+
+
+def _num_curves(num_free_lines: int, wanted: int, num_all: int) -> int:
     """The number of sparklines: as many as leave a line for every slot, else a few if enough lines remain."""
-    for num_curves in (5, 2, 1):
+    for num_curves in (num_all, 2, 1):
         if num_free_lines - num_curves >= wanted:
             return num_curves
     return 2 if num_free_lines - 2 >= 2 * _MIN_SLOT_LINES else 1 if num_free_lines - 1 >= _MIN_SLOT_LINES else 0
@@ -121,8 +134,19 @@ def _stats(history: EngineHistory) -> list[list[StyledText]]:
         "backlog": "–" if view.backlog_s <= 0 else format_seconds(view.backlog_s),
         "busy": f"{rates.busy:.0%}",
         "occupancy": f"{rates.occupancy:.0%}",
-    }
+    } | _mixed_calls(history)
     return [[(f"{name} ", "dim"), (value, "bold")] for name, value in stats.items()]
+
+
+def _mixed_calls(history: EngineHistory) -> dict[str, str]:
+    """Which share of the last calls had images of several sizes, and what part of these padding was, if any had."""
+    calls = [iteration for iteration in history.iterations if iteration.num_stepped]
+    sizes = [iteration.call_sizes for iteration in calls if len(iteration.call_sizes) > 1]
+    if not sizes:
+        return {}
+    used = sum(each.width * each.height * each.num_rows for call in sizes for each in call)
+    padded = sum(max(each.width * each.height for each in call) * sum(each.num_rows for each in call) for call in sizes)
+    return {"mixed sizes": f"{len(sizes) / len(calls):.0%}", "of it padding": f"{1 - used / padded:.0%}"}
 
 
 def _sparklines(history: EngineHistory, width: int, num_curves: int) -> list[Text]:
@@ -133,15 +157,11 @@ def _sparklines(history: EngineHistory, width: int, num_curves: int) -> list[Tex
     columns = width - _LABEL_WIDTH - _SCALE_WIDTH
     max_iteration_s = max((iteration.duration_s for iteration in iterations[-columns:]), default=0.0)
     max_rate = max(rates[-columns:], default=0.0)
-    encode_s = [iteration.image_encode_s + iteration.text_encode_s for iteration in iterations]
-    stages = {
-        "encode": (encode_s, "magenta"),
-        "denoise": (
-            [each.duration_s - encode - each.decode_s for each, encode in zip(iterations, encode_s, strict=True)],
-            "cyan",
-        ),
-        "decode": ([iteration.decode_s for iteration in iterations], "yellow"),
-    }
+    images, texts = [each.image_encode_s for each in iterations], [each.text_encode_s for each in iterations]
+    decode = [each.decode_s for each in iterations]
+    denoise = [each.duration_s - each.image_encode_s - each.text_encode_s - each.decode_s for each in iterations]
+    stages = {"img encode": (images, "bright_magenta")} if _has_start_images(history) else {}
+    stages |= {"text encode": (texts, "magenta"), "denoise": (denoise, "cyan"), "decode": (decode, "yellow")}
     batch = _labelled_sparkline(
         "batch",
         [float(iteration.num_stepped) for iteration in iterations],

@@ -33,6 +33,8 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
 
     """
     on_cpu = device == "cpu"
+    if config.compile and config.compile_blocks:
+        raise ConfigError("engine.compile and engine.compile_blocks do not work together. Switch off one of them.")
     if config.compile and not config.buckets:
         raise ConfigError(
             "engine.compile needs engine.buckets, or each new number of rows is compiled while requests wait. "
@@ -55,7 +57,10 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
     return msgspec.structs.replace(
         config,
         dtype=("float32" if on_cpu else FAMILIES[spec.family].gpu_dtype) if config.dtype == "auto" else config.dtype,
+        attention=FAMILIES[spec.family].check_attention(config.attention),
         slots=slots if config.slots == "auto" else config.slots,
+        # On an H200, channels last is 7 to 38 % slower: docs/benchmarks/device.md.
+        channels_last=on_cpu if config.channels_last == "auto" else config.channels_last,
         text_encoder_device="same" if config.text_encoder_device == device else config.text_encoder_device,
         threads=max(1, machine.num_cores // len(config.devices)) if config.threads == "auto" else config.threads,
     )

@@ -21,7 +21,9 @@ from noria.config import EngineConfig
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.folders import cache_folder
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
+from noria.images import scheduler_names
+from noria.models.refiner_folders import RefinerFolders
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement
 from noria.protocol.messages import ShapeCosts
 from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostCurve, CostModel
@@ -49,8 +51,10 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             width_px=batch_key.width_px,
             height_px=batch_key.height_px,
             step_s={rows: round(costs.step_s(batch_key, rows), 6) for rows in sorted(curve.points)},
-            decode_s={n: round(costs.decode_s(batch_key, n), 6) for n in sorted(costs.decodes[batch_key].points)}
-            if batch_key in costs.decodes
+            decode_s={
+                n: round(costs.decode_s(batch_key, n), 6) for n in sorted(costs.decodes[batch_key.decode_key].points)
+            }
+            if batch_key.decode_key in costs.decodes
             else {},
             text_encode_s=round(costs.text_encode_s(batch_key.model), 6),
             max_rows=costs.rows_limit(batch_key),
@@ -58,6 +62,8 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             image_encode_s={n: round(costs.image_encode_s(batch_key, n), 6) for n in sorted(encodes[batch_key].points)}
             if batch_key in encodes
             else {},
+            reference_px=batch_key.reference_px,
+            stage=batch_key.stage,
         )
         for batch_key, curve in costs.steps.items()
     )
@@ -70,6 +76,7 @@ class CachedCurve(msgspec.Struct, frozen=True):
     height_px: int
     seconds: dict[int, float]  # by rows (steps) or images
     stage: int = 0
+    reference_px: int = 0
 
 
 class CachedCosts(msgspec.Struct, frozen=True):
@@ -129,8 +136,12 @@ def run_warmup_request(
 ) -> None:
     """Generate and discard `num_images` images of the default size, measured into `costs`.
 
+    A refiner makes as many `steps` after those of the model.
+
     Raises ModelError on failure.
     """
+    refiner = RefinerFolders.of(config).for_model(spec)
+    is_refined = refiner is not None and scheduler_names.find(spec.default_scheduler).takes_refiner
     assert isinstance(config.slots, int)
     events: list[EngineEvent[PreparedImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
@@ -146,15 +157,21 @@ def run_warmup_request(
             seed=0,
             width=spec.default_width_px,
             height=spec.default_height_px,
-            inference_steps=steps,
+            inference_steps=2 * steps if is_refined else steps,
             guidance_scale=guidance,
             scheduler=spec.default_scheduler,
             n=num_images,
+            strength=1.0 if spec.needs_mask else None,
+            has_mask=spec.needs_mask,
+            refiner=Refinement(0.5) if is_refined else None,
         ),
         timeout_s=math.inf,
     )
+    # A black start image, all of which is repainted.
+    num_pixels = spec.default_width_px * spec.default_height_px
+    frame = memoryview(bytes(3 * num_pixels) + b"\xff" * num_pixels) if spec.needs_mask else None
     try:
-        loop.submit(executor.prepare(request))
+        loop.submit(executor.prepare(request, frame))
         while loop.run_iteration() is not None:
             pass
         for event in events:
@@ -231,11 +248,13 @@ class CostCache:
             _log.warning("the measured costs cannot be cached: %s", error)
 
     def _batch_key(self, curve: CachedCurve) -> BatchKey:
-        return BatchKey(curve.width_px, curve.height_px, self._model, curve.stage)
+        return BatchKey(curve.width_px, curve.height_px, self._model, curve.stage, curve.reference_px)
 
 
 def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
-    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.stage)
+    return CachedCurve(
+        batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.stage, batch_key.reference_px
+    )
 
 
 def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
@@ -249,17 +268,20 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "attention",
             "channels_last",
             "compile",
+            "compile_blocks",
             "buckets",
             "decode_batch",
             "vae_tiling",
             "text_encoder_device",
         )
     }
+    refiner = RefinerFolders.of(config).for_model(spec)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}
     return (
         {"model": spec.fingerprint, "device": device}
         | versions
         | {name: str(value) for name, value in settings.items()}
+        | ({} if refiner is None else {"refiner": refiner.digest})
     )
 
 

@@ -22,16 +22,17 @@ from noria.engine.diffusion.controls import active_controls
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.latents import LatentSlots
+from noria.engine.diffusion.lora_cache import NO_ADAPTERS
 from noria.engine.diffusion.masked_images import MaskedImages
 from noria.engine.diffusion.model_loras import ModelLoras
-from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer
+from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer, refiner_of
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.start_latents import StartLatents
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.runtime import THUMBNAIL_MAX_PX
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, ReferencedModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest
 from noria.sampling.noise import NoiseStream
@@ -71,14 +72,20 @@ class DiffusionExecutor:
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise: dict[ItemId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.device)
-        self._guided: dict[ItemId, GuidedImage] = {}  # running images
+        self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running images, by stage
         self._masked_images = MaskedImages(model)
         self._loras = ModelLoras(model, config)
-        self._calls = GuidedCalls(model, self._loras, config.buckets)
+        self._refiner = refiner_of(model)
+        self._calls = [GuidedCalls(model, self._loras, config.buckets)]  # by stage
         self._preparer = RequestPreparer(model, config, self._loras)
         self._embeddings = PromptEmbeddingCache(
             self._loras.text_encode, config.embedding_cache_bytes, 8 if config.buckets else None
         )
+        if self._refiner is not None:
+            self._calls.append(GuidedCalls(self._refiner, None, config.buckets))
+            self._refiner_embeddings = PromptEmbeddingCache(
+                self._refiner.text_encode, config.embedding_cache_bytes, 8 if config.buckets else None
+            )
         self._decoded: dict[ItemId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
         self._fill_detector = PipelineFillDetector(_MAX_ITERATIONS_AHEAD)
@@ -193,9 +200,13 @@ class DiffusionExecutor:
             torch.cuda.empty_cache()  # not inside the handler: the exception keeps its tensors alive
         return fits
 
-    def _encode(self, attempt_ids: Iterable[str]) -> None:
+    def _encode(self, attempt_ids: Sequence[str]) -> None:
         starts = [start for attempt_id in attempt_ids if (start := self._requests[attempt_id].start) is not None]
         StartLatents.encode(starts, self.model, self.config.decode_batch if self.config.buckets else None)
+        for attempt_id in attempt_ids:
+            if (references := self._requests[attempt_id].references) is not None:
+                assert isinstance(self.model, ReferencedModel)
+                references.encode(self.model)
 
     def _join(self, assignments: list[SlotAssignment]) -> None:
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
@@ -204,12 +215,15 @@ class DiffusionExecutor:
             for p in requests
             for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]
         )
+        refined = self._encode_for_refiner(requests)
         for assignment, prepared in zip(assignments, requests, strict=True):
             payload = prepared.request.payload
             key = self._loras.prompt_key
             prompt = embeddings[key(prepared.prompt, prepared.adapters)]
             negative = embeddings[key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
-            self._guided[assignment.image] = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters)
+            references = None if prepared.references is None else prepared.references.tokens
+            guided = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters, references)
+            self._guided[assignment.image] = (guided, *refined.get(prepared.request.attempt_id, ()))
             shape = prepared.latent_shape
             history = self._latents.join(shape, prepared.table.window, is_first=not self._noise)
             noise = NoiseStream(payload.seed, shape, self.model.noise_dtype, image=assignment.image.index)
@@ -220,14 +234,35 @@ class DiffusionExecutor:
                 first = self._masked_images.begin(assignment.image, prepared, noise)
             init_slot(history, assignment.slot, first)
 
+    def _encode_for_refiner(self, requests: list[PreparedImageRequest]) -> dict[str, tuple[GuidedImage]]:
+        """Return what the refiner's calls depend on, for the images of each request that has such calls."""
+        refined = [p for p in requests if p.second_stage_from is not None]
+        if not refined or self._refiner is None:
+            return {}
+        refiner, negative = self._refiner, self._refiner.guidance.negative
+        embeddings = self._refiner_embeddings.get(
+            text
+            for p in refined
+            for text in ([negative(p.request.payload.negative_prompt)] if p.guided else []) + [p.request.payload.prompt]
+        )
+        found = {}
+        for p in refined:
+            payload, of_negative = p.request.payload, None
+            if p.guided:
+                of_negative = refiner.as_negative(embeddings[negative(payload.negative_prompt)])
+            guided = GuidedImage(embeddings[payload.prompt], of_negative, payload.guidance_scale, NO_ADAPTERS)
+            found[p.request.attempt_id] = (guided,)
+        return found
+
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
         batches = [self._gather(of_size) for of_size in self._by_size(steps)]
-        outputs = self._calls.predict(
-            [batch.inputs_BCHW for batch in batches],
+        stage = self._requests[steps[0].image.attempt_id].stage_of(steps[0].call)  # of all, as their batch key says
+        outputs = self._calls[stage].predict(
+            [self._masked_images.with_masks(batch.steps, batch.inputs_BCHW) for batch in batches],
             batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
-            [self._guided[step.image] for batch in batches for step in batch.steps],
+            [self._guided[step.image][stage] for batch in batches for step in batch.steps],
             [
-                active_controls(prepared.controls, step.call, self.model)
+                active_controls(prepared.controls, step.call, self.model) if stage == 0 else []
                 for batch in batches
                 for step, prepared in zip(batch.steps, batch.prepared, strict=True)
             ],
@@ -288,7 +323,9 @@ class DiffusionExecutor:
         if len(indices) < len(steps):
             indices_B = self._to_device(indices)
             inputs_BCHW, outputs_BCHW = inputs_BCHW[indices_B], outputs_BCHW[indices_B]
-        weights_2B = self.model.clean_weights(batch.timesteps[indices])
+        is_refined = self._refiner is not None and batch.prepared[0].stage_of(steps[0].call)
+        denoiser: Denoiser = self._refiner if self._refiner is not None and is_refined else self.model
+        weights_2B = denoiser.clean_weights(batch.timesteps[indices])
         clean_BCHW = clean_latents(inputs_BCHW, outputs_BCHW, self._to_device(weights_2B))
         if max_px is not None:
             clean_BCHW = downscale(clean_BCHW, max_px)

@@ -5,6 +5,7 @@ A call has a row for each image's prompt and, before all these, one for the nega
 Shapes: B images of one size, R rows of a call.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from noria.engine.diffusion.controls import ActiveControl
 from noria.engine.diffusion.lora_cache import Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.prompt_embeddings import CollatedRows
-from noria.models.diffusion.conditioning import Conditioning
-from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel, LatentRows
+from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
+from noria.models.diffusion.diffusion_model import ControlledModel, Denoiser, LatentRows, ReferencedModel
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 
 
@@ -29,12 +30,14 @@ class GuidedImage:
     negative: Conditioning | None  # None: not guided
     scale: float
     adapters: Adapters
+    references: ReferenceTokens | None = None
 
 
 class GuidedCalls:
-    """Calls one model; rows are padded to the next of `buckets`, above the largest not at all."""
+    """Calls one denoiser; rows are padded to the next of `buckets`, above the largest not at all."""
 
-    def __init__(self, model: DiffusionModel, loras: ModelLoras, buckets: Sequence[int]) -> None:
+    def __init__(self, model: Denoiser, loras: ModelLoras | None, buckets: Sequence[int]) -> None:
+        """Without `loras`, adapters of images have no effect on the calls."""
         self._model, self._loras, self._buckets = model, loras, sorted(buckets)
         self._rows = CollatedRows()
 
@@ -47,8 +50,8 @@ class GuidedCalls:
     ) -> list[torch.Tensor]:
         """Make one call; return the outputs [B, C, H, W] float32 of each of `inputs`.
 
-        `inputs` are [B, C, H, W] for each size; more than one only for a model whose calls mix sizes. `timesteps`,
-        `images` and `controls` are those of all inputs, in order.
+        `inputs` are [B, C, H, W] for each size, with more channels for a model for inpainting; more than one only for a
+        model whose calls mix sizes. `timesteps`, `images` and `controls` are those of all inputs, in order.
         """
         guided = [b for b, image in enumerate(images) if image.negative is not None]
         positions = guided + list(range(len(images)))
@@ -59,9 +62,13 @@ class GuidedCalls:
         rows = [each.negative for each in images if each.negative is not None] + [each.prompt for each in images]
         padding = self._bucket(len(rows)) - len(rows)
         positions, rows = positions + positions[:1] * padding, rows + rows[:1] * padding
+        if any(image.references is not None for image in images):
+            assert isinstance(self._model, ReferencedModel)
+            predict = functools.partial(self._model.predict, references=[images[b].references for b in positions])
         positions_R = self._to_device(positions)
         scales = np.array([image.scale for image in images], np.float32)
-        with self._loras.denoising([images[b].adapters for b in positions]):
+        adapters = [images[b].adapters for b in positions]
+        with self._loras.denoising(adapters) if self._loras else contextlib.nullcontext():
             outputs_R = predict(
                 inputs[0][positions_R] if len(inputs) == 1 else _rows_at(positions, inputs),
                 self._to_device(timesteps)[positions_R],

@@ -22,6 +22,7 @@ from noria.engine.diffusion.calibration import (
     run_warmup_request,
     shape_costs,
 )
+from noria.engine.diffusion.weight_bytes import weights_of
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import run_apart
@@ -30,7 +31,6 @@ from noria.errors import ConfigError
 from noria.folders import cache_folder
 from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
-from noria.models.weights import weight_bytes
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -53,11 +53,17 @@ T = TypeVar("T")
 def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig) -> None:
     """Run warm-up requests of the default size: one guided image, or as many images as fill each bucket.
 
+    If blocks are compiled, each kind of call that compiled code differs for comes first.
+
     Raises:
         ModelError: the model cannot generate images on this device with these settings.
 
     """
     assert isinstance(config.slots, int)
+    if config.compile_blocks:
+        from noria.engine.diffusion.block_warmup import warm_up_blocks
+
+        warm_up_blocks(executor.model, spec, config)
     rows = 2 if executor.model.guidance.is_active(2.0, "") else 1
     for bucket in config.buckets or (2,):
         guidance, num_images = 2.0 if bucket > 1 else 0.0, min(max(1, bucket // rows), config.slots)
@@ -129,7 +135,7 @@ class _ModelChanges:
         device: str,
         free_bytes: Callable[[str], int],
     ) -> None:
-        """Of `config` only the dtype can be "auto", which each family resolves."""
+        """Of `config` only dtype and attention can be "auto", which each family resolves."""
         self._executor, self._scheduler, self._config = executor, scheduler, config
         self._device, self._free_bytes = device, free_bytes
 
@@ -144,9 +150,15 @@ class _ModelChanges:
         """
         assert isinstance(spec, DiffusionModelSpec)
         config = resolve_auto(self._config, spec, self._device, detect_machine())
-        check_memory(spec.name, _needed_bytes(spec, config), self._device, self._free_bytes)
+        weights = weights_of(spec, config)
+        check_memory(spec.name, sum(weights.here.values()), self._device, self._free_bytes)
+        if weights.elsewhere:
+            name, place = f"{spec.name}: its text encoder", config.text_encoder_device
+            check_memory(name, sum(weights.elsewhere.values()), place, self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
-        executor = run_apart(_on_one_core(lambda: self._load_warm(spec, config)), niceness)
+        load = functools.partial(self._load_warm, spec, config)
+        # Compiled code is for the number of threads that it was compiled with.
+        executor = run_apart(load if config.compile_blocks else _on_one_core(load), niceness)
         cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
         alike = None
@@ -184,7 +196,9 @@ class _ModelChanges:
         """Return the memory of models that were dropped to the device."""
         import torch
 
-        if self._config.compile:  # compiled modules refer to themselves; a collection stops the loop for 0.3 s
+        if (
+            self._config.compile or self._config.compile_blocks
+        ):  # compiled modules refer to themselves; a collection stops the loop for 0.3 s
             gc.collect()
         if self._device != "cpu":
             with torch.cuda.device(self._device):
@@ -194,11 +208,6 @@ class _ModelChanges:
         """Write the cost caches."""
         for cache in self.cost_caches.values():
             cache.save(self._scheduler.costs)
-
-
-def _needed_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
-    stems, item_bytes = FAMILIES[spec.family].weight_stems, 4 if config.dtype == "float32" else 2
-    return sum(weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items())
 
 
 def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:
@@ -327,7 +336,7 @@ def _use_private_compile_cache(config: EngineConfig) -> None:
     try:
         make_own_folder(folder)
     except OSError as error:
-        if config.compile:
+        if config.compile or config.compile_blocks:
             raise ConfigError(
                 f"compiled code cannot be kept: {error}. Set engine.cache_dir to another folder."
             ) from error
@@ -340,7 +349,7 @@ def load_executors(
 ) -> "tuple[dict[ModelKey, DiffusionExecutor], EngineConfig]":
     """Return every model's executor, and `config` resolved for all: with the fewest slots that any of them gets.
 
-    Its dtype stays as it is, because families choose different ones; an executor's own `config` has it.
+    Its dtype and attention stay as they are, because families choose; an executor's own `config` has them.
 
     Raises:
         ConfigError: the device does not exist.

@@ -21,6 +21,22 @@ import torch
 from noria.engine.diffusion.lora_cache import Adapters, AdaptersKey, padded_rank
 from noria.models.diffusion.lora_file import LoraLayer
 
+_MAX_RUNS = 2  # of a guided batch, whose rows with and without a prompt are apart
+
+
+class _Rows(NamedTuple):
+    """Rows of a call that have adapters of one stack."""
+
+    at: slice | torch.Tensor  # a slice where they follow one another: then nothing is copied
+    positions_A: torch.Tensor | None  # which set of the stack each row has; None: all have the only one
+    num_rows: int
+
+    def of_set(self, matrices: torch.Tensor) -> torch.Tensor:
+        """Return the matrices of each row, [A, …] of [L, …]."""
+        if self.positions_A is None:
+            return matrices.expand(self.num_rows, *matrices.shape[1:])
+        return matrices[self.positions_A]
+
 
 class LoraRows:
     """The adapters of the rows of the calls of one part of a model."""
@@ -32,7 +48,7 @@ class LoraRows:
         self._stacked: tuple[AdaptersKey, ...] = ()  # the sets of which the hooks are
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._rows: list[AdaptersKey] = []  # of the call
-        self._indices: dict[tuple[AdaptersKey, ...], tuple[torch.Tensor, torch.Tensor] | None] = {}
+        self._rows_of: dict[tuple[AdaptersKey, ...], list[_Rows]] = {}
         self._is_active = False
 
     @contextlib.contextmanager
@@ -49,7 +65,7 @@ class LoraRows:
         """Release all stacks."""
         for hook in self._hooks:
             hook.remove()
-        self._stacked, self._hooks, self._rows, self._indices = (), [], [], {}
+        self._stacked, self._hooks, self._rows, self._rows_of = (), [], [], {}
 
     def _set_rows(self, rows: Sequence[Adapters]) -> None:
         keys = [adapters.of_part(self._name) for adapters in rows]
@@ -65,7 +81,7 @@ class LoraRows:
                 self.clear()
                 raise
         if keys != self._rows:
-            self._rows, self._indices = keys, {}
+            self._rows, self._rows_of = keys, {}
 
     def _stack(self, sets: Mapping[AdaptersKey, Adapters]) -> None:
         modules = {
@@ -99,16 +115,32 @@ class LoraRows:
         """The rows of the call."""
         return len(self._rows)
 
-    def rows_of(self, keys: tuple[AdaptersKey, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the rows that have one of these sets, [A], and which one, [A]; None: no row has one."""
-        if keys not in self._indices:
-            rows = [row for row, key in enumerate(self._rows) if key in keys]
-            positions = [keys.index(self._rows[row]) for row in rows]
-            device = next(self._part.parameters()).device
-            self._indices[keys] = (
-                (torch.tensor(rows, device=device), torch.tensor(positions, device=device)) if rows else None
-            )
-        return self._indices[keys]
+    def rows_of(self, keys: tuple[AdaptersKey, ...]) -> list[_Rows]:
+        """Return the rows that have one of these sets, in at most two runs of rows that follow one another, or in one.
+
+        The list is empty if no row has one.
+        """
+        if keys not in self._rows_of:
+            self._rows_of[keys] = self._find_rows(keys)
+        return self._rows_of[keys]
+
+    def _find_rows(self, keys: tuple[AdaptersKey, ...]) -> list[_Rows]:
+        found = [row for row, key in enumerate(self._rows) if key in keys]
+        runs: list[list[int]] = []
+        for row in found:
+            if runs and runs[-1][-1] == row - 1:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        if len(runs) > _MAX_RUNS:
+            return [_Rows(self._to_device(found), self._positions(found, keys), len(found))]
+        return [_Rows(slice(run[0], run[-1] + 1), self._positions(run, keys), len(run)) for run in runs]
+
+    def _positions(self, rows: list[int], keys: tuple[AdaptersKey, ...]) -> torch.Tensor | None:
+        return self._to_device([keys.index(self._rows[row]) for row in rows]) if len(keys) > 1 else None
+
+    def _to_device(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=next(self._part.parameters()).device)
 
 
 class _Stack(NamedTuple):
@@ -140,27 +172,40 @@ class _LayerHook:
         if len(inputs) != num_rows:  # each row is several here, in order
             assert len(inputs) % num_rows == 0, "a layer that merges rows cannot have adapters by row"
             inputs, output = (each.view(num_rows, -1, each.shape[-1]) for each in (inputs, output))
+        add = _add_convolved if isinstance(module, torch.nn.Conv2d) else _add_product
         for stack in self._stacks:
-            if (found := self._owner.rows_of(stack.keys)) is not None:
-                rows_A, positions_A = found
-                change = _change(module, inputs[rows_A], stack.down[positions_A], stack.up[positions_A])
-                output.index_add_(0, rows_A, change.view(len(rows_A), *output.shape[1:]))
+            for rows in self._owner.rows_of(stack.keys):
+                changed = output[rows.at]
+                add(module, inputs[rows.at], rows.of_set(stack.down), rows.of_set(stack.up), changed)
+                if isinstance(rows.at, torch.Tensor):  # else it is a part of the output itself
+                    output.index_copy_(0, rows.at, changed)
 
 
-def _change(module: torch.nn.Module, inputs: torch.Tensor, down: torch.Tensor, up_AOr: torch.Tensor) -> torch.Tensor:
-    """Return what the adapters of each of A rows add to the output of a layer, in the order of its elements."""
-    if isinstance(module, torch.nn.Conv2d):
-        return _convolve(module, inputs, down, up_AOr)
-    return torch.bmm(torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down.mT), up_AOr.mT)
+def _add_product(
+    _module: torch.nn.Module, inputs: torch.Tensor, down_ArI: torch.Tensor, up_AOr: torch.Tensor, output: torch.Tensor
+) -> None:
+    """Add what the adapters of A rows change in a linear layer to its output [A, …, out], in place."""
+    reduced_ATr = torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down_ArI.mT)
+    output.view(len(output), -1, output.shape[-1]).baddbmm_(reduced_ATr, up_AOr.mT)
 
 
-def _convolve(
-    module: torch.nn.Conv2d, inputs_AIHW: torch.Tensor, down_ArIhw: torch.Tensor, up_AOr: torch.Tensor
-) -> torch.Tensor:
-    """Return [A, out, height × width]: each row convolved with its own matrix, as one convolution in A groups."""
+def _add_convolved(
+    module: torch.nn.Module,
+    inputs_AIHW: torch.Tensor,
+    down_ArIhw: torch.Tensor,
+    up_AOr: torch.Tensor,
+    output_AOHW: torch.Tensor,
+) -> None:
+    """Add what the adapters of A rows change in a convolution to its output, in place."""
+    assert isinstance(module, torch.nn.Conv2d)
+    output_AOHW += torch.bmm(up_AOr, _reduce(module, inputs_AIHW, down_ArIhw)).view(output_AOHW.shape)
+
+
+def _reduce(module: torch.nn.Conv2d, inputs_AIHW: torch.Tensor, down_ArIhw: torch.Tensor) -> torch.Tensor:
+    """Return [A, r, height × width]: each row convolved with its own matrix, as one convolution in A groups."""
     num_rows, rank = down_ArIhw.shape[:2]
     if module.kernel_size == (1, 1) and module.stride == (1, 1) and module.padding == (0, 0):
-        return torch.bmm(up_AOr, torch.bmm(down_ArIhw.flatten(2), inputs_AIHW.flatten(2)))
+        return torch.bmm(down_ArIhw.flatten(2), inputs_AIHW.flatten(2))
     reduced = torch.nn.functional.conv2d(
         inputs_AIHW.reshape(1, -1, *inputs_AIHW.shape[2:]),
         down_ArIhw.flatten(0, 1),
@@ -169,7 +214,7 @@ def _convolve(
         dilation=module.dilation,
         groups=num_rows,
     )
-    return torch.bmm(up_AOr, reduced.view(num_rows, rank, -1))
+    return reduced.view(num_rows, rank, -1)
 
 
 def _pad(matrix: torch.Tensor, rank: int, dim: int) -> torch.Tensor:

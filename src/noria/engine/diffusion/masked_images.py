@@ -1,9 +1,14 @@
-"""What images with start images begin with, and what those with masks keep of them after each call.
+"""What images with start images begin with, and what their masks change in each call.
+
+What is not repainted the samples after each call keep, but not those of a model for inpainting: it gets the mask and
+what is kept in its input.
 
 Draws of an image follow diffusers' pipelines: one that samples its start image's latents, its noise, and with a mask
-one for latents that only UNets for inpainting take.
+one that samples the latents of what is kept, which only models for inpainting use. Of these, UNets draw nothing for the
+start image if they begin with noise alone.
 
-Shapes: B images of a step, M of them with a mask, C latent channels, H × W latent size, E elements of C × H × W.
+Shapes: B images of a step, M of them with a mask, C latent channels, H × W latent size, E elements of C × H × W; of a
+mask M is its channels.
 """
 
 from collections.abc import Sequence
@@ -15,6 +20,7 @@ from numpy.typing import NDArray
 
 from noria.engine.diffusion.preparation import PreparedImageRequest
 from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.noise import NoiseStream
 from noria.sampling.step import KeptLatents
 from noria.sampling.tables import SamplerTable
@@ -36,6 +42,7 @@ class MaskedImages:
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
         self._images: dict[ItemId, _MaskedImage] = {}
+        self._inputs: dict[ItemId, torch.Tensor] = {}  # of a model for inpainting: [M + C, H, W] for each image
 
     def begin(self, item: ItemId, prepared: PreparedImageRequest, noise: NoiseStream) -> torch.Tensor:
         """Return the first sample of an image that has a start image, [C, H, W] float32.
@@ -44,24 +51,43 @@ class MaskedImages:
         """
         device, table, start = self._model.device, prepared.table, prepared.start
         assert start is not None
-        encoded = start.encoded
-        latents_CHW, dtype = encoded.mean_BCHW[0], encoded.mean_BCHW.dtype
-        if encoded.deviation_BCHW is not None:
-            latents_CHW = latents_CHW + encoded.deviation_BCHW[0] * noise.of_start_image(dtype).to(device)
-        latents_CHW = latents_CHW.float()
-        noise_CHW = noise.initial().to(device, torch.float32)
         assert table.image_weights is not None
-        of_image, of_noise = map(float, table.image_weights[0])
-        if start.begins_with_noise:
-            of_image, of_noise = 0.0, table.init_noise_sigma
-        if start.repainted_HW is not None:
-            if encoded.deviation_BCHW is not None:
-                noise.of_start_image(dtype)
-            repainted_HW = torch.from_numpy(start.repainted_HW).to(device)
-            self._images[item] = _MaskedImage(
-                latents_CHW.flatten(), noise_CHW.flatten(), repainted_HW.expand(latents_CHW.shape).flatten()
-            )
-        return of_image * latents_CHW + of_noise * noise_CHW
+        if self._model.inpainting is not None and start.begins_with_noise:
+            first_CHW = table.init_noise_sigma * noise.initial().to(device, torch.float32)
+        else:
+            latents_CHW = self._sample(start.encoded, noise)
+            noise_CHW = noise.initial().to(device, torch.float32)
+            of_image, of_noise = map(float, table.image_weights[0])
+            if start.begins_with_noise:
+                of_image, of_noise = 0.0, table.init_noise_sigma
+            first_CHW = of_image * latents_CHW + of_noise * noise_CHW
+        if start.repainted_MHW is None:
+            return first_CHW
+        repainted_MHW = torch.from_numpy(start.repainted_MHW).to(device)
+        if self._model.inpainting is not None:
+            kept_CHW = self._sample(start.kept, noise)
+            self._inputs[item] = self._model.inpainting.join(repainted_MHW.float(), kept_CHW)
+            return first_CHW
+        if start.encoded.deviation_BCHW is not None:
+            noise.of_start_image(latents_CHW.dtype)
+        self._images[item] = _MaskedImage(
+            latents_CHW.flatten(), noise_CHW.flatten(), repainted_MHW.expand(latents_CHW.shape).flatten()
+        )
+        return first_CHW
+
+    def _sample(self, encoded: LatentDistribution, noise: NoiseStream) -> torch.Tensor:
+        """Return latents [C, H, W] float32 of what a VAE has encoded, by the next draw of `noise` if it needs one."""
+        latents_CHW = encoded.mean_BCHW[0]
+        if encoded.deviation_BCHW is not None:
+            drawn_CHW = noise.of_start_image(latents_CHW.dtype).to(self._model.device)
+            latents_CHW = latents_CHW + encoded.deviation_BCHW[0] * drawn_CHW
+        return latents_CHW.float()
+
+    def with_masks(self, steps: Sequence[Step], latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of the model: the latents and, of one for inpainting, M + C channels more."""
+        if self._model.inpainting is None:
+            return latents_BCHW
+        return torch.cat([latents_BCHW, torch.stack([self._inputs[step.image] for step in steps])], dim=1)
 
     def kept(self, steps: Sequence[Step], prepared: Sequence[PreparedImageRequest]) -> KeptLatents | None:
         """Return what the samples after `steps` keep; None if none of their images has a mask."""
@@ -79,6 +105,7 @@ class MaskedImages:
     def end(self, item: ItemId) -> None:
         """Release what an image keeps, if it keeps anything."""
         self._images.pop(item, None)
+        self._inputs.pop(item, None)
 
 
 def _weights_after(table: SamplerTable, call: int) -> NDArray[np.float32]:

@@ -21,13 +21,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noria.config import EngineConfig
-from noria.models.controlnet_folders import ControlNetFolders
-from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel
-from noria.models.diffusion.part_loading import DTYPES, text_encoder_placement
+from noria.engine.diffusion.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
+from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens, collate
+from noria.models.diffusion.diffusion_model import (
+    ControlledModel,
+    Denoiser,
+    DiffusionModel,
+    ReferencedModel,
+    RefinedModel,
+)
+from noria.models.diffusion.part_loading import DTYPES
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
-from noria.models.weights import read_weights, weight_bytes
+from noria.models.weights import read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
 
@@ -40,7 +46,7 @@ class MemoryEstimate:
     """Bytes of a model with its settings, for images of its default size."""
 
     weights: Mapping[str, int]  # by part, of those on the model's device
-    row: int  # of a denoiser's call, for each row, steered by a ControlNet if there is one
+    row: int  # of a denoiser's call, for each row, with one ControlNet and one reference image if there can be
     decoded_image: int  # of decoding, for each image
     prompt: int  # of encoding one
     slot: int  # of the samples and outputs that a slot keeps
@@ -67,35 +73,36 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
 
     """
     family = FAMILIES[spec.family]
-    eager = msgspec.structs.replace(config, compile=False, attention="sdpa", text_encoder_device="same")
+    eager = msgspec.structs.replace(
+        config, compile=False, compile_blocks=False, attention="sdpa", text_encoder_device="same"
+    )
     model: DiffusionModel = family.load(spec, eager, "meta")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
         with _StorageCounter():
             (conditioning,) = model.text_encode(["a photograph"])
-        rows = [_peak_bytes(functools.partial(_predict, model, num, shape, conditioning)) for num in (1, 2)]
+            reference = _reference(model, spec)
+        num_channels = input_channels(model, shape)
+        row = _row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode(["a photograph"]))
+        if isinstance(model, RefinedModel) and model.refiner is not None:
+            with _StorageCounter():
+                (conditioning,) = model.refiner.text_encode(["a photograph"])
+            row = max(row, _row_bytes(model.refiner, shape, conditioning))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
-    weights = {
-        part: weight_bytes(spec.path, part, stem, DTYPES[config.dtype].itemsize)
-        for part, stem in family.weight_stems.items()
-    } | {
-        f"ControlNet {name}": DTYPES[config.dtype].itemsize * folder.num_parameters
-        for name, folder in ControlNetFolders.of(config).for_model(spec).items()
-    }
-    estimate = MemoryEstimate(
-        weights=weights,
-        row=max(rows[1] - rows[0], rows[0] // 2),
+        slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
+    weights = weights_of(spec, config)
+    return MemoryEstimate(
+        weights=weights.here,
+        row=row,
         decoded_image=decoded,
-        prompt=prompt,
+        prompt=0 if weights.elsewhere else prompt,
         slot=slot,
         rows_per_image=2 if model.guidance.is_active(_ANY_SCALE, "") else 1,
         decode_batch=config.decode_batch,
+        elsewhere=weights.elsewhere,
     )
-    if config.text_encoder_device == "same":
-        return estimate
-    return _with_texts_elsewhere(spec, estimate, text_encoder_placement(config, "")[0].itemsize)
 
 
 class Remedy(NamedTuple):
@@ -125,9 +132,9 @@ def find_remedies(spec: DiffusionModelSpec, config: EngineConfig, device: str) -
             together = msgspec.structs.replace(together, **changes)
     all_bytes = estimate_memory(spec, together)
     if device != "cpu" and config.text_encoder_device == "same":
-        changed = _with_texts_elsewhere(spec, estimate, torch.float32.itemsize)
+        changed = _with_texts_on_cpu(spec, config, estimate)
         alone.append(Remedy(("--text-encoder-device cpu",), changed))
-        all_bytes = _with_texts_elsewhere(spec, all_bytes, torch.float32.itemsize)
+        all_bytes = _with_texts_on_cpu(spec, config, all_bytes)
     part = _denoiser(spec)
     if _quantized_bytes(spec, config) < estimate.weights[part]:
         changed = _with_denoiser(spec, estimate, _quantized_bytes(spec, config))
@@ -146,14 +153,9 @@ def _with_denoiser(spec: DiffusionModelSpec, estimate: MemoryEstimate, num_bytes
     return replace(estimate, weights={**estimate.weights, _denoiser(spec): num_bytes})
 
 
-def _with_texts_elsewhere(spec: DiffusionModelSpec, estimate: MemoryEstimate, item_bytes: int) -> MemoryEstimate:
-    """Return the estimate with the text encoders, whose numbers have `item_bytes`, on another device."""
-    stems = FAMILIES[spec.family].weight_stems
-    elsewhere = {
-        part: weight_bytes(spec.path, part, stem, item_bytes)
-        for part, stem in stems.items()
-        if part.startswith("text_encoder")
-    }
+def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate: MemoryEstimate) -> MemoryEstimate:
+    """Return the estimate with the text encoders on a CPU beside the device."""
+    elsewhere = text_weights_of(spec, config, FLOAT32_BYTES)
     weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
     return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)
 
@@ -168,16 +170,48 @@ def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
     )
 
 
-def _predict(model: DiffusionModel, num_rows: int, shape: tuple[int, ...], conditioning: Any) -> Any:
+def _reference(model: DiffusionModel, spec: DiffusionModelSpec) -> ReferenceTokens | None:
+    """Return a reference image of the default size; None: the model takes none."""
+    if not spec.max_references:
+        return None
+    assert isinstance(model, ReferencedModel)
+    shape = spec.default_height_px, spec.default_width_px, 3
+    return model.encode_references([torch.empty(shape, dtype=torch.uint8, device="meta")])
+
+
+def _row_bytes(
+    model: Denoiser, shape: tuple[int, ...], conditioning: Conditioning, reference: ReferenceTokens | None = None
+) -> int:
+    """Return the bytes of each row of a call."""
+    calls = (functools.partial(_predict, model, num_rows, shape, conditioning, reference) for num_rows in (1, 2))
+    one, two = map(_peak_bytes, calls)
+    return max(two - one, one // 2)
+
+
+def _predict(
+    model: Denoiser,
+    num_rows: int,
+    shape: tuple[int, ...],
+    conditioning: Conditioning,
+    reference: ReferenceTokens | None,
+) -> Any:
     latents, each = torch.empty(num_rows, *shape, device="meta"), torch.empty(num_rows, device="meta")
     guidance = each if model.guidance.embedded else None
     rows = collate([conditioning] * num_rows)
+    if reference is not None:
+        assert isinstance(model, ReferencedModel)
+        return model.predict(latents, each, rows, guidance, [reference] * num_rows)
     if not isinstance(model, ControlledModel) or not model.controlnets.digests:
         return model.predict(latents, each, rows, guidance)
     name, (_, height, width), scale = next(iter(model.controlnets.digests)), shape, model.latent_scale
     images = torch.empty(num_rows, 3, height * scale, width * scale, device="meta")
     control = ControlRows(name, torch.empty(num_rows, dtype=torch.long, device="meta"), images, each, num_rows)
     return model.predict(latents, each, rows, guidance, controls=[control])
+
+
+def input_channels(model: DiffusionModel, shape: tuple[int, ...]) -> int:
+    """Return those of the latents and, of a model for inpainting, of the mask and of what is kept."""
+    return shape[0] if model.inpainting is None else 2 * shape[0] + model.inpainting.mask_channels
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:

@@ -10,6 +10,7 @@ from noria.engine.diffusion.lora_rows import LoraRows
 from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt, Prompt
 from noria.engine.resources.priority import run_apart
 from noria.errors import ConfigError, InvalidField, ModelError
+from noria.models.diffusion.block_compilation import without_compiled_blocks
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.lora_file import LoraWeights, read_lora
@@ -24,8 +25,11 @@ class ModelLoras:
         """Raises ConfigError if there are folders of adapters, but the model is compiled: its layers cannot change."""
         self._folders = LoraFolders.of(config)
         if self._folders and config.compile:
-            raise ConfigError("engine.loras does not work with engine.compile. Switch off one of them.")
+            raise ConfigError(
+                "engine.loras does not work with engine.compile. Switch off one of them, or use engine.compile_blocks."
+            )
         self._model, self._max_bytes = model, config.lora_cache_bytes
+        self._has_compiled_blocks = config.compile_blocks
         self.cache = LoraCache(
             {name: next(part.parameters()).device for name, part in model.lora_parts.items()}, config.lora_cache_bytes
         )
@@ -43,7 +47,7 @@ class ModelLoras:
 
         """
         if loras and not self._model.lora_parts:
-            raise InvalidField(f"loras: LoRAs are not supported yet for the family of {model}.", field="loras")
+            raise InvalidField(f"loras: {model} has no parts that LoRAs can change.", field="loras")
         return self.cache.get(loras, functools.partial(self._read, model))
 
     def _read(self, model: str, lora: Lora) -> LoraWeights:
@@ -77,8 +81,14 @@ class ModelLoras:
     def denoising(self, adapters: Sequence[Adapters]) -> Iterator[None]:
         """Call the denoiser inside of this context with the adapters of each row."""
         rows = self._rows.get(self._denoiser)
-        with rows.applied(adapters) if rows else contextlib.nullcontext():
+        if rows is None:
             yield
+            return
+        with rows.applied(adapters):
+            has_hooks = rows.is_active and self._has_compiled_blocks
+            denoiser = self._model.lora_parts[self._denoiser]
+            with without_compiled_blocks(denoiser) if has_hooks else contextlib.nullcontext():
+                yield
 
     def prompt_key(self, text: str | None, adapters: Adapters) -> Prompt:
         """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""

@@ -1,20 +1,27 @@
 """Prepares image requests for one loaded model, without its device: samplers, start images, LoRA adapters."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.controls import PreparedControl, prepare_controls
 from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
-from noria.engine.diffusion.request import BaseImageRequest, preview_calls
+from noria.engine.diffusion.references import ReferenceImages
+from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
 from noria.engine.diffusion.start_latents import StartFrameReader, StartLatents, check_strength
-from noria.errors import InvalidField
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.errors import InvalidField, short_repr
+from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel, RefinedModel
+from noria.models.diffusion.unet_models.refiner import Refiner
+from noria.models.refiner_folders import NO_REFINER
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
-from noria.sampling.schedule import Schedule
-from noria.sampling.tables import SamplerTable
+from noria.sampling.schedule import Schedule, handover_timestep
+from noria.sampling.tables import SamplerTable, hand_over
+from noria.scheduling.types import BatchKey
+
+_SamplerArguments = tuple[str, Mapping[str, object], int, Schedule, int | None]
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,23 @@ class PreparedImageRequest(BaseImageRequest):
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
     start: StartLatents | None = None
     controls: tuple[PreparedControl, ...] = ()
+    references: ReferenceImages | None = None
+    reference_px: int = 0  # of the batch key
+    second_stage_from: int | None = None
+
+    @property
+    def batch_key(self) -> BatchKey:
+        """The batch key of all its images."""
+        return super().batch_key._replace(reference_px=self.reference_px)
 
     @property
     def num_calls(self) -> int:
         """Model calls for each image."""
         return self.table.num_calls
+
+    def stage_of(self, call: int) -> int:
+        """Return 1 for a call of the refiner, else 0."""
+        return int(self.second_stage_from is not None and call >= self.second_stage_from)
 
 
 class RequestPreparer:
@@ -43,8 +62,9 @@ class RequestPreparer:
     def __init__(self, model: DiffusionModel, config: EngineConfig, loras: ModelLoras) -> None:
         assert isinstance(config.slots, int)
         self._model, self._loras = model, loras
+        self._takes_references = isinstance(model, ReferencedModel) and not config.compile
         self._max_images = config.slots + config.queue_limit  # of a request
-        self._start_frames = StartFrameReader()
+        self._start_frames = StartFrameReader(inpainting=model.inpainting)
 
     def prepare(self, request: ImageRequest, data: memoryview | None) -> PreparedImageRequest:
         """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).
@@ -58,16 +78,20 @@ class RequestPreparer:
             raise InvalidField(
                 f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
             )
+        if payload.reference_images and not self._takes_references:
+            reason = " with engine.compile" if isinstance(self._model, ReferencedModel) else ""
+            raise InvalidField(f"{request.model} takes no reference images{reason}", field="reference_images")
         shape = self._model.latent_shape(payload.width, payload.height)
-        start, control_images = self._start_frames.read(payload, data, shape)
-        table = compile_sampler(
-            payload.scheduler,
-            self._model.scheduler_config,
-            payload.inference_steps,
-            self._schedule(payload),
-            _first_step(payload),
-        )
+        frame = self._start_frames.read(payload, data, shape)
+        table, *of_refiner = [compile_sampler(*arguments) for arguments in self._samplers(payload, request.model)]
+        # The start and the end of a ControlNet are parts of the calls that the model would make without its refiner.
+        num_unrefined, second_stage_from = table.num_calls, None
+        if of_refiner:
+            table, second_stage_from = self._hand_over(payload, table, *of_refiner)
         guidance = self._model.guidance
+        reference_px, size_px = payload.num_reference_pixels, payload.width * payload.height
+        if self._model.call_size(size_px) is not None:  # else rows with equal keys must have equally many tokens
+            reference_px = reference_class_px(reference_px)
         return PreparedImageRequest(
             request,
             guided=guidance.is_active(payload.guidance_scale, payload.negative_prompt),
@@ -76,10 +100,13 @@ class RequestPreparer:
             prompt=guidance.prompt_prefix + payload.prompt,
             negative_prompt=guidance.negative(payload.negative_prompt),
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
-            call_size=self._model.call_size(payload.width, payload.height),
+            call_size=self._model.call_size(size_px + reference_px),
             adapters=self._loras.load(payload.loras, request.model),
-            start=start,
-            controls=prepare_controls(payload.controls, control_images, table.num_calls, self._model, request.model),
+            start=frame.start,
+            references=frame.references,
+            reference_px=reference_px,
+            controls=prepare_controls(payload.controls, frame.controls, num_unrefined, self._model, request.model),
+            second_stage_from=second_stage_from,
         )
 
     def is_compiled(self, request: ImageRequest) -> bool:
@@ -87,18 +114,68 @@ class RequestPreparer:
         payload = request.payload
         try:
             check_strength(payload)
+            samplers = self._samplers(payload, request.model)
         except InvalidField:
             return True  # rejected at once
-        return self._loras.cache.has(payload.loras) and is_compiled(
-            payload.scheduler,
-            self._model.scheduler_config,
-            payload.inference_steps,
-            self._schedule(payload),
-            _first_step(payload),
-        )
+        return self._loras.cache.has(payload.loras) and all(is_compiled(*arguments) for arguments in samplers)
 
-    def _schedule(self, payload: DiffusionPayload) -> Schedule:
-        return self._model.schedule(payload.width, payload.height, payload.inference_steps)
+    def _samplers(self, payload: DiffusionPayload, model_name: str) -> list[_SamplerArguments]:
+        """Return the arguments of `compile_sampler` for the model and, if it is used, its refiner.
+
+        Raises:
+            InvalidField: the model has no such refiner, or it cannot be used with a mask.
+
+        """
+        name, num_steps, first_step = payload.scheduler, payload.inference_steps, _first_step(payload)
+        schedule = self._model.schedule(payload.width, payload.height, num_steps)
+        samplers: list[_SamplerArguments] = [(name, self._model.scheduler_config, num_steps, schedule, first_step)]
+        if payload.refiner is not None:
+            refiner = check_refiner(payload, self._model, model_name)
+            schedule = Schedule(begins_below=handover_timestep(payload.refiner.start, refiner.scheduler_config))
+            samplers.append((name, refiner.scheduler_config, num_steps, schedule, None))
+        return samplers
+
+    def _hand_over(
+        self, payload: DiffusionPayload, table: SamplerTable, of_refiner: SamplerTable
+    ) -> tuple[SamplerTable, int]:
+        """Return the table of all calls, and how many of them are the model's.
+
+        Raises:
+            InvalidField: the model makes none.
+
+        """
+        assert payload.refiner is not None
+        start = payload.refiner.start
+        num_calls = int((table.timesteps >= handover_timestep(start, self._model.scheduler_config)).sum())
+        if not num_calls:
+            raise InvalidField(
+                f"refiner: its start {start} leaves no step to the model, which begins at timestep "
+                f"{table.timesteps[0]:g}. Use a larger start, or a strength nearer to 1.",
+                field="refiner",
+            )
+        return hand_over(table, num_calls, of_refiner), num_calls
+
+
+def refiner_of(model: DiffusionModel) -> Refiner | None:
+    """Return the refiner that is loaded with a model."""
+    return model.refiner if isinstance(model, RefinedModel) else None
+
+
+def check_refiner(payload: DiffusionPayload, model: DiffusionModel, model_name: str) -> Refiner:
+    """Return the refiner of a model. Raises `errors.InvalidField` if it has none, another one, or there is a mask."""
+    refinement, refiner = payload.refiner, refiner_of(model)
+    assert refinement is not None
+    if refiner is None:
+        raise InvalidField(f"refiner: {model_name} has no refiner loaded: {NO_REFINER}.", field="refiner")
+    if refinement.digest not in (None, refiner.digest):
+        raise InvalidField(
+            f"refiner: {short_repr(refinement.name)} has digest {short_repr(refinement.digest)} on disk, but "
+            f"{refiner.digest} is loaded. Restart the server to use the new files.",
+            field="refiner",
+        )
+    if payload.has_mask:
+        raise InvalidField("refiner: images with a mask cannot be refined; leave one of them out.", field="refiner")
+    return refiner
 
 
 def _first_step(payload: DiffusionPayload) -> int | None:

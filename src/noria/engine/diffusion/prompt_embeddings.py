@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, collate
 
@@ -15,9 +15,10 @@ class AdaptedPrompt(NamedTuple):
 
 
 Prompt = str | None | AdaptedPrompt
+PromptT = TypeVar("PromptT", bound=Prompt)
 
 
-class PromptEmbeddingCache:
+class PromptEmbeddingCache(Generic[PromptT]):
     """An LRU cache of conditioning by prompt, of at most `max_bytes`; missing prompts are encoded together.
 
     With `padded_batch`, prompts are encoded in batches of exactly that size, because a kernel's result may differ in
@@ -26,15 +27,15 @@ class PromptEmbeddingCache:
 
     def __init__(
         self,
-        text_encode: Callable[[Sequence[Prompt]], list[Conditioning]],
+        text_encode: Callable[[Sequence[PromptT]], list[Conditioning]],
         max_bytes: int,
         padded_batch: int | None,
     ) -> None:
         self._text_encode, self._max_bytes, self._padded_batch = text_encode, max_bytes, padded_batch
-        self._entries: OrderedDict[Prompt, Conditioning] = OrderedDict()
+        self._entries: OrderedDict[PromptT, Conditioning] = OrderedDict()
         self._num_bytes = 0
 
-    def get(self, prompts: Iterable[Prompt]) -> dict[Prompt, Conditioning]:
+    def get(self, prompts: Iterable[PromptT]) -> dict[PromptT, Conditioning]:
         """Return the conditioning of each distinct prompt."""
         wanted = dict.fromkeys(prompts)
         missing = [prompt for prompt in wanted if prompt not in self._entries]
@@ -42,7 +43,7 @@ class PromptEmbeddingCache:
         size = self._padded_batch or max(1, len(missing))
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
-            padding: list[Prompt] = [""] * (size - len(chunk)) if self._padded_batch else []
+            padding = chunk[:1] * (size - len(chunk)) if self._padded_batch else []
             encoded = self._text_encode(chunk + padding)
             # A view would keep the whole batch in memory as long as one of its prompts is cached.
             found |= {prompt: row.clone() for prompt, row in zip(chunk, encoded, strict=False)}

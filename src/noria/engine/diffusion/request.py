@@ -1,5 +1,6 @@
 """What follows from the settings of an image request alone, without a model."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,12 +30,19 @@ class BaseImageRequest:
         """The batch key of all its images."""
         request = self.request
         model = ModelKey(request.model, request.model_version)
-        return BatchKey(request.payload.width, request.payload.height, model)
+        payload = request.payload
+        return BatchKey(payload.width, payload.height, model, reference_px=payload.num_reference_pixels)
 
     @property
     def has_start_image(self) -> bool:
-        """Whether its images begin with an image."""
-        return self.request.payload.strength is not None
+        """Whether it has images that are encoded before its own join."""
+        payload = self.request.payload
+        return payload.strength is not None or bool(payload.reference_images)
+
+    @property
+    def second_stage_from(self) -> int | None:
+        """The first call of the model's refiner; None: the model makes all calls."""
+        return None
 
     @property
     def num_images(self) -> int:
@@ -57,8 +65,9 @@ class BaseImageRequest:
 
     @property
     def shape_label(self) -> str:
-        """WIDTHxHEIGHT of its images."""
-        return f"{self.request.payload.width}x{self.request.payload.height}"
+        """WIDTHxHEIGHT of its images, and a mark of references."""
+        payload = self.request.payload
+        return f"{payload.width}x{payload.height}" + ("+references" if payload.reference_images else "")
 
     @property
     def stages(self) -> Mapping[Phase, str]:
@@ -89,6 +98,14 @@ class BaseImageRequest:
     def final_result(self) -> tuple[None, None]:
         """None: each image is sent alone."""
         return None, None
+
+
+def reference_class_px(num_pixels: int) -> int:
+    """Return the largest area of a class of areas, 8 for each doubling: costs are learned by class.
+
+    The classes end 2 % above powers of two, so that one has all sizes in which FLUX.1 Kontext is shown an image.
+    """
+    return math.ceil(1.02 * 2 ** (math.ceil(8 * math.log2(num_pixels / 1.02)) / 8)) if num_pixels else 0
 
 
 def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:

@@ -47,6 +47,11 @@ class PreparedTextRequest:
         return
 
     @property
+    def second_stage_from(self) -> None:
+        """None: all calls are of one model."""
+        return
+
+    @property
     def has_start_image(self) -> bool:
         """False: texts have none."""
         return False

@@ -4,6 +4,8 @@ Pure: `now` is an argument. A front end enforces its share of each limit and doe
 ends.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import get_args
 
 import msgspec
@@ -70,14 +72,22 @@ class Quota:
         if self._token_bucket is not None:
             self._check_size(count, int(self._token_bucket.capacity), "a minute")
 
-    def check(self, count: int, now: float, backlog_s: float, *, in_flight: bool) -> None:
-        """Raise what `acquire` (`in_flight`) or `charge` would raise now, and count nothing."""
+    @contextlib.contextmanager
+    def hold(self, count: int, now: float, backlog_s: float, *, in_flight: bool) -> Iterator[None]:
+        """Count as `acquire` (`in_flight`) or `charge` does, for the work before the request; undo it at the end.
+
+        Others of the key that come meanwhile find the limits used. Raises what `acquire` or `charge` raises.
+        """
         if in_flight:
             self.acquire(count, now, backlog_s)
-            self.release(count)
         else:
             self.charge(count, now)
-        self.refund(count)
+        try:
+            yield
+        finally:
+            if in_flight:
+                self.release(count)
+            self.refund(count)
 
     def acquire(self, count: int, now: float, backlog_s: float) -> None:
         """Count results as in flight until `release`, and charge them to the rate. `backlog_s` becomes Retry-After.

@@ -28,6 +28,8 @@ from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+JSON, FORM = "application/json", "multipart/form-data"
+
 # The default max_body_bytes at 35 kB/s. Without a limit, a body that stops half-way would hold its connection forever.
 _TIMEOUT_S = 30.0
 
@@ -99,33 +101,40 @@ class JsonBodyReader:
 
         """
         if not any_type:
-            _check_media_type(http, "application/json")
+            _check_media_type(http, JSON)
         if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
             return await read_bytes(http, self._max_bytes)
         with contextlib.ExitStack() as slots:
             return await read_bytes(http, self._max_bytes, self._slot_taker(http, slots))
 
     @contextlib.asynccontextmanager
-    async def receive(self, http: Request, media_type: str = "application/json") -> AsyncIterator[bytes]:
+    async def receive(self, http: Request, *media_types: str) -> AsyncIterator[bytes]:
         """Yield the raw body of a request that may have images. It is not kept here.
 
-        A large one counts until the context ends, so that those that wait to be decoded do.
+        Its Content-Type is one of `media_types`, by default JSON. A large one counts until the context ends, so that
+        those that wait to be decoded do.
 
         Raises: as `read`.
         """
-        _check_media_type(http, media_type)
+        media_type = _check_media_type(http, *(media_types or (JSON,)))
         with contextlib.ExitStack() as slots:
             yield await self._read_with_images(http, slots, media_type)
 
     async def _read_with_images(self, http: Request, slots: contextlib.ExitStack, media_type: str) -> bytes:
-        raw = await read_bytes(http, self._max_bytes_with_images, self._slot_taker(http, slots))
-        if len(raw) > self._max_bytes and media_type == "application/json":  # else decoding takes a long time
-            num_elements = sum(map(raw.count, (b",", b"[", b"{")))
-            if num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:
-                raise BodyTooLarge(
-                    f"the body is longer than {self._max_bytes} bytes and has {num_elements} values; with images "
-                    f"at most {_MAX_ELEMENTS_BESIDE_IMAGES} are allowed."
-                )
+        num_elements = 0
+
+        def count(piece: bytes) -> None:  # 16 ms for all of a long body, in which nobody else would be served
+            nonlocal num_elements
+            num_elements += sum(map(piece.count, (b",", b"[", b"{")))
+
+        slot_taker = self._slot_taker(http, slots)
+        raw = await read_bytes(http, self._max_bytes_with_images, slot_taker, count if media_type == JSON else _ignore)
+        # Else decoding takes a long time.
+        if len(raw) > self._max_bytes and num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:
+            raise BodyTooLarge(
+                f"the body is longer than {self._max_bytes} bytes and has {num_elements} values; with images "
+                f"at most {_MAX_ELEMENTS_BESIDE_IMAGES} are allowed."
+            )
         return raw
 
     def check_length(self, raw: bytes, *images: object) -> None:
@@ -155,16 +164,29 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
         raise BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
 
 
-def _check_media_type(http: Request, allowed: str) -> None:
-    media_type = http.headers.get("content-type", "")
-    if media_type.partition(";")[0].strip().lower() != allowed:
-        raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send {allowed}.")
+def _check_media_type(http: Request, *allowed: str) -> str:
+    """Return the media type of the body. Raises UnsupportedMediaType."""
+    content_type = http.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in allowed:
+        raise UnsupportedMediaType(f"Content-Type is {short_repr(content_type)}; send {' or '.join(allowed)}.")
+    return media_type
 
 
-async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], None] = lambda _: None) -> bytes:
+def _ignore(_: object) -> None:
+    """Do nothing."""
+
+
+async def read_bytes(
+    http: Request,
+    max_bytes: int,
+    on_size: Callable[[int], None] = _ignore,
+    on_piece: Callable[[bytes], None] = _ignore,
+) -> bytes:
     """Return the raw body of a request of any Content-Type.
 
-    Calls `on_size` with the announced length, then with the length received so far; it may raise.
+    Calls `on_size` with the announced length, then with the length received so far; it may raise. Calls `on_piece` with
+    each piece of the body as it comes.
 
     Raises:
         BodyTooLarge: the body is longer than `max_bytes`; no more than that is kept.
@@ -188,9 +210,10 @@ async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], Non
                 message = await http.receive()
                 if message["type"] == "http.disconnect":
                     raise RequestCancelled("the client closed the connection before the end of its request.")
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
+                piece, more = message.get("body", b""), message.get("more_body", False)
+                body += piece
                 check_size(len(body))
+                on_piece(piece)
     except TimeoutError as error:
         http.state.must_close = True
         raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
@@ -247,6 +270,14 @@ def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
         raise _translate_validation_error(str(error), raw, struct_type) from error
     except _INVALID_JSON as error:
         raise InvalidBody(_invalid_json_message(raw, error)) from error
+
+
+def decode_with_ignored(raw: bytes, struct_type: type[T], *, strict: bool = True) -> tuple[T, dict[str, Any]]:
+    """Return what `decode` does, and what `decode_object` does; both have the same strings. Raises what these raise."""
+    with contextlib.suppress(InvalidBody, msgspec.ValidationError):
+        fields = decode_object(raw)
+        return msgspec.convert(fields, struct_type, strict=strict), fields
+    return decode(raw, struct_type, strict=strict), decode_object(raw)
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from noria.errors import (
     short_repr,
 )
 from noria.frontend.http.json_response import json_response
-from noria.frontend.http.paths import A1111_ROOT, OPEN_INFERENCE_ROOT, TEI_PATHS
+from noria.frontend.http.paths import A1111_CONTROLNET_ROOT, A1111_ROOT, OPEN_INFERENCE_ROOT, TEI_PATHS
 
 # The `type` that OpenAI's API gives to a status.
 _TYPE_BY_STATUS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
@@ -166,7 +166,7 @@ def _response(error: NoriaError, http: Request, headers: dict[str, str]) -> Resp
         return json_response(TeiErrorBody(error.message, tei_type), status, headers)
     if path == OPEN_INFERENCE_ROOT or path.startswith(f"{OPEN_INFERENCE_ROOT}/"):
         return json_response(OpenInferenceErrorBody(error.message), error.http_status, headers)
-    for_a1111 = path.startswith(f"{A1111_ROOT}/")
+    for_a1111 = path.startswith((f"{A1111_ROOT}/", f"{A1111_CONTROLNET_ROOT}/"))
     body = error_body(error, http.scope["state"]["request_id"], for_a1111=for_a1111)
     return json_response(body, error.http_status, headers)
 

@@ -20,6 +20,9 @@ ASSETS_PATH = "/pages"
 A1111_ROOT = "/sdapi/v1"
 """The routes of AUTOMATIC1111's API begin with it; their errors carry `detail`."""
 
+A1111_CONTROLNET_ROOT = "/controlnet"
+"""Those of its ControlNet extension; likewise."""
+
 TEI_PATHS = frozenset({"/", "/embed", "/predict", "/rerank", "/similarity", "/tokenize", "/info", "/health"})
 """The routes of text-embeddings-inference, whose errors have its own form; GET / is a page."""
 
@@ -45,6 +48,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/info": None,
     "/v1/endpoints/": "generate",
     f"{A1111_ROOT}/": "generate",
+    f"{A1111_CONTROLNET_ROOT}/": "generate",
     OPEN_INFERENCE_ROOT: "generate",
     "/v1/jobs": "jobs",
     "/v1/models": None,

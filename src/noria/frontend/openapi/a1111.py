@@ -3,8 +3,9 @@
 from typing import Any
 
 from noria.config import FrontendConfig
-from noria.errors import EngineUnavailable
-from noria.frontend.http.paths import A1111_ROOT
+from noria.errors import EngineUnavailable, OperationNotSupported
+from noria.frontend.http.paths import A1111_CONTROLNET_ROOT, A1111_ROOT
+from noria.frontend.openapi.images import EXAMPLE_FILE
 from noria.frontend.openapi.operations import add_bounds, get_only, json_content, operation
 from noria.frontend.routes.a1111 import bodies
 from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
@@ -35,19 +36,14 @@ def add_to_schemas(schemas: dict[str, Any], spec: DiffusionModelSpec | None, con
     image_fields["inpainting_mask_invert"]["anyOf"].insert(1, _BOOLEANS)
     if spec is not None:
         add_bounds(image_fields["denoising_strength"], limits(spec, config)["strength"])
+        if spec.needs_mask:
+            schemas["Img2Img"]["required"] = ["init_images", "mask"]
+            image_fields["mask"] = {"type": "string", "description": DESCRIPTIONS["mask"]}
+            schemas["Img2Img"]["example"] = schemas["Img2Img"]["example"] | {"mask": EXAMPLE_FILE}
 
 
 def paths() -> dict[str, Any]:
     """Return the operations by path."""
-    lists = {
-        "sd-models": "the models served",
-        "samplers": "the samplers of the selected model",
-        "schedulers": "the schedule types of the selected model",
-        "upscalers": "no upscaler is supported",
-        "latent-upscale-modes": "empty",
-        "sd-vae": "empty: models use their own VAE",
-        "loras": "the LoRAs of the selected model",
-    }
     return {
         f"{A1111_ROOT}/txt2img": {
             "post": operation(
@@ -66,6 +62,9 @@ def paths() -> dict[str, Any]:
                 body=Img2Img,
                 content=json_content(Img2ImgResponse),
             )
+        },
+        f"{A1111_CONTROLNET_ROOT}/detect": {
+            "post": operation("Not supported", "No preprocessor is run.", content={}, errors=[OperationNotSupported])
         },
         f"{A1111_ROOT}/options": {
             "get": operation(
@@ -102,11 +101,28 @@ def paths() -> dict[str, Any]:
                 content={"application/json": {}},
             )
         },
-    } | {
-        f"{A1111_ROOT}/{name}": get_only(
-            "List for A1111's API", description[0].upper() + description[1:] + ".", "application/json"
-        )
-        for name, description in lists.items()
+    } | _lists()
+
+
+def _lists() -> dict[str, Any]:
+    descriptions = {
+        f"{A1111_ROOT}/sd-models": "the models served",
+        f"{A1111_ROOT}/samplers": "the samplers of the selected model",
+        f"{A1111_ROOT}/schedulers": "the schedule types of the selected model",
+        f"{A1111_ROOT}/upscalers": "no upscaler is supported",
+        f"{A1111_ROOT}/latent-upscale-modes": "empty",
+        f"{A1111_ROOT}/sd-vae": "empty: models use their own VAE",
+        f"{A1111_ROOT}/loras": "the LoRAs of the selected model",
+        f"{A1111_ROOT}/scripts": "the scripts: controlnet",
+        f"{A1111_CONTROLNET_ROOT}/version": "the version of the extension's API",
+        f"{A1111_CONTROLNET_ROOT}/settings": "the number of units that a request may have",
+        f"{A1111_CONTROLNET_ROOT}/model_list": "the ControlNets of the selected model",
+        f"{A1111_CONTROLNET_ROOT}/module_list": "the preprocessors: only the one that does nothing",
+        f"{A1111_CONTROLNET_ROOT}/control_types": "both lists, of the only type",
+    }
+    return {
+        path: get_only("List for A1111's API", text[0].upper() + text[1:] + ".", "application/json")
+        for path, text in descriptions.items()
     }
 
 

@@ -105,7 +105,7 @@ _TRY_IT = """<section class="card" aria-labelledby="try-title"><h2 id="try-title
 
 
 _FORM = "multipart/form-data"
-_FIELD_MEDIA_TYPES = {"application/json", _FORM}
+_FIELD_MEDIA_TYPES = ("application/json", _FORM)  # of several, the first one is shown
 
 
 def _contents(title: str, operations: Sequence[_Operation]) -> str:
@@ -123,7 +123,7 @@ def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
         f"<p><strong>{escape(spec['summary'])}.</strong> {_with_inline_code(spec['description'])}</p>",
     ]
     bodies = spec.get("requestBody", {}).get("content", {})
-    if _FIELD_MEDIA_TYPES & bodies.keys():
+    if bodies.keys() & set(_FIELD_MEDIA_TYPES):
         schema, is_list = _body_with_fields(bodies, schemas)
         parts.append(_fields(f"{'each item of ' if is_list else ''}{method.upper()} {path}", schema))
     elif bodies:

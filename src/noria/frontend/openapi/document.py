@@ -57,14 +57,8 @@ from noria.frontend.routes.job_inputs import JobRequestBody
 from noria.frontend.routes.jobs import JobList
 from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
-from noria.frontend.routes.openai_images import (
-    EncoderDetail,
-    GenerationsRequestBody,
-    GenerationsResponse,
-    ModelCard,
-    ModelDetail,
-    ModelList,
-)
+from noria.frontend.routes.openai_images import GenerationsRequestBody, GenerationsResponse
+from noria.frontend.routes.openai_models import EncoderDetail, ModelCard, ModelDetail, ModelList
 from noria.frontend.routes.registry.deployments import DeploymentChangeBody, DeployRequestBody
 from noria.frontend.routes.registry.registry import AddVersionBody
 from noria.frontend.services.request_validation import limits
@@ -135,12 +129,18 @@ def openapi(
         "info": {
             "title": "Noria",
             "version": __version__,
-            "description": "Images from text, and embeddings of texts. "
-            + (f"Serving {spec.name}." if spec else "No image model is ready."),
+            "description": "Images from text, and embeddings of texts. " + _serving(spec),
         },
         "paths": paths,
         "components": components,
     }
+
+
+def _serving(spec: DiffusionModelSpec | None) -> str:
+    if spec is None:
+        return "No image model is ready."
+    needs = ", a model for inpainting: each of its requests needs an image and a mask" if spec.needs_mask else ""
+    return f"Serving {spec.name}{needs}."
 
 
 _SECURITY_SCHEMES = {

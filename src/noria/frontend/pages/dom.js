@@ -76,7 +76,7 @@ export function stageBar(stages) {
 export const decodeBase64 = (b64) => Uint8Array.from(atob(b64), (character) => character.charCodeAt(0));
 
 const COLOUR_NAMES = ["surface", "sunken", "ink", "muted", "line", "control", "accent", "good", "warn", "bad", "on-hue"];
-const STAGES = ["text-encode", "denoise", "decode"];
+const STAGES = ["image-encode", "text-encode", "denoise", "decode"];
 const darkScheme = matchMedia("(prefers-color-scheme: dark)");
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 

@@ -110,7 +110,7 @@ export class EnginePanel {
     this.#writeTable(false);
     const past = `the last ${visibleSeconds(this.#widths.figure ?? 600)} seconds`;
     setLabel(this.find(".bars"), `Timeline of ${past}: ${pluralize(view.bars.length, itemName(view))} in ${view.num_slots} slots; the table below has the current ones`);
-    setLabel(this.find(".stages"), `Shares of text encoding, denoising and decoding in ${past}`);
+    setLabel(this.find(".stages"), `Shares of image and text encoding, denoising and decoding in ${past}`);
     this.thumbnails.retain(new Set([...view.slots.map(imageKey), ...view.departures.map(({ key }) => key)]));
   }
 

@@ -1,7 +1,9 @@
 // The form of settings: built from the bounds of the served models; shows the server's errors at their fields.
 
+import { ControlFields } from "./control_fields.js";
 import { byId, make } from "./dom.js";
 import { LoraFields } from "./lora_fields.js";
+import { ReferenceImages } from "./reference_images.js";
 import { sizePresets } from "./request_settings.js";
 import { StartImage } from "./start_image.js";
 
@@ -16,6 +18,7 @@ export class Form {
   #root;
   #models = [];
   #loras;
+  #controls;
 
   /**
    * `callbacks`: onSubmit(settings) for each press of Generate; onTakeSettings(file) for the settings in the start image's file;
@@ -24,16 +27,29 @@ export class Form {
   constructor(root, { onSubmit, onTakeSettings, refreshModels, announce }) {
     this.#root = root;
     this.#loras = new LoraFields(() => this.#clearError("loras"), refreshModels);
+    const onError = (param, message) => this.showError({ param, message });
+    const limits = () => this.model?.noria.start_image;
+    this.#controls = new ControlFields({
+      onChange: () => this.#onSourceChange("controls"),
+      onInput: () => this.#clearError("controls"),
+      otherNames: () => Object.values(this.startImage.value).map((file) => file?.name),
+      ...{ onError, limits, announce },
+    });
     this.startImage = new StartImage({
       onChange: (isNew) => this.#onImageChange(isNew),
-      onError: (param, message) => this.showError({ param, message }),
-      limits: () => this.model?.noria.start_image,
-      ...{ onTakeSettings, announce },
+      ...{ onError, limits, onTakeSettings, announce },
+    });
+    this.references = new ReferenceImages({
+      onInput: () => this.#clearError("reference_images"),
+      onChange: () => this.#onSourceChange(),
+      ...{ onError, limits, announce },
     });
     root.addEventListener("submit", (event) => {
       event.preventDefault();
       this.clearErrors();
-      if (this.ready) onSubmit(this.settings());
+      const missing = this.#missingFile();
+      if (missing) this.showError(missing);
+      else if (this.ready) onSubmit(this.settings());
     });
     root.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) root.requestSubmit();
@@ -62,6 +78,16 @@ export class Form {
     return this.#models.length > 1;
   }
 
+  /** Use `file` as the image of a ControlNet; `target` is the element on which it was dropped. */
+  chooseControl(file, target) {
+    return this.#controls.choose(file, target);
+  }
+
+  /** The size of the image that the result's is by default; null without one. */
+  get imageSize() {
+    return this.startImage.size ?? this.#controls.size ?? this.references.size;
+  }
+
   /** Offer `models`, the entries of GET /v1/models; keeps the settings if the selected model is among them. */
   setModels(models) {
     const [before, version] = [this.model?.id, this.model?.noria.version];
@@ -86,23 +112,37 @@ export class Form {
     settings.prompt = byId("prompt").value;
     settings.negative_prompt = byId("negative_prompt").value || null;
     settings.loras = this.#loras.value;
+    settings.reference_images = this.references.value;
+    settings.refiner = byId("refiner").value === "" ? null : { start: Number(byId("refiner").value) };
+    settings.controls = this.#controls.value;
     Object.assign(settings, this.startImage.value);
     if (!settings.image) settings.strength = null;
     return settings;
   }
 
-  /** Write `settings`, fields of POST /t2i; missing ones become the model's defaults, but the start image stays if they name none. */
+  /** Write `settings`, fields of POST /t2i; missing ones become the model's defaults, but the images stay if they name none. */
   setSettings(settings) {
     this.clearErrors();
     if (settings.image !== undefined) this.startImage.set(settings).then(() => this.#sync());
     this.#selectModel(this.#models.some(({ id }) => id === settings.model) ? settings.model : byId("model").value);
+    if (settings.reference_images !== undefined) this.references.set(settings.reference_images).then(() => this.#sync());
     for (const name of ["negative_prompt", "seed", "deadline_ms", "priority"]) byId(name).value = "";
     for (const name of [...TEXTS, ...NUMBERS]) {
       if (name !== "model" && settings[name] !== undefined && settings[name] !== null) byId(name).value = settings[name];
     }
     this.#loras.value = settings.loras;
+    if (this.model.noria.refiner) byId("refiner").value = settings.refiner?.start ?? "";
+    if (settings.controls !== undefined) this.#controls.set(settings.controls).then(() => this.#sync());
     byId("scheduling").open ||= Boolean(byId("priority").value || byId("deadline_ms").value);
     this.#sync();
+  }
+
+  /** Which file the selected model needs besides those that are chosen, as an error of its field; null: none. */
+  #missingFile() {
+    if (!this.model?.noria.start_image?.needs_mask) return null;
+    const { image, mask } = this.startImage.value;
+    if (!image) return { param: "image", message: `${this.model.id} repaints a part of an image: choose one.` };
+    return mask ? null : { param: "mask", message: `Paint what ${this.model.id} is to repaint, or choose a file of it.` };
   }
 
   /** Use this seed from now on; "" is a random one each time. */
@@ -125,7 +165,7 @@ export class Form {
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "loras", "image", "mask", "form"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "loras", "refiner", "controls", "image", "mask", "reference_images", "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
@@ -145,8 +185,8 @@ export class Form {
   /** The default of a number of the selected model; "" without one. */
   #defaultOf(name) {
     const { settings, start_image: startImage } = this.model.noria;
-    if (name === "strength") return startImage.default_strength;
-    if (SIZES.includes(name) && this.startImage.size) return ""; // that of the image, which the server fits into the bounds
+    if (name === "strength") return startImage?.default_strength ?? "";
+    if (SIZES.includes(name) && this.imageSize) return ""; // that of the image, which the server fits into the bounds
     return settings[name].default ?? "";
   }
 
@@ -169,6 +209,14 @@ export class Form {
     }
     this.#loras.value = [];
     this.#loras.offer(this.model.noria);
+    this.references.offer(this.model.noria);
+    const needsMask = this.model.noria.start_image?.needs_mask ?? false;
+    byId("image-needed").hidden = byId("mask-needed").hidden = !needsMask;
+    byId("mask-none").hidden = needsMask;
+    for (const name of ["image", "mask"]) this.#clearError(name);
+    byId("refiner-field").hidden = !this.model.noria.refiner;
+    byId("refiner").value = "";
+    this.#controls.offer(this.model.noria);
     byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";
     byId("scheduler").replaceChildren(
@@ -180,13 +228,15 @@ export class Form {
 
   /** `isNew`: there is another image, or none any more. */
   #onImageChange(isNew) {
+    if (isNew) return this.#onSourceChange("image", "mask", "strength");
     for (const name of ["image", "mask", "strength"]) this.#clearError(name);
-    if (isNew) {
-      for (const name of SIZES) {
-        this.#clearError(name);
-        if (this.startImage.size || !byId(name).value) byId(name).value = this.#defaultOf(name);
-      }
-    }
+    this.#sync();
+  }
+
+  /** The image that gives the size may be another one, or none; `names` are the fields of the change. */
+  #onSourceChange(...names) {
+    for (const name of [...names, ...SIZES]) this.#clearError(name);
+    for (const name of SIZES) if (this.imageSize || !byId(name).value) byId(name).value = this.#defaultOf(name);
     this.#sync();
   }
 
@@ -207,9 +257,10 @@ export class Form {
   #sync() {
     if (!this.model) return;
     const { min, max, multiple } = this.model.noria.settings.width;
-    const ofImage = this.startImage.size ? ". Empty: the start image's. In another shape it is stretched, not cropped" : "";
+    const owner = this.startImage.size ? "the start image's" : this.#controls.size ? "those of the first control image" : "about the first reference image's";
+    const ofImage = this.imageSize ? `. Empty: ${owner}. In another shape ${this.startImage.size || this.#controls.size ? "it is stretched, not cropped" : "it stays as it is"}` : "";
     byId("size-hint").textContent = `${min} to ${max} pixels a side, in multiples of ${multiple}${ofImage}`;
-    for (const name of SIZES) byId(name).placeholder = this.startImage.size ? "image's" : "";
+    for (const name of SIZES) byId(name).placeholder = this.imageSize ? "image's" : "";
     for (const name of SLIDERS) byId(`${name}-slide`).value = byId(name).value;
     const size = `${byId("width").value}x${byId("height").value}`;
     for (const button of byId("presets").children) button.setAttribute("aria-pressed", String(button.dataset.size === size));

@@ -6,7 +6,7 @@ import { button, copyButtons, decodeBase64, make, stageBar } from "./dom.js";
 import { formatDuration, formatLora } from "./format.js";
 import { toDataUrl } from "./image_file.js";
 import { imageSeed, requestBody } from "./request_settings.js";
-import { SNIPPETS } from "./snippets.js";
+import { snippetsFor } from "./snippets.js";
 
 const TICK_MS = 200; // of the countdown
 const FADE_MS = 350; // as in playground.css
@@ -78,6 +78,9 @@ export class GenerationCard {
   async #send() {
     const files = {};
     for (const name of ["image", "mask"]) if (this.settings[name]) files[name] = await toDataUrl(this.settings[name]);
+    if (this.settings.reference_images) files.reference_images = await Promise.all(this.settings.reference_images.map(toDataUrl));
+    const { controls } = this.settings;
+    if (controls) files.controls = await Promise.all(controls.map(async (each) => ({ ...each, image: await toDataUrl(each.image) })));
     const body = requestBody({ ...this.settings, ...files, stream: true, partial_images: this.previews });
     const options = { method: "POST", headers: { "content-type": "application/json" }, body, signal: this.#abort.signal };
     const response = await fetchWithKey("/t2i", options).catch(throwUnreachable);
@@ -211,13 +214,16 @@ export class GenerationCard {
     frame.append(image.opener, use);
   }
 
-  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, seed, image, mask, strength }) {
+  #writeFacts({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, loras, controls, refiner, seed, image, mask, strength, reference_images: references }) {
     const last = this.images.length > 1 ? ` to ${imageSeed(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
     const facts = [
       ...[this.showsModel && model, size, steps && `${steps} steps`, scheduler, ...(loras ?? []).map(formatLora)],
       ...[guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`],
+      ...(controls ?? []).map(({ name, scale = 1 }) => `ControlNet ${formatLora({ name, weight: scale })}`),
+      ...[refiner && `refined from ${refiner.start}`],
       ...[image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
+      ...(references ?? []).map(({ name }) => `shown ${name}`),
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));
   }
@@ -240,13 +246,14 @@ export class GenerationCard {
   }
 
   #copies() {
-    const snippets = Object.entries(SNIPPETS).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
+    const snippets = Object.entries(snippetsFor(this.used)).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
     const buttons = copyButtons(`copy-${this.number}`, snippets, (name) => this.callbacks.announce(`Copied as ${name}.`));
-    const files = [this.used.image, this.used.mask].filter(Boolean);
+    const others = [...(this.used.controls ?? []).map(({ image }) => image), ...(this.used.reference_images ?? [])];
+    const files = [this.used.image, this.used.mask, ...others].filter(Boolean);
     if (!files.length) return buttons;
     this.sources = files.map((file) => ({ file, url: URL.createObjectURL(file) }));
     const links = this.sources.map(({ file, url }) => make("a", { href: url, download: file.name, text: file.name }));
-    const names = links.flatMap((each, index) => (index ? [" and ", each] : [each]));
+    const names = links.flatMap((each, index) => (index ? [index === links.length - 1 ? " and " : ", ", each] : [each]));
     return make("div", {}, buttons, make("p", { class: "small muted" }, "The code reads ", ...names, " where it runs."));
   }
 }
@@ -267,6 +274,7 @@ function throwUnreachable(error) {
 // In the order in which they follow: [field of `timings`, name, CSS class, meaning].
 const STAGES = [
   ["queue_s", "queue", "queue", "waiting to join the running batch"],
+  ["image_encode_s", "image encode", "image-encode", "the start image becomes latents"],
   ["text_encode_s", "text encode", "text-encode", "the text encoder reads the prompt"],
   ["denoise_s", "denoise", "denoise", "the steps"],
   ["decode_s", "decode", "decode", "latents to pixels"],
@@ -275,7 +283,8 @@ const STAGES = [
 
 /** The timings of a response of POST /t2i: a bar of its stages, their durations, and the prediction. */
 function timingBar({ timings, mean_batch: meanBatch }) {
-  const stages = STAGES.map(([key, name, className, meaning]) => [name, className, meaning, timings[key]]);
+  const present = STAGES.filter(([key]) => key !== "image_encode_s" || timings[key] > 0); // without a start image there is none
+  const stages = present.map(([key, name, className, meaning]) => [name, className, meaning, timings[key]]);
   const text = make("p", { class: "small muted number", text: describeTimings(timings, meanBatch) });
   return make("div", { class: "timing" }, ...stageBar(stages), text);
 }

@@ -43,11 +43,12 @@ export function toDataUrl(file) {
 }
 
 /**
- * Listen for files that are dropped or pasted. `zones`: [element, onFile(file)] each; a file goes to the zone that it is dropped on,
- * and to the first one from everywhere else.
+ * Listen for files that are dropped or pasted. `zones`: [element, onFiles(files, target)] each; files go to the zone that they are
+ * dropped on, and to the first one that is not hidden from everywhere else.
  */
 export function listenForFiles(zones) {
-  const zoneAt = (target) => zones.find(([element]) => element.contains(target)) ?? zones[0];
+  const firstZone = () => zones.find(([element]) => !element.hidden);
+  const zoneAt = (target) => zones.find(([element]) => element.contains(target)) ?? firstZone();
   const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
   const mark = (marked) => zones.forEach(([element]) => element.classList.toggle("drag-over", element === marked));
   for (const name of ["dragenter", "dragover"]) {
@@ -62,21 +63,21 @@ export function listenForFiles(zones) {
     mark(null);
     if (!hasFiles(event)) return;
     event.preventDefault();
-    zoneAt(event.target)[1](event.dataTransfer.files[0]);
+    zoneAt(event.target)[1]([...event.dataTransfer.files], event.target);
   });
   window.addEventListener("paste", (event) => {
     const { files, types } = event.clipboardData;
     if (!files.length || types.includes("text/plain")) return; // a text that brings a picture of itself along is a text
     event.preventDefault();
-    zones[0][1](files[0]);
+    firstZone()[1]([...files]);
   });
 }
 
-/** Make the button `choose` open the hidden `input` for a file; calls `onFile(file)`. */
-export function listenForChoice(choose, input, onFile) {
+/** Make the button `choose` open the hidden `input` for files; calls `onFiles(files)`. */
+export function listenForChoice(choose, input, onFiles) {
   choose.addEventListener("click", () => input.click());
   input.addEventListener("change", () => {
-    if (input.files.length) onFile(input.files[0]);
+    if (input.files.length) onFiles([...input.files]);
     input.value = ""; // the same file can be chosen again
   });
 }

@@ -72,7 +72,7 @@ export class LoraFields {
 }
 
 /** Make `select` offer `names`, and keep its choice even if it is gone: the server says so then. */
-function fill(select, names, chosen = select.value) {
+export function fill(select, names, chosen = select.value) {
   const offered = names.includes(chosen) ? names : [...names, chosen];
   if (offered.join("\n") === [...select.options].map(({ value }) => value).join("\n")) return; // an open list stays open
   select.replaceChildren(...offered.map((each) => new Option(each, each, false, each === chosen)));

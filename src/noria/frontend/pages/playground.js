@@ -43,7 +43,7 @@ const firstCommand = () => SNIPPETS.curl({ prompt: byId("prompt").defaultValue }
 
 async function generate(settings) {
   const bounds = form.model.noria.settings;
-  const { width, height } = form.startImage.size ?? { width: bounds.width.default, height: bounds.height.default };
+  const { width, height } = form.imageSize ?? { width: bounds.width.default, height: bounds.height.default };
   const size = { width: settings.width || width, height: settings.height || height };
   const { partial_images: previews, inference_steps: steps } = bounds;
   const options = { size, previews: previews.max, steps: steps.default, showsModel: form.hasSeveralModels };
@@ -107,8 +107,13 @@ async function refreshModels() {
 }
 window.addEventListener("focus", refreshModels); // who adds a LoRA does so in another window
 
-const readDropped = (file) => readSettings(file, byId("metadata-report"));
-listenForFiles([[byId("image"), (file) => form.startImage.choose(file)], [byId("drop"), readDropped]]);
+const readDropped = ([file]) => readSettings(file, byId("metadata-report"));
+listenForFiles([
+  [byId("reference_images"), (files) => form.references.add(files)],
+  [byId("image"), ([file]) => form.startImage.choose(file)],
+  [byId("drop"), readDropped],
+  [byId("controls"), ([file], target) => form.chooseControl(file, target)],
+]);
 listenForChoice(byId("metadata-choose"), byId("metadata-file"), readDropped);
 byId("first-command").textContent = firstCommand();
 servedModels.wait();

@@ -15,8 +15,11 @@ const PROMPTS = [
   "a yellow square right of a purple circle",
 ];
 
-/** The body of request `k` for a model with `fields`, as in the OpenAPI document, LoRAs of these names and a start image. Pure. */
-export function sampleRequest(k, fields, loras = [], image = null) {
+/**
+ * The body of request `k` for a model with `fields`, as in the OpenAPI document, LoRAs of these names and a start image; with a `mask`,
+ * for a model for inpainting. Pure.
+ */
+export function sampleRequest(k, fields, loras = [], image = null, mask = null) {
   const served = fields.scheduler?.examples ?? [];
   const known = SCHEDULERS.filter((name) => served.includes(name));
   const { minimum = 1, maximum = 200 } = fields.inference_steps ?? {};
@@ -29,7 +32,8 @@ export function sampleRequest(k, fields, loras = [], image = null) {
   if (known.length) body.scheduler = known[k % known.length];
   const lora = loras[(k % (loras.length + 1)) - 1]; // every third request, say, has none
   if (lora) body.loras = [{ name: lora }];
-  if (image && k % 5 === 2) Object.assign(body, { image, strength: 0.6 });
+  if (mask) Object.assign(body, { image, mask, strength: k % 2 ? 1 : 0.6 });
+  else if (image && k % 5 === 2) Object.assign(body, { image, strength: 0.6 });
   if (k % 6 === 5) body.deadline_ms = 60_000;
   if (k % 4 === 3) Object.assign(body, smallerSide(fields.width, "width"));
   return body;
@@ -71,8 +75,10 @@ async function imageTraffic(signal) {
   const fields = document.components.schemas.ImageRequestBody.properties;
   const { noria } = models.data.find((model) => model.noria.kind === "diffusion"); // the default model
   const loras = noria.loras.slice(0, MAX_LORAS);
-  const image = drawSample(fields.width.default, fields.height.default);
-  return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields, loras, image) };
+  const [width, height] = [fields.width.default, fields.height.default];
+  const image = drawSample(width, height);
+  const mask = noria.start_image?.needs_mask ? drawMask(width, height) : null;
+  return { num: 20, interval_ms: 350, path: "/t2i", body: (k) => sampleRequest(k, fields, loras, image, mask) };
 }
 
 /** A disc above a square as a PNG file in base64. */
@@ -88,6 +94,16 @@ function drawSample(width, height) {
   context.beginPath();
   context.arc(width / 2, 0.28 * height, side / 2, 0, 2 * Math.PI);
   context.fill();
+  return canvas.toDataURL("image/png");
+}
+
+/** A PNG file in base64 whose lower half is white, that is repainted. */
+function drawMask(width, height) {
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
+  const context = canvas.getContext("2d");
+  context.fillRect(0, 0, width, height);
+  context.fillStyle = "#fff";
+  context.fillRect(0, height / 2, width, height / 2);
   return canvas.toDataURL("image/png");
 }
 

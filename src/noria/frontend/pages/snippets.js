@@ -1,12 +1,16 @@
 // A request as code that generates the same image: a command and programs. Pure.
 //
-// They contain no API key: if the server needs one, they read it from NORIA_API_KEY. Of a start image and its mask, which are files
-// in the settings, they have the names, and read them from the folder in which they run.
+// They contain no API key: if the server needs one, they read it from NORIA_API_KEY. Of images, which are files in the settings, they
+// have the names, and read them from the folder in which they run.
 
 import { nonEmptyEntries, requestBody } from "./request_settings.js";
 
 /** Functions (settings, origin, needsKey) → code for the server at `origin`, by name. */
 export const SNIPPETS = { curl: curlCommand, openai: openaiProgram, Python: pythonProgram };
+
+/** Those of SNIPPETS that can send `settings`: openai's client cannot send images of ControlNets beside a start image. */
+export const snippetsFor = ({ image, controls }) =>
+  Object.fromEntries(Object.entries(SNIPPETS).filter(([name]) => name !== "openai" || !(image && controls)));
 
 /** Functions (origin, needsKey) → code, by name, for texts: `body` is what POST `path` takes. */
 export function textSnippets(path, body) {
@@ -17,16 +21,21 @@ export function textSnippets(path, body) {
   return path === "/embed" ? { ...snippets, openai: (origin, needsKey) => openaiTextProgram(body, origin, needsKey) } : snippets;
 }
 
-function curlCommand({ image = null, mask = null, ...settings }, origin, needsKey) {
+function curlCommand(settings, origin, needsKey) {
+  const { image, mask, controls, reference_images: references } = settings;
   const several = (settings.n ?? 1) > 1;
   const extension = settings.format ?? "png";
-  const name = image?.name === `image.${extension}` || mask?.name === `image.${extension}` ? "result" : "image";
+  const files = [image, mask, ...(controls ?? []).map((each) => each.image), ...(references ?? [])].filter(Boolean);
+  const name = files.some((file) => file.name === `image.${extension}`) ? "result" : "image";
   const output = several ? "-o images.json" : `-o ${name}.${extension}`;
-  const json = requestBody(settings);
-  if (!image) return curl(`${origin}/t2i`, `-d ${shellQuote(json)}`, needsKey, output);
+  const mark = (file) => file && `\u0000${files.indexOf(file)}\u0000`; // what the shell reads goes there; no field has such a text
+  const ofControls = controls?.map((each) => ({ ...each, image: mark(each.image) }));
+  const marked = { ...settings, image: mark(image), mask: mark(mask), controls: ofControls, reference_images: references?.map(mark) };
+  const json = requestBody(marked);
+  if (!files.length) return curl(`${origin}/t2i`, `-d ${shellQuote(json)}`, needsKey, output);
   // A file is longer than a shell's arguments may be: a here-document, in which the shell reads the files.
-  const files = Object.entries({ image, mask }).map(([field, file]) => (file ? `,"${field}":"$(base64 < ${shellQuote(file.name)} | tr -d '\\n')"` : ""));
-  const document = `${json.slice(0, -1).replace(/[\\$`]/g, "\\$&")}${files.join("")}}`;
+  const read = (_, index) => `$(base64 < ${shellQuote(files[index].name)} | tr -d '\\n')`;
+  const document = json.replace(/[\\$`]/g, "\\$&").replace(/\\\\u0000(\d+)\\\\u0000/g, read);
   return `${curl(`${origin}/t2i`, "-d @-", needsKey, `${output} <<EOF`)}${document}\nEOF\n`;
 }
 
@@ -41,9 +50,12 @@ function curl(url, data, needsKey, output = null) {
   return `${lines.join(" \\\n  ")}\n`;
 }
 
-function pythonProgram({ image = null, mask = null, ...settings }, origin, needsKey) {
-  const files = Object.entries({ image, mask }).filter(([, file]) => file);
-  const reads = files.map(([field, { name }]) => `with open(${JSON.stringify(name)}, "rb") as file:\n    settings["${field}"] = base64.b64encode(file.read()).decode()\n`);
+function pythonProgram({ image = null, mask = null, controls = null, reference_images: references = null, ...rest }, origin, needsKey) {
+  const settings = { ...rest, controls: controls?.map(({ image: _, ...others }) => others), reference_images: references?.map(() => "") };
+  const files = Object.entries({ image, mask }).map(([field, file]) => [`["${field}"]`, file]);
+  files.push(...(controls ?? []).map((each, index) => [`["controls"][${index}]["image"]`, each.image]));
+  files.push(...(references ?? []).map((file, index) => [`["reference_images"][${index}]`, file]));
+  const reads = files.map(([place, file]) => (file ? `with open(${JSON.stringify(file.name)}, "rb") as file:\n    settings${place} = base64.b64encode(file.read()).decode()\n` : ""));
   return `import base64
 import json
 ${needsKey ? "import os\n" : ""}import urllib.request
@@ -64,8 +76,9 @@ const bearer = `, "Authorization": "Bearer " + os.environ["NORIA_API_KEY"]`;
 const OPENAI_FIELDS = new Set(["prompt", "model", "n", "size", "output_format"]);
 
 function openaiProgram(settings, origin, needsKey) {
-  const { width, height, format, image = null, mask = null, ...rest } = settings;
-  if (image && rest.loras) rest.loras = JSON.stringify(rest.loras); // a form has texts
+  const { width, height, format, image = null, mask = null, reference_images: references = null, ...rest } = settings;
+  const images = [image, ...(references ?? [])].filter(Boolean).map(({ name }) => `open(${JSON.stringify(name)}, "rb")`);
+  for (const name of ["loras", "refiner"]) if (images.length && rest[name]) rest[name] = JSON.stringify(rest[name]); // a form has texts
   const entries = nonEmptyEntries({ ...rest, size: width && height ? `${width}x${height}` : null, output_format: format });
   const openaiArguments = entries.filter(([name]) => OPENAI_FIELDS.has(name)).map(([name, value]) => `    ${name}=${literal(name, value)},\n`);
   const noriaFields = Object.fromEntries(entries.filter(([name]) => !OPENAI_FIELDS.has(name)));
@@ -75,8 +88,8 @@ ${mask ? "import io\n" : ""}${needsKey ? "import os\n" : ""}
 import openai
 ${mask ? "from PIL import Image\n" : ""}
 ${openaiClient(origin, needsKey)}
-${mask ? openaiMask(mask) : ""}response = client.images.${image ? "edit" : "generate"}(
-${image ? `    image=open(${JSON.stringify(image.name)}, "rb"),\n` : ""}${mask ? '    mask=("mask.png", mask_file.getvalue(), "image/png"),\n' : ""}${openaiArguments.join("")}${extra})
+${mask ? openaiMask(mask) : ""}response = client.images.${images.length ? "edit" : "generate"}(
+${images.length ? `    image=${images.length > 1 ? `[${images.join(", ")}]` : images[0]},\n` : ""}${mask ? '    mask=("mask.png", mask_file.getvalue(), "image/png"),\n' : ""}${openaiArguments.join("")}${extra})
 for image in response.data:
     with open(f"{image.seed}.${format ?? "png"}", "wb") as file:
         file.write(base64.b64decode(image.b64_json))
@@ -124,4 +137,12 @@ function pythonDict(settings) {
   return `{\n${lines.join("")}}`;
 }
 
-const literal = (name, value) => (name === "seed" ? value : JSON.stringify(value));
+function literal(name, value) {
+  if (name === "seed") return value;
+  if (name !== "controls") return JSON.stringify(value);
+  const controls = value.map(({ image, ...rest }) => {
+    const json = JSON.stringify(rest);
+    return image ? `${json.slice(0, -1)},"image":base64.b64encode(open(${JSON.stringify(image.name)}, "rb").read()).decode()}` : json;
+  });
+  return `[${controls.join(", ")}]`;
+}

@@ -16,12 +16,13 @@ export class StartImage {
 
   /**
    * `callbacks`: onChange(isNew) after every change, where `isNew` says that the image is another one; onError(param, message);
-   * onTakeSettings(file); announce(text); limits(): those of the selected model.
+   * onTakeSettings(file); announce(text); limits(): those of the selected model, null
+   * if it takes none.
    */
   constructor(callbacks) {
     this.#callbacks = callbacks;
-    listenForChoice(byId("image-choose"), byId("image-file"), (file) => this.choose(file));
-    listenForChoice(byId("mask-choose"), byId("mask-file"), (file) => this.#chooseMask(file));
+    listenForChoice(byId("image-choose"), byId("image-file"), ([file]) => this.choose(file));
+    listenForChoice(byId("mask-choose"), byId("mask-file"), ([file]) => this.#chooseMask(file));
     byId("image-remove").addEventListener("click", () => this.#remove());
     byId("image-settings").addEventListener("click", () => callbacks.onTakeSettings(this.#image.file));
     byId("mask-remove").addEventListener("click", () => this.#setMask(null));
@@ -67,6 +68,7 @@ export class StartImage {
   async #open(param, file) {
     const limits = this.#callbacks.limits();
     try {
+      if (limits === null) throw new Error("The selected model cannot begin with an image, nor repaint one.");
       if (!limits) throw new Error("The models are not known yet: choose the image again when the server is ready.");
       return await openImageFile(file, limits);
     } catch (error) {
@@ -108,7 +110,8 @@ export class StartImage {
     this.#mask = mask;
     this.#show();
     this.#callbacks.onChange(false);
-    this.#callbacks.announce(mask ? "Only what is white in the mask is repainted." : "There is no mask: the whole image is repainted.");
+    const none = this.#callbacks.limits()?.needs_mask ? "There is no mask, which this model needs." : "There is no mask: the whole image is repainted.";
+    this.#callbacks.announce(mask ? "Only what is white in the mask is repainted." : none);
     byId("mask-paint").focus();
   }
 

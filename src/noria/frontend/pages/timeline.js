@@ -7,21 +7,22 @@ export const BIN_S = 0.25;
 const GUTTER_PX = 26;
 const AXIS_PX = 18;
 const STAGES_PX = 56;
+const STAGES = ["image-encode", "text-encode", "denoise", "decode"];
 
 /** How many seconds a timeline of `width` px shows. */
 export const visibleSeconds = (width) => (width < 450 ? 12 : 20);
 
-/** The stages' shares of each `BIN_S`: a Map of bin → [text encode, denoise, decode], each 0 to 1. Pure. */
+/** The stages' shares of each `BIN_S`: a Map of bin → shares, each 0 to 1, in the order of STAGES. Pure. */
 export function binIterations(iterations) {
   const bins = new Map();
   for (const { started_at, duration_s, image_encode_s = 0, text_encode_s, decode_s } of iterations) {
     if (duration_s <= 0) continue;
-    const encode_s = image_encode_s + text_encode_s;
-    const stageSeconds = [encode_s, Math.max(0, duration_s - encode_s - decode_s), decode_s];
+    const denoise_s = Math.max(0, duration_s - image_encode_s - text_encode_s - decode_s);
+    const stageSeconds = [image_encode_s, text_encode_s, denoise_s, decode_s];
     const ended_at = started_at + duration_s;
     for (let bin = Math.floor(started_at / BIN_S); bin * BIN_S < ended_at; bin++) {
       const overlap = Math.min(ended_at, (bin + 1) * BIN_S) - Math.max(started_at, bin * BIN_S);
-      const shares = bins.get(bin) ?? [0, 0, 0];
+      const shares = bins.get(bin) ?? STAGES.map(() => 0);
       bins.set(bin, shares.map((share, stage) => share + (stageSeconds[stage] / duration_s) * (overlap / BIN_S)));
     }
   }
@@ -95,7 +96,7 @@ export function drawStages(canvas, width, bins, now) {
   context.fillStyle = theme.sunken;
   context.fillRect(GUTTER_PX, 0, width - GUTTER_PX, STAGES_PX);
   drawTimeGrid(context, toX, width, STAGES_PX, now);
-  const fills = [theme.stages["text-encode"], theme.stages.denoise, theme.stages.decode];
+  const fills = STAGES.map((name) => theme.stages[name]);
   context.save();
   context.beginPath();
   context.rect(GUTTER_PX, 0, width - GUTTER_PX, STAGES_PX);
@@ -105,7 +106,7 @@ export function drawStages(canvas, width, bins, now) {
     if (x < GUTTER_PX - BIN_S * scale || x > width) continue;
     let top = STAGES_PX;
     // Denoising, the largest part, is at the bottom, so that the small parts are visible.
-    for (const stage of [1, 0, 2]) {
+    for (const stage of [2, 0, 1, 3]) {
       const barHeight = shares[stage] * STAGES_PX;
       context.fillStyle = fills[stage];
       context.fillRect(x, (top -= barHeight), Math.max(1, BIN_S * scale - 1), barHeight);

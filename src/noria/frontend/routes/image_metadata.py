@@ -19,7 +19,13 @@ from noria.errors import ImageFileError, InvalidField, ModelNotFound, Unreadable
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.http.body import read_bytes
 from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.request_validation import CompleteLoras, no_loras, validate
+from noria.frontend.services.request_validation import (
+    CompleteLoras,
+    CompleteRefiner,
+    no_loras,
+    reject_refiner,
+    validate,
+)
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -45,6 +51,7 @@ _SETTINGS = (
     "guidance_scale",
     "scheduler",
     "loras",
+    "refiner",
 )
 
 
@@ -113,7 +120,11 @@ class ImageMetadataRoute:
         else:
             rejected += _rejected_version(metadata, spec)
         settings, rejected_values = usable_settings(
-            metadata, spec, self._generation_service.config, self._generation_service.loras.complete
+            metadata,
+            spec,
+            self._generation_service.config,
+            self._generation_service.loras.complete,
+            self._generation_service.refiners.complete,
         )
         return RecoveredSettings(
             source="a1111" if metadata.noria is None else "noria",
@@ -130,11 +141,13 @@ def usable_settings(
     spec: DiffusionModelSpec,
     config: FrontendConfig,
     complete_loras: CompleteLoras = no_loras,
+    complete_refiner: CompleteRefiner = reject_refiner,
 ) -> tuple[dict[str, Any], list[RejectedSetting]]:
     """Split `metadata` into the settings that `spec` supports and the rejected ones, with the error each would get.
 
-    There is always a prompt, since `POST /t2i` requires one.
+    There is always a prompt, since `POST /t2i` requires one. Images are not among the settings.
     """
+    spec = msgspec.structs.replace(spec, needs_mask=False)
     settings: dict[str, Any] = {"prompt": ""}
     rejected = []
     for field in _SETTINGS:
@@ -143,7 +156,16 @@ def usable_settings(
             continue
         try:
             single_setting: dict[str, Any] = {"prompt": "", field: value}
-            validate(ImageRequestBody(**single_setting), spec, config, "", lambda: 0, complete_loras=complete_loras)
+            body = ImageRequestBody(**single_setting)
+            validate(
+                body,
+                spec,
+                config,
+                "",
+                lambda: 0,
+                complete_loras=complete_loras,
+                complete_refiner=complete_refiner,
+            )
         except InvalidField as error:
             rejected.append(RejectedSetting(field, value, error.message))
         else:
@@ -152,7 +174,7 @@ def usable_settings(
 
 
 def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
-    """Return the start image, its mask and the controls that the file was made from: it does not contain them."""
+    """Return the images that the file was made from, which it does not contain, and the controls."""
     rejected = [
         RejectedSetting(
             "controls",
@@ -162,6 +184,14 @@ def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
         )
         for control in metadata.controls
     ]
+    if metadata.reference_images:
+        rejected.append(
+            RejectedSetting(
+                "reference_images",
+                [each.digest for each in metadata.reference_images],
+                "the file was made from reference images, which it does not contain: send them in reference_images.",
+            )
+        )
     if metadata.strength is None:
         return rejected
     rejected += [

@@ -1,8 +1,8 @@
 """`POST /t2i`: generates images from a prompt.
 
-`http/body.py` decodes the body to an `ImageRequestBody`, `services/generation.py` generates the files. The response is
-the file itself, JSON for several images or for a client that accepts JSON only, or a stream of events if the request
-asks for one.
+`http/body.py` decodes the body to an `ImageRequestBody`, or `image_forms.py` does if it is a form with files;
+`services/generation.py` generates the files. The response is the file itself, JSON for several images or for a client
+that accepts JSON only, or a stream of events if the request asks for one.
 """
 
 import time
@@ -14,10 +14,11 @@ from starlette.responses import Response
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
 from noria.frontend.http import sse
-from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.body import FORM, JSON, JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
+from noria.frontend.routes.image_forms import is_form, read_form
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
 from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
@@ -84,12 +85,21 @@ class ImageRoutes:
         return json_response(response, headers=result.headers)
 
     async def _admit(self, http: Request) -> AdmittedRequest:
-        async with self._body_reader.receive(http) as raw:
-            body = apply_headers(decode(raw, ImageRequestBody), http.headers)
-            self._body_reader.check_length(raw, *body.images)
-            client, api_client = client_id_of(http), http.state.api_client
-            admitting = self._generation_service.admit(body, api_client, http.state.request_id, client=client)
-            del raw, body  # with images they are long
+        service, load_files = self._generation_service, None
+        async with self._body_reader.receive(http, JSON, FORM) as raw:
+            if is_form(http):
+                body, load_files = await read_form(http, service.upload_threads, raw, ImageRequestBody, "white")
+            else:
+                body = decode(raw, ImageRequestBody)
+                self._body_reader.check_length(raw, *body.images)
+            admitting = service.admit(
+                apply_headers(body, http.headers),
+                http.state.api_client,
+                http.state.request_id,
+                load_files=load_files,
+                client=client_id_of(http),
+            )
+            del raw, body, load_files  # with images they are long
             return await cancel_on_disconnect(http, admitting)
 
     async def _frames(self, update: Update | GenerationResult, admitted: AdmittedRequest) -> list[bytes]:

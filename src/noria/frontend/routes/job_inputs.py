@@ -32,7 +32,9 @@ def images_in(job_input: Mapping[str, Any]) -> list[str]:
     """Return the files in base64 of an input."""
     controls = job_input.get("controls")
     holders = [each for each in controls if isinstance(each, dict)] if isinstance(controls, list) else []
+    references = job_input.get("reference_images")
     found = [job_input.get("image"), job_input.get("mask"), *(each.get("image") for each in holders)]
+    found += references if isinstance(references, list) else []
     return [image for image in found if isinstance(image, str)]
 
 
@@ -42,6 +44,7 @@ class JobImages:
 
     start: dict[str, str] = dataclasses.field(default_factory=dict)  # `image` and `mask`
     controls: dict[int, str] = dataclasses.field(default_factory=dict)  # by their number
+    references: list[str] = dataclasses.field(default_factory=list)
 
     def put_back(self, controls: Sequence[ControlField]) -> tuple[ControlField, ...]:
         """Return the controls with their images."""
@@ -51,22 +54,23 @@ class JobImages:
         """Drop the files."""
         self.start.clear()
         self.controls.clear()
+        self.references.clear()
 
 
 def take_images(job_input: dict[str, Any]) -> JobImages:
-    """Remove and return the files in an input: those of `/t2i`, of other endpoints only those of controls."""
+    """Remove and return the files in an input; start images and masks are only those of `/t2i`."""
     names = ("image", "mask") if job_input.get("endpoint", ENDPOINTS[0]) == ENDPOINTS[0] else ()
     start = {name: job_input.pop(name) for name in names if isinstance(job_input.get(name), str)}
-    controls = job_input.get("controls")
-    if not isinstance(controls, list):
-        return JobImages(start)
+    controls, references = job_input.get("controls"), job_input.get("reference_images")
+    are_files = isinstance(references, list) and all(isinstance(each, str) for each in references)
     return JobImages(
         start,
         {
             k: control.pop("image")
-            for k, control in enumerate(controls)
+            for k, control in enumerate(controls if isinstance(controls, list) else ())
             if isinstance(control, dict) and isinstance(control.get("image"), str)
         },
+        job_input.pop("reference_images") if are_files else [],
     )
 
 
@@ -84,6 +88,8 @@ def stored_input(sent: Mapping[str, Any], payload: DiffusionPayload) -> dict[str
             {**of_sent, "image": f"sha256:{control.image_digest}"}
             for of_sent, control in zip(sent["controls"], payload.controls, strict=True)
         ]
+    if payload.reference_images:
+        stored["reference_images"] = [f"sha256:{each.digest}" for each in payload.reference_images]
     return stored | {"seed": payload.seed} | {name: f"sha256:{each}" for name, each in digests.items() if each}
 
 
@@ -116,7 +122,10 @@ async def admit_input(
             body = decode(msgspec.json.encode(fields), ImageRequestBody)
             _reject_streaming(body)
             body = msgspec.structs.replace(
-                apply_headers(body, headers), **images.start, controls=images.put_back(body.controls)
+                apply_headers(body, headers),
+                **images.start,
+                controls=images.put_back(body.controls),
+                reference_images=tuple(images.references) or body.reference_images,
             )
             images.clear()
             admitting = generation_service.admit(body, api_client, request_id, client=client, is_job=True)
@@ -125,12 +134,13 @@ async def admit_input(
         generations_body = decode(msgspec.json.encode(fields), GenerationsRequestBody)
         _reject_streaming(generations_body)
         controls = images.put_back(generations_body.controls)
-        generations_body = msgspec.structs.replace(generations_body, controls=controls)
+        references = tuple(images.references) or generations_body.reference_images
+        generations_body = msgspec.structs.replace(generations_body, controls=controls, reference_images=references)
         images.clear()
         admitting = admit_generation(
             generation_service, generations_body, api_client, request_id, headers, client=client, is_job=True
         )
-        del generations_body, controls
+        del generations_body, controls, references
         return await admitting
     except (InvalidField, UnreadableImage, BodyTooLarge) as error:
         if error.field is not None and not error.field.startswith("X-"):  # not a header

@@ -1,10 +1,10 @@
-"""OpenAI's image API: `POST /v1/images/generations`, `GET /v1/models`.
+"""OpenAI's image API: `POST /v1/images/generations`.
 
 The unmodified openai-python client works. Fields that have no meaning for a diffusion model (quality, style, …) are
-accepted and ignored; `response_format: "url"` is rejected; Noria's own fields are sent in `extra_body`.
+accepted and ignored; `response_format: "url"` is rejected; Noria's own fields are sent in `extra_body`. The body may
+also be a form, whose files `control` are the images of `controls`, in their order.
 """
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -13,32 +13,24 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from noria.errors import InvalidField, short_repr
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import PreviewImage, Update
-from noria.frontend.engines.pool import PoolLoad
 from noria.frontend.http import sse
-from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.body import FORM, JSON, JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
+from noria.frontend.routes.image_forms import is_form, read_form
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
 from noria.frontend.services.image_writer import preview_as_base64
-from noria.frontend.services.model_capabilities import (
-    EncoderCapabilities,
-    ModelCapabilities,
-    capabilities_of,
-    encoder_capabilities_of,
-)
 from noria.frontend.services.request_validation import apply_headers
 from noria.frontend.services.start_images import LoadFiles
-from noria.protocol.diffusion import DiffusionModelSpec, Lora
-from noria.protocol.messages import ModelPrecision, ShapeCosts
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.request import ControlField, ImageFormat, ImageRequest, ImageRequestBody, Priority
-from noria.protocol.text import EncoderModelSpec
 
 MAX_IGNORED_CHARS = 1024
 IgnoredText = Annotated[str, Meta(max_length=MAX_IGNORED_CHARS)]
@@ -73,6 +65,8 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: bool = True
     loras: tuple[Lora, ...] = ()
     controls: tuple[ControlField, ...] = ()
+    reference_images: tuple[str, ...] = ()
+    refiner: Refinement | None = None
 
 
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -129,125 +123,43 @@ class CompletedImage(Struct, frozen=True, kw_only=True):
     type: str  # image_generation.completed or image_edit.completed
 
 
-NO_USAGE = {
-    "input_tokens": 0,
-    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
-    "output_tokens": 0,
-    "total_tokens": 0,
-}
+_NO_INPUT = {"image_tokens": 0, "text_tokens": 0}
+NO_USAGE = {"input_tokens": 0, "input_tokens_details": _NO_INPUT, "output_tokens": 0, "total_tokens": 0}
 
 
-class ModelCard(Struct, frozen=True):
-    """OpenAI's description of a model. `noria` is Noria's addition: the bounds and defaults of the model."""
-
-    id: str
-    created: int
-    noria: ModelCapabilities | EncoderCapabilities
-    object: Literal["model"] = "model"
-    owned_by: str = "noria"
-
-
-class ModelDetail(Struct, frozen=True):
-    """The response of `GET /v1/models/{model}`: OpenAI's fields, then the model's defaults, load and measured costs."""
-
-    id: str
-    created: int
-    fingerprint: str
-    default_width: int
-    default_height: int
-    default_steps: int
-    default_guidance: float
-    default_scheduler: str
-    schedulers: tuple[str, ...]
-    load: PoolLoad
-    costs: list[ShapeCosts]  # one for each engine and size, in seconds
-    noria: ModelCapabilities
-    object: Literal["model"] = "model"
-    owned_by: str = "noria"
-
-
-class EncoderDetail(Struct, frozen=True):
-    """The response of `GET /v1/models/{model}` for a text encoder."""
-
-    id: str
-    created: int
-    fingerprint: str
-    load: PoolLoad
-    noria: EncoderCapabilities
-    precision: ModelPrecision | None  # of the engines; null: none is ready
-    object: Literal["model"] = "model"
-    owned_by: str = "noria"
-
-
-class ModelList(Struct, frozen=True):
-    """The response of `GET /v1/models`."""
-
-    data: list[ModelCard]
-    object: Literal["list"] = "list"
-
-
-class OpenAIRoutes:
-    """The routes under /v1."""
+class GenerationRoutes:
+    """The route `POST /v1/images/generations`."""
 
     def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
-        self._engine_pool, self._config = generation_service.engine_pool, generation_service.config
-        self._created = int(time.time())
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes to serve."""
+        return [Route("/v1/images/generations", self.generations, methods=["POST"])]
 
     async def generations(self, http: Request) -> Response:
         """Generate images; returns them in base64, or as a stream of events."""
-        async with self._body_reader.receive(http) as raw:
-            body = decode(raw, GenerationsRequestBody)
-            self._body_reader.check_length(raw, *(control.image for control in body.controls))
-            service, state, client = self._generation_service, http.state, client_id_of(http)
-            admitting = admit_generation(service, body, state.api_client, state.request_id, http.headers, client=client)
-            del raw, body  # with images they are long
+        service, state, load_files = self._generation_service, http.state, None
+        async with self._body_reader.receive(http, JSON, FORM) as raw:
+            if is_form(http):
+                body, load_files = await read_form(http, service.upload_threads, raw, GenerationsRequestBody)
+            else:
+                body = decode(raw, GenerationsRequestBody)
+                of_controls = (control.image for control in body.controls)
+                self._body_reader.check_length(raw, *of_controls, *body.reference_images)
+            admitting = admit_generation(
+                service,
+                body,
+                state.api_client,
+                state.request_id,
+                http.headers,
+                load_files,
+                client=client_id_of(http),
+            )
+            del raw, body, load_files  # with images they are long
             admitted = await cancel_on_disconnect(http, admitting)
         return await respond(http, self._generation_service, admitted, "image_generation")
-
-    async def models(self, _: Request) -> Response:
-        """List the models served."""
-        specs = list(self._engine_pool.models.values())
-        if not specs:
-            raise self._engine_pool.unavailable_error("a model")
-        return json_response(ModelList([await self._card(spec) for spec in specs]))
-
-    async def model(self, http: Request) -> Response:
-        """Return one model by its name or alias, with its load and measured costs."""
-        name = http.path_params["model"]
-        spec = self._engine_pool.models.get(name) or self._generation_service.resolve_model(name)
-        if isinstance(spec, EncoderModelSpec):
-            load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
-            precision = self._engine_pool.precision(spec)
-            encoder = EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities, precision)
-            return json_response(encoder)
-        assert isinstance(spec, DiffusionModelSpec)
-        detail = ModelDetail(
-            id=spec.name,
-            created=self._created,
-            fingerprint=spec.fingerprint,
-            default_width=spec.default_width_px,
-            default_height=spec.default_height_px,
-            default_steps=spec.default_steps,
-            default_guidance=spec.default_guidance,
-            default_scheduler=spec.default_scheduler,
-            schedulers=spec.schedulers,
-            load=self._engine_pool.load(spec),
-            costs=self._engine_pool.costs(spec),
-            noria=await self._capabilities(spec),
-        )
-        return json_response(detail)
-
-    async def _card(self, spec: ModelSpec) -> ModelCard:
-        if isinstance(spec, EncoderModelSpec):
-            return ModelCard(spec.name, self._created, encoder_capabilities_of(spec, self._config))
-        assert isinstance(spec, DiffusionModelSpec)
-        return ModelCard(spec.name, self._created, await self._capabilities(spec))
-
-    async def _capabilities(self, spec: DiffusionModelSpec) -> ModelCapabilities:
-        loras = await asyncio.to_thread(self._generation_service.loras.files, spec.name)  # reads folders
-        controlnets = await asyncio.to_thread(self._generation_service.controlnets.for_model, spec)
-        return capabilities_of(spec, self._config, loras, controlnets)
 
 
 async def respond(
@@ -372,6 +284,8 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None) -> Imag
         partial_images=body.partial_images or 0,
         loras=body.loras,
         controls=body.controls,
+        reference_images=body.reference_images,
+        refiner=body.refiner,
         strength=strength,
     )
 

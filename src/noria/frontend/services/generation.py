@@ -20,9 +20,7 @@ from msgspec import Struct
 from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 
 from noria.config import FrontendConfig
-from noria.errors import (
-    NoriaError,
-)
+from noria.errors import NoriaError
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
@@ -38,6 +36,7 @@ from noria.images.metadata import metadata_for
 from noria.images.start_image import RequestImageFacts
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
@@ -129,9 +128,11 @@ class GenerationService:
         statistics: StatisticsRecorder | None = None,
         loras: LoraFolders | None = None,
         controlnets: ControlNetFolders | None = None,
+        refiners: RefinerFolders | None = None,
     ) -> None:
         self.engine_pool = engine_pool
         self.loras, self.controlnets = loras or LoraFolders(()), controlnets or ControlNetFolders(())
+        self.refiners = refiners or RefinerFolders(())
         self._statistics = statistics or StatisticsRecorder()
         self.config = config
         self.tracer = tracer
@@ -164,6 +165,12 @@ class GenerationService:
         """
         return resolve_model(self.engine_pool, DiffusionModelSpec, name)
 
+    def max_references(self, name: str | None) -> int:
+        """Return how many reference images the model named `name` takes; 0 of one that `resolve_model` rejects."""
+        with contextlib.suppress(NoriaError):
+            return self.resolve_model(name).max_references
+        return 0
+
     async def admit(
         self,
         body: ImageRequestBody,
@@ -187,14 +194,15 @@ class GenerationService:
             self._log_rejection(body, None, error)
             raise
         started = time.monotonic()
+        held = contextlib.ExitStack()  # of the quota, while images are read
         try:
             load_files = load_files or files_of(body)
             body = body.without_images()
             prioritised = api_client.apply_priority(body)
             images = None
             if load_files is not None:
-                backlog_s = self.engine_pool.backlog_s(spec)
-                api_client.images.check(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job)
+                backlog_s, quota = self.engine_pool.backlog_s(spec), api_client.images
+                held.enter_context(quota.hold(max(body.n, 1), time.monotonic(), backlog_s, in_flight=not is_job))
                 images = await self._start_images.open(client, load_files)
             load_files = None  # it may hold the files
             facts = NO_IMAGES if images is None else images.facts
@@ -202,8 +210,7 @@ class GenerationService:
             if body.loras:
                 found = await self._file_threads.run(client, self._find_loras, body.loras, spec.name)
                 complete_loras = functools.partial(_return_or_raise, found)
-            if body.controls:  # reads folders, which are kept
-                await self._file_threads.run(client, self.controlnets.for_model, spec)
+            await self._read_folders(client, body, spec)
             request = validate(
                 prioritised,
                 spec,
@@ -214,18 +221,27 @@ class GenerationService:
                 complete_loras,
                 self.controlnets.complete,
                 facts,
+                self.refiners.complete,
             )
             data = None
             if images is not None:
-                size_px = request.payload.width, request.payload.height
-                data = await self._start_images.pixels(client, images, *size_px)
+                data = await self._start_images.pixels(client, images, request, spec)
                 request = _with_less_time(request, time.monotonic() - started)
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
             self._log_rejection(body, spec, error)
             raise
+        finally:
+            held.close()
         add_request_attributes(get_current_span(), request)
         return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client, body, facts, data)
+
+    async def _read_folders(self, client: str, body: ImageRequestBody, spec: DiffusionModelSpec) -> None:
+        """Read the folders of ControlNets and of the refiner that `body` names, which are kept, in a thread."""
+        if body.controls:
+            await self._file_threads.run(client, self.controlnets.for_model, spec)
+        if body.refiner is not None:
+            await self._file_threads.run(client, self.refiners.for_model, spec)
 
     def _find_loras(self, loras: Sequence[Lora], model: str) -> tuple[Lora, ...] | NoriaError:
         """Return the LoRAs that the folders have now, or why not, for `validate` to raise in the order of fields."""
@@ -320,6 +336,7 @@ class GenerationService:
                 complete_loras=self.loras.complete,
                 complete_controls=self.controlnets.complete,
                 images=admitted.images,
+                complete_refiner=self.refiners.complete,
             )
 
         return prepare

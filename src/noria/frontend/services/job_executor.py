@@ -75,7 +75,7 @@ class GenerationJobExecutor:
                 on_progress(msgspec.json.encode(update))
 
         payload = request.payload
-        data = await self._images(record.id) if payload.strength is not None or payload.controls else None
+        data = await self._images(record.id) if payload.has_images else None
         admitted = AdmittedRequest(request, spec, stored.file_format, stored.quality, stored.metadata, data=data)
         result = await self._generation_service.generate(admitted, on_update)
         timings = {**msgspec.structs.asdict(result.timings), "num_steps_run": result.num_steps_run}

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.frontend.services.request_validation import DEFAULT_STRENGTH, MAX_LORA_WEIGHT, MAX_LORAS, limits
+from noria.frontend.services.request_validation import (
+    MAX_CONTROL_SCALE,
+    MAX_CONTROLS,
+    MAX_LORA_WEIGHT,
+    MAX_LORAS,
+    limits,
+)
 from noria.images import scheduler_names
 from noria.images.start_image import MAX_PIXELS, MAX_SIDE_PX
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -39,6 +45,7 @@ class StartImageLimits(Struct, frozen=True):
     max_pixels: int  # of each
     max_side_px: int
     default_strength: float  # if there is an image
+    needs_mask: bool  # whether each request needs an image and a mask, as those of a model for inpainting do
 
 
 class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
@@ -53,8 +60,12 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     loras: list[str]  # names of adapters
     max_loras: int  # of a request
     max_lora_weight: float  # and its negative is the least
-    start_image: StartImageLimits
+    start_image: StartImageLimits | None  # None: it cannot begin with one
     controlnets: list[str]  # their names
+    max_references: int  # reference images of a request; 0: it takes none
+    refiner: str | None  # its name; null: there is none
+    max_controls: int  # of a request
+    max_control_scale: float
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -87,11 +98,15 @@ def encoder_capabilities_of(spec: EncoderModelSpec, config: FrontendConfig) -> E
 
 
 def capabilities_of(
-    spec: DiffusionModelSpec, config: FrontendConfig, loras: Iterable[str], controlnets: Iterable[str]
+    spec: DiffusionModelSpec,
+    config: FrontendConfig,
+    loras: Iterable[str],
+    controlnets: Iterable[str],
+    refiner: str | None = None,
 ) -> ModelCapabilities:
     """Return what the model accepts behind a front end with this `config`.
 
-    `loras` and `controlnets` are the names of its adapters.
+    `loras` and `controlnets` are the names of its adapters, `refiner` is that of its refiner.
     """
     return ModelCapabilities(
         version=spec.fingerprint,
@@ -103,9 +118,17 @@ def capabilities_of(
         default_scheduler=spec.default_scheduler,
         schedulers=[SchedulerInfo(name, scheduler_names.find(name).description) for name in spec.schedulers],
         max_prompt_chars=config.max_prompt_chars,
-        loras=list(loras),
+        loras=list(loras) if spec.takes_loras else [],
         max_loras=MAX_LORAS,
         max_lora_weight=MAX_LORA_WEIGHT,
-        start_image=StartImageLimits(config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, DEFAULT_STRENGTH),
+        start_image=StartImageLimits(
+            config.max_image_bytes, MAX_PIXELS, MAX_SIDE_PX, spec.default_strength, spec.needs_mask
+        )
+        if spec.takes_start_images
+        else None,
         controlnets=list(controlnets),
+        max_references=spec.max_references,
+        refiner=refiner,
+        max_controls=MAX_CONTROLS,
+        max_control_scale=MAX_CONTROL_SCALE,
     )

@@ -14,14 +14,19 @@ import msgspec
 from noria.config import FrontendConfig
 from noria.errors import ControlNetNotFound, InvalidField, LoraNotFound, did_you_mean, short_repr
 from noria.images import scheduler_names
-from noria.images.start_image import ControlImageFacts, RequestImageFacts, StartImageFacts
+from noria.images.reference_size import FIELD as REFERENCES
+from noria.images.reference_size import place_reference
+from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFacts
 from noria.models.controlnet_folders import NO_CONTROLNETS
 from noria.models.lora_folders import NO_LORAS
+from noria.models.refiner_folders import no_refiner
 from noria.protocol.diffusion import (
     Control,
     DiffusionModelSpec,
     DiffusionPayload,
     Lora,
+    Reference,
+    Refinement,
     min_strength,
     num_skipped_steps,
 )
@@ -34,9 +39,9 @@ _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _MAX_GUIDANCE = 50.0
 MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
-DEFAULT_STRENGTH = 0.8  # as in most of diffusers' pipelines
 MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
 MAX_CONTROLS = 4  # of a request: each costs half a UNet
+MAX_REFERENCES = 4  # of a request, for any model: each costs about as much as the image
 MAX_CONTROL_SCALE = 2.0  # A1111's
 
 CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
@@ -57,6 +62,15 @@ def no_controls(controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[
     raise ControlNetNotFound(
         f"controls: {spec.name} has no ControlNet {short_repr(controls[0].name)}; {NO_CONTROLNETS}.", field="controls"
     )
+
+
+CompleteRefiner = Callable[[Refinement, DiffusionModelSpec], Refinement]
+"""Returns what a request says of the refiner of a model, with its name and digest; raises InvalidField."""
+
+
+def reject_refiner(_: Refinement, spec: DiffusionModelSpec) -> Refinement:
+    """Raise InvalidField: the server has no refiners."""
+    raise no_refiner(spec)
 
 
 NO_IMAGES = RequestImageFacts()
@@ -100,11 +114,13 @@ def validate(
     complete_loras: CompleteLoras = no_loras,
     complete_controls: CompleteControls = no_controls,
     images: RequestImageFacts = NO_IMAGES,
+    complete_refiner: CompleteRefiner = reject_refiner,
 ) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
-    Without `complete_loras`, there are no adapters, without `complete_controls` no ControlNets. `images` are those of
-    `body`, whose own fields of them are not read; the size of the first is the default one.
+    Without `complete_loras`, there are no adapters, without `complete_controls` no ControlNets, without
+    `complete_refiner` no refiner. `images` are those of `body`, whose own fields of them are not read; the size of the
+    first is the default one.
 
     Raises:
         InvalidField: names the first field whose value is not allowed.
@@ -116,8 +132,10 @@ def validate(
         return _check_range(field, got, allowed[field])
 
     start_image = images.start
-    first = start_image or next(iter(images.controls), None)
-    width_px, height_px = (None, None) if first is None else fitting_size((first.width_px, first.height_px), spec)
+    _check_needed_images(spec, start_image)
+    references = _check_references(images.references, spec)
+    default_size_px = _default_size(images, references, spec)
+    width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
     scheduler = _resolve_scheduler(body.scheduler, spec)
     return EngineRequest(
@@ -136,12 +154,16 @@ def validate(
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=scheduler,
             partial_images=_check_previews(body, checked),
-            loras=complete_loras(_check_loras(body.loras), spec.name) if body.loras else (),
+            loras=complete_loras(_check_loras(body.loras, spec), spec.name) if body.loras else (),
             strength=_check_strength(body.strength, start_image, spec, scheduler, num_steps, checked),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
             controls=complete_controls(_check_controls(body.controls, images.controls), spec) if body.controls else (),
+            reference_images=references,
+            refiner=None
+            if body.refiner is None
+            else complete_refiner(_check_refiner(body.refiner, start_image, spec, scheduler), spec),
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -214,6 +236,26 @@ def fitting_size(sides: tuple[int, int], spec: DiffusionModelSpec) -> tuple[int,
     return width, height
 
 
+def _default_size(
+    images: RequestImageFacts, references: Sequence[Reference], spec: DiffusionModelSpec
+) -> tuple[int, int] | None:
+    """Return the size of the first image, of a reference as the model is shown it; None: there are none."""
+    if (first := images.start or next(iter(images.controls), None)) is not None:
+        return fitting_size((first.width_px, first.height_px), spec)
+    return fitting_size((references[0].width, references[0].height), spec) if references else None
+
+
+def _check_needed_images(spec: DiffusionModelSpec, start_image: StartImageFacts | None) -> None:
+    if not spec.needs_mask or (start_image is not None and start_image.mask_digest is not None):
+        return
+    missing = "image" if start_image is None else "mask"
+    raise InvalidField(
+        f"{missing} is missing: {spec.name} is a model for inpainting, which repaints the part of an image that a mask "
+        "covers. Send both: to /t2i, /v1/images/edits or /sdapi/v1/img2img.",
+        field=missing,
+    )
+
+
 def _check_strength(
     got: float | None,
     start_image: StartImageFacts | None,
@@ -229,8 +271,14 @@ def _check_strength(
                 field="strength",
             )
         return None
+    if not spec.takes_start_images:
+        raise InvalidField(
+            f"{spec.name} cannot begin with an image or repaint one: diffusers has no pipeline for that in its family, "
+            f"{spec.family}. Leave the image out.",
+            field="image",
+        )
     scheduler_names.check_start_image(scheduler, spec.schedulers)
-    strength = float(checked("strength", DEFAULT_STRENGTH if got is None else got))
+    strength = float(checked("strength", spec.default_strength if got is None else got))
     if num_skipped_steps(scheduler, num_steps, strength) == num_steps:
         raise InvalidField(
             f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are "
@@ -240,7 +288,28 @@ def _check_strength(
     return strength
 
 
-def _check_loras(loras: Sequence[Lora]) -> Sequence[Lora]:
+def _check_refiner(
+    got: Refinement, start_image: StartImageFacts | None, spec: DiffusionModelSpec, scheduler: str
+) -> Refinement:
+    if not 0 < got.start < 1:  # also true for NaN
+        raise InvalidField(
+            f"refiner: its start is {short_repr(got.start)}; allowed are numbers above 0 and below 1: after which part "
+            "of the noise's times it makes the steps.",
+            field="refiner",
+        )
+    if start_image is not None and start_image.mask_digest is not None:
+        raise InvalidField("refiner: images with a mask cannot be refined; leave one of them out.", field="refiner")
+    scheduler_names.check_refiner(scheduler, spec.schedulers)
+    return got
+
+
+def _check_loras(loras: Sequence[Lora], spec: DiffusionModelSpec) -> Sequence[Lora]:
+    if not spec.takes_loras:
+        raise InvalidField(
+            f"loras: {spec.name} takes none: diffusers has no loader for LoRAs of its family, {spec.family}. "
+            "Leave them out.",
+            field="loras",
+        )
     if len(loras) > MAX_LORAS:
         raise InvalidField(f"loras has {len(loras)} entries; at most {MAX_LORAS} are allowed.", field="loras")
     for lora in loras:
@@ -261,7 +330,32 @@ def check_num_controls(controls: Sequence[ControlField]) -> None:
         )
 
 
-def _check_controls(controls: Sequence[ControlField], images: Sequence[ControlImageFacts]) -> Sequence[Control]:
+def check_num_references(images: Sequence[object]) -> None:
+    """Raise InvalidField if a request has more reference images than any model takes."""
+    if len(images) > MAX_REFERENCES:
+        raise InvalidField(
+            f"{REFERENCES} has {len(images)} entries; at most {MAX_REFERENCES} are allowed.", field=REFERENCES
+        )
+
+
+def _check_references(images: Sequence[ImageFacts], spec: DiffusionModelSpec) -> tuple[Reference, ...]:
+    """Return the references whose images are these."""
+    if len(images) > spec.max_references:
+        takes = f"at most {spec.max_references} are allowed" if spec.max_references else "it takes none"
+        raise InvalidField(
+            f"{REFERENCES} has {len(images)} entries, for {spec.name}; {takes}."
+            + ("" if spec.max_references else " A start image is sent as image."),
+            field=REFERENCES,
+        )
+    placements = [
+        place_reference(f"{REFERENCES}[{k}]", (image.width_px, image.height_px), spec) for k, image in enumerate(images)
+    ]
+    return tuple(
+        Reference(*placement.shown_px, image.digest) for placement, image in zip(placements, images, strict=True)
+    )
+
+
+def _check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts]) -> Sequence[Control]:
     """Return the controls whose `images` are these."""
     check_num_controls(controls)
     if len(controls) != len(images):

@@ -30,6 +30,14 @@ class Conditioning:
 
 
 @dataclass(frozen=True, eq=False)
+class ReferenceTokens:
+    """What a model is shown of the reference images of a request: M tokens, which follow those of the image."""
+
+    tokens_MD: torch.Tensor
+    sizes: tuple[tuple[int, int], ...]  # H × W latents of each image
+
+
+@dataclass(frozen=True, eq=False)
 class ConditioningRows:
     """The conditioning of the R rows of a model call."""
 

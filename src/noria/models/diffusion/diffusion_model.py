@@ -1,16 +1,19 @@
 """The interface of a loaded diffusion model, as the executor uses it.
 
-Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size.
+Shapes: B images or prompts, R UNet rows (two for a guided image), C latent channels, H × W latent size, M channels of a
+mask.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows
+from noria.models.diffusion.unet_models.refiner import Refiner
 from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
@@ -19,31 +22,26 @@ LatentRows = torch.Tensor | list[torch.Tensor]
 """[R, C, H, W], or R times [C, H, W] of several sizes."""
 
 
-class DiffusionModel(Protocol):
-    """A loaded diffusion model."""
+@dataclass(frozen=True, slots=True)
+class InpaintingInput:
+    """What the denoiser of a model for inpainting takes after the latents: a mask, and the latents of what it keeps."""
+
+    mask_channels: int  # 1: of each latent the pixel at its top left; more: all pixels of its block, row by row
+    mask_is_first: bool
+    always_has_start: bool  # whether its pipeline draws for the start image also where noise replaces all of it
+
+    def join(self, mask_MHW: torch.Tensor, kept_CHW: torch.Tensor) -> torch.Tensor:
+        """Return [M + C, H, W]; in the mask 1 is repainted."""
+        return torch.cat([mask_MHW, kept_CHW] if self.mask_is_first else [kept_CHW, mask_MHW])
+
+
+class Denoiser(Protocol):
+    """What makes the calls for an image: a model or, for the last ones, its refiner."""
 
     device: torch.device
     dtype: torch.dtype
-    noise_dtype: torch.dtype  # in which its pipeline draws the start of an image
     guidance: Guidance
     scheduler_config: dict[str, Any]
-    lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names; the denoiser first
-    preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
-
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
-        """Return [C, H, W] of the latents of an image of this size."""
-        ...
-
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int] | None:
-        """Return what images of other sizes need to have in common with one of this size to share its calls.
-
-        None: they cannot.
-        """
-        ...
-
-    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
-        """Return how the model's pipeline sets the times of the steps of an image of this size."""
-        ...
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt; None, if `guidance` makes it of an absent one, is zeros."""
@@ -56,7 +54,7 @@ class DiffusionModel(Protocol):
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,
     ) -> LatentRows:
-        """Return the denoiser's output for each row, of its shape, as the model's scheduler takes it.
+        """Return the denoiser's output for each row, of the latents' shape, as the model's scheduler takes it.
 
         Rows come as a list only to a model whose calls mix sizes; `guidance_R` are the scales of a model that embeds
         them.
@@ -67,13 +65,44 @@ class DiffusionModel(Protocol):
         """Return [2, B] float32: a preview is the first times the model's input plus the second times its output."""
         ...
 
+
+class DiffusionModel(Denoiser, Protocol):
+    """A loaded diffusion model."""
+
+    noise_dtype: torch.dtype  # in which its pipeline draws the start of an image
+    lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names; the denoiser first
+    inpainting: InpaintingInput | None  # of a model for inpainting
+    preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return [C, H, W] of the latents of an image of this size."""
+        ...
+
+    def call_size(self, num_pixels: int) -> tuple[int, int] | None:
+        """Return what images of other sizes need to have in common with one of so many pixels to share its calls.
+
+        Those of its references count, too. None: they cannot.
+        """
+        ...
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
+        """Return how the model's pipeline sets the times of the steps of an image of this size."""
+        ...
+
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
         ...
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8."""
         ...
+
+
+@runtime_checkable
+class RefinedModel(DiffusionModel, Protocol):
+    """A model that a refiner can follow."""
+
+    refiner: Refiner | None  # None: it has none
 
 
 @runtime_checkable
@@ -92,4 +121,24 @@ class ControlledModel(DiffusionModel, Protocol):
         controls: Sequence[ControlRows] = (),
     ) -> LatentRows:
         """Return what `DiffusionModel.predict` does; `controls` are the rows that ControlNets steer."""
+        ...
+
+
+@runtime_checkable
+class ReferencedModel(DiffusionModel, Protocol):
+    """A model that can be shown reference images."""
+
+    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
+        """Return the tokens of a request's reference images, in order; pixels are each [height, width, 3] uint8."""
+        ...
+
+    def predict(
+        self,
+        latents_R: LatentRows,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
+        references: Sequence[ReferenceTokens | None] = (),
+    ) -> LatentRows:
+        """Return what `DiffusionModel.predict` does; `references` are those of each row, () if no row has any."""
         ...

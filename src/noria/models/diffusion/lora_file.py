@@ -61,6 +61,7 @@ _TRANSFORMER_LOADERS: Mapping[str, str] = {
     "Lumina2Transformer2DModel": "Lumina2LoraLoaderMixin",
     "QwenImageTransformer2DModel": "QwenImageLoraLoaderMixin",
     "SD3Transformer2DModel": "SD3LoraLoaderMixin",
+    "SanaTransformer2DModel": "SanaLoraLoaderMixin",
     "ZImageTransformer2DModel": "ZImageLoraLoaderMixin",
 }
 """The classes of diffusers that convert the names of files, by the class of the denoiser."""

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ModelError
+from noria.errors import ModelError, short_repr
 from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
 from noria.models.families import FAMILIES
-from noria.models.weights import variant
+from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.gguf_file import read_gguf_header
+from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
+from noria.models.weights import variant, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,6 +60,9 @@ def load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.
             f"{folder}: its weights are quantized by bitsandbytes, whose loader needs a GPU. Use a GPU, or a folder "
             "that torchao has quantized (Int8WeightOnlyConfig)."
         )
+    file = weight_files(folder.parent, folder.name, stem)[0]
+    if file.suffix == GGUF_SUFFIX:
+        return _load_gguf(part_class, file, dtype, device)
     part, info = part_class.from_pretrained(
         folder,
         dtype=dtype,
@@ -78,6 +84,34 @@ def load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.
     return part.to(device).eval().requires_grad_(requires_grad=False)
 
 
+def _load_gguf(part_class: Any, file: pathlib.Path, dtype: torch.dtype, device: str) -> Any:
+    """Load a part from a GGUF file, whose matrices stay as they are and are converted in each call of a layer."""
+    import diffusers
+
+    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    try:
+        part = part_class.from_single_file(
+            str(file),
+            config=str(file.parent),
+            quantization_config=config,
+            dtype=dtype,
+            device=device,
+            local_files_only=True,
+        )
+    except (ValueError, RuntimeError, LookupError, AttributeError, TypeError) as error:
+        is_missing = isinstance(error, NotImplementedError | LookupError)  # of torch's meta device, of the converters
+        reason = f"tensors are missing ({error!r})" if is_missing else str(error).partition(" If you want")[0]
+        raise ModelError(
+            f"{file}: of the architecture {short_repr(read_gguf_header(file).architecture)}, it cannot be read as the "
+            f"{part_class.__name__} that config.json describes: {reason}"
+        ) from error
+    for name, module in part.named_modules():
+        is_quantized = any(hasattr(each, "quant_type") for each in module.parameters(recurse=False))
+        if is_quantized and not isinstance(module, torch.nn.Linear):
+            raise ModelError(f"{file}: {name} is quantized; only linear layers can be. Use another quantization of it.")
+    return part.eval().requires_grad_(requires_grad=False)
+
+
 def unquantized_dtype(part: torch.nn.Module) -> torch.dtype:
     """Return the dtype of a part's inputs: a quantized weight says the one that it was made from."""
     floats = [each.dtype for each in part.parameters() if type(each) is torch.nn.Parameter and each.is_floating_point()]
@@ -89,7 +123,13 @@ def load_text_encoder(
 ) -> tuple[Any, Any]:
     """Load the tokenizer and the text encoder of this suffix, of the two classes."""
     tokenizer_class, encoder_class = classes
-    tokenizer = tokenizer_class.from_pretrained(spec.path / f"tokenizer{suffix}")
+    folder = spec.path / f"tokenizer{suffix}"
+    if needs_pieces(folder):
+        vocabulary = read_vocabulary(folder / SPIECE)
+        table = vocabulary.normalization or None
+        tokenizer = tokenizer_class(vocab=list(vocabulary.pieces), _spm_precompiled_charsmap=table, extra_ids=0)
+    else:
+        tokenizer = tokenizer_class.from_pretrained(folder)
     return tokenizer, load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
 
 

@@ -20,15 +20,21 @@ class LatentDistribution:
     deviation_BCHW: torch.Tensor | None  # None: the mean is all, and no noise is drawn to sample it
 
 
+def without_overflow(vae: Any) -> Any:
+    """Return the VAE, in float32 if it is in float16 and its configuration says that it overflows there."""
+    return vae.float() if vae.dtype is torch.float16 and getattr(vae.config, "force_upcast", False) else vae
+
+
 class LatentVae:
-    """An AutoencoderKL, AutoencoderTiny, or AutoencoderKLQwenImage, to which an image is a video of one frame.
+    """An AutoencoderKL, AutoencoderTiny, AutoencoderDC, or AutoencoderKLQwenImage, to which an image is a frame.
 
     Device and dtype are its own.
     """
 
     def __init__(self, vae: Any, config: EngineConfig) -> None:
         self._has_frames = hasattr(vae.config, "temperal_downsample")
-        blocks = vae.config.dim_mult if self._has_frames else vae.config.block_out_channels
+        names = "dim_mult", "block_out_channels", "encoder_block_out_channels"
+        blocks = next(getattr(vae.config, name) for name in names if hasattr(vae.config, name))
         self._memory_format = torch.contiguous_format
         if config.channels_last and not self._has_frames:
             self._memory_format = torch.channels_last
@@ -44,7 +50,7 @@ class LatentVae:
             self._mean_std_2C = torch.tensor([list(mean), list(std)], device=vae.device, dtype=vae.dtype)
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of pixels, uint8, as the pipelines of diffusers encode them."""
+        """Return the latents of pixels, 0 to 255, as the pipelines of diffusers encode them."""
         pixels_BHW3 = pixels_BHW3.to(self._vae.device).float() / 255
         return self._encode((2 * pixels_BHW3 - 1).movedim(-1, 1))
 
@@ -52,9 +58,9 @@ class LatentVae:
         """Return the latents of pixels in -1 to 1."""
         pixels_B3HW = pixels_B3HW.to(self._vae.device, self._vae.dtype)
         encoded = self._vae.encode(pixels_B3HW[:, :, None] if self._has_frames else pixels_B3HW)
-        # AutoencoderTiny returns latents, AutoencoderKL a distribution.
+        # AutoencoderTiny and AutoencoderDC return latents, AutoencoderKL a distribution.
         distribution: Any = getattr(encoded, "latent_dist", None)
-        mean_BCHW = encoded.latents if distribution is None else distribution.mean
+        mean_BCHW = encoded[0] if distribution is None else distribution.mean
         deviation_BCHW = None if distribution is None else distribution.std
         if self._has_frames:
             mean_BCHW, deviation_BCHW = distribution.mean.squeeze(2), distribution.std.squeeze(2)

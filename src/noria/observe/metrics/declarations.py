@@ -381,7 +381,8 @@ DENOISE_STEPS = _counter(
 ITERATION_SECONDS = _histogram(
     _SECTION,
     "noria_iteration_seconds",
-    "Time of an iteration with a denoising step, by image size (`WIDTHxHEIGHT`); includes its encoding and decoding.",
+    "Time of an iteration with a denoising step, by image size (`WIDTHxHEIGHT`, or `WIDTHxHEIGHT+references`); "
+    "includes its encoding and decoding.",
     "shape",
     buckets=_ITERATION_BUCKETS_S,
 )

@@ -84,7 +84,7 @@ def model_in(folder: RemoteFolder) -> RemoteFolder:
     if LINEAGE_FILE in inside:
         needed.append(LINEAGE_FILE)
     for path in needed:
-        if not path.endswith(".safetensors"):
+        if not path.endswith((".safetensors", ".gguf")):
             _check_text_size(inside[path].size_bytes, path, folder.url)
     files = tuple(replace(inside[path], path=path) for path in needed)
     return replace(folder, files=files, read=lambda path: folder.read(inside[path].path))

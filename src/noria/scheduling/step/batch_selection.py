@@ -1,6 +1,6 @@
 """Selects which images of one batch key step together: as many as pay off and, while slots are free, deadlines allow.
 
-Also says which start images are encoded together.
+Also says of which requests start images and references are encoded together.
 
 A larger batch generates more images per second and takes longer for each of them. While slots are free there is spare
 time, so the batch stays small enough for the most urgent image in it; the others are paused and catch up later. Once
@@ -66,11 +66,14 @@ def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) 
 
 
 def can_encode(batch_key: BatchKey, encodes: Sequence[BatchKey], max_images: int) -> bool:
-    """Return whether an iteration that encodes start images of the keys `encodes` can encode another one with them.
+    """Return whether an iteration that encodes the images of requests of keys `encodes` can encode another's with them.
 
-    It encodes those of one batch key, at most `max_images`, and at least one.
+    It encodes those of one batch key, at most `max_images` of the size of its images, and at least one request's.
     """
-    return not encodes or (encodes[0] == batch_key and len(encodes) < max_images)
+    if not encodes:
+        return True
+    per_request = max(1, math.ceil(batch_key.reference_px / (batch_key.width_px * batch_key.height_px)))
+    return encodes[0] == batch_key and (len(encodes) + 1) * per_request <= max_images
 
 
 def _affordable_step_s(image: BatchCandidate, limits: BatchLimits, now: float) -> float:

@@ -25,12 +25,13 @@ class SimulatedImage:
     image: ItemId
     batch_key: BatchKey
     rows: int
-    calls_left: float
+    calls_left: float  # of both stages
     running: bool = False
     exclusive: bool = False
     deadline_s: float | None = None  # seconds from now; None: no deadline
     largest_key: BatchKey | None = None  # of the largest size in its calls; None: `batch_key`
     needs_encode: bool = False  # whether its request's start image is encoded when it joins
+    later_calls: float = 0.0  # of `calls_left`, those of the second stage, while it is in the first
     rank: int = 0  # in the policy's order; set by `forecast`
     start_s: float = 0.0  # seconds from now; set by `forecast`
 
@@ -83,7 +84,7 @@ class _KeyGroup:
     stepping: list[SimulatedImage] = field(default_factory=list)
     is_stale: bool = True  # images joined or left since `select`
     step_s: float = 0.0
-    min_calls_left: float = 0.0  # until the next image is denoised
+    min_calls_left: float = 0.0  # until the next image is denoised, or in its second stage
     _step_s_by_rows: dict[int, float] = field(default_factory=dict)  # a cache
 
     def select(self, costs: CostModel, now: float, share: float, *, is_full: bool) -> None:
@@ -98,21 +99,21 @@ class _KeyGroup:
         self.stepping, max_step_s = select_batch(self.images, limits, now)
         known_s = step_s(sum([each.rows for each in self.stepping]))
         self.step_s = max(known_s, min(step_s(self.expected_rows), max_step_s)) if self.expected_rows else known_s
-        self.min_calls_left = min([each.calls_left for each in self.stepping])
+        self.min_calls_left = min([each.calls_left - each.later_calls for each in self.stepping])
         self.is_stale = False
 
     def advance(self, calls: float) -> list[SimulatedImage]:
-        """Advance the stepping images by `calls` calls; return those that are denoised then."""
+        """Advance the stepping images by `calls` calls; return those that leave the group then."""
         self.min_calls_left -= calls
         for each in self.stepping:
             each.calls_left -= calls
         if self.min_calls_left >= 0.5:
             return []
-        denoised = [each for each in self.stepping if each.calls_left < 0.5]
-        for each in denoised:
+        leaving = [each for each in self.stepping if each.calls_left - each.later_calls < 0.5]
+        for each in leaving:
             self.images.remove(each)
         self.is_stale = True
-        return denoised
+        return leaving
 
 
 @dataclass(slots=True)
@@ -137,8 +138,16 @@ class _Simulation:
         if each.exclusive:
             self.exclusive_attempt_id = each.image.attempt_id
         if each.calls_left <= 0:
-            self.denoised.append(each)
-            return
+            self._add_denoised(each)
+        else:
+            self._add_to_group(each)
+
+    def _add_denoised(self, each: SimulatedImage) -> None:
+        if each.batch_key.stage:
+            each.batch_key = each.batch_key._replace(stage=0)  # images are decoded together, whatever denoised them
+        self.denoised.append(each)
+
+    def _add_to_group(self, each: SimulatedImage) -> None:
         batch_key = each.largest_key or each.batch_key
         if batch_key not in self.groups:
             max_rows = self.costs.rows_limit(batch_key)
@@ -201,16 +210,23 @@ class _Simulation:
         self.now += jump_s
         for group, iteration_s in zip(groups, iterations_s, strict=True):
             # With no measurements all costs are 0, and all images finish at once.
-            self.denoised += group.advance(
+            leaving = group.advance(
                 jump_s / iteration_s if iteration_s else max([each.calls_left for each in group.stepping])
             )
+            for each in leaving:
+                if each.later_calls:
+                    each.batch_key = each.batch_key._replace(stage=1)
+                    each.calls_left, each.later_calls = each.later_calls, 0.0
+                    self._add_to_group(each)
+                else:
+                    self._add_denoised(each)
 
     def decode(self) -> None:
         """Decode one batch of denoised images, which leave, if there are any."""
         if not self.denoised:
             return
-        batch_key = self.denoised[0].batch_key
-        departing = [each for each in self.denoised if each.batch_key == batch_key][: self.decode_batch]
+        batch_key = self.denoised[0].batch_key.decode_key
+        departing = [each for each in self.denoised if each.batch_key.decode_key == batch_key][: self.decode_batch]
         self.denoised = [each for each in self.denoised if each not in departing]
         self.now += self.costs.decode_s(batch_key, len(departing))
         for each in departing:

@@ -81,17 +81,15 @@ class CompletionPredictor:
         """Sort key of the images of a request whose next call is `call`; fills `costs_cache`."""
         active = self.table.requests[attempt_id]
         request = active.request
-        cost_key = request.batch_key, request.rows
-        if cost_key not in costs_cache:
-            costs_cache[cost_key] = self._image_costs(*cost_key)
-        expected_call_s, min_call_s, decode_s = costs_cache[cost_key]
-        calls = request.num_calls - call
+        expected_s = min_s = 0.0
+        for batch_key, calls in request.calls_by_key(call):
+            cost_key = batch_key, request.rows
+            if cost_key not in costs_cache:
+                costs_cache[cost_key] = self._image_costs(*cost_key)
+            expected_call_s, min_call_s, decode_s = costs_cache[cost_key]
+            expected_s, min_s = expected_s + calls * expected_call_s, min_s + calls * min_call_s
         candidate = Candidate(
-            active.arrived_at,
-            request.deadline,
-            request.priority,
-            calls * expected_call_s + decode_s,
-            calls * min_call_s + decode_s,
+            active.arrived_at, request.deadline, request.priority, expected_s + decode_s, min_s + decode_s
         )
         return self.policy(candidate, now) + active.priority_penalty
 
@@ -136,16 +134,17 @@ class CompletionPredictor:
         active, running = self.table.requests[image.attempt_id], self.table.running.get(image)
         request = active.request
         deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
-        calls = request.num_calls if running is None else request.num_calls - running.call
+        call = 0 if running is None else running.call
         return SimulatedImage(
             image,
-            request.batch_key,
+            request.step_key(call),
             request.rows,
-            calls,
+            request.num_calls - call,
             running is not None,
             request.exclusive,
             deadline_s,
             needs_encode=active.needs_encode and running is None and image.index == 0,  # which joins first
+            later_calls=request.second_stage_calls(call) if call < (request.second_stage_from or 0) else 0,
         )
 
     def _predict(self, now: float) -> _Prediction:
@@ -196,6 +195,7 @@ class CompletionPredictor:
                 request.rows,
                 request.num_calls,
                 needs_encode=request.has_start_image and index == 0,
+                later_calls=request.second_stage_calls(0),
             )
             for index in range(request.num_images)
         ]
@@ -212,14 +212,15 @@ class CompletionPredictor:
 
     def device_time_s(self, request: SchedulableRequest, calls: int, *, needs_encode: bool) -> float:
         """Device time that `calls` calls of a request take in full batches, and its start image if that is needed."""
-        batch_size = max(min(self.costs.rows_limit(request.batch_key) // request.rows, self.max_running), 1)
-        decodes = (
-            calls / request.num_calls * self.costs.decode_s(request.batch_key, self.decode_batch) / self.decode_batch
-        )
+        num_images = calls / request.num_calls
+        steps_s = 0.0
+        for batch_key, calls_of_key in request.calls_by_key(0):
+            batch_size = max(min(self.costs.rows_limit(batch_key) // request.rows, self.max_running), 1)
+            step_s = self.costs.step_s(batch_key, batch_size * request.rows) / batch_size
+            steps_s += num_images * calls_of_key * step_s
+        decodes_s = num_images * self.costs.decode_s(request.batch_key, self.decode_batch) / self.decode_batch
         encode_s = self.costs.image_encode_s(request.batch_key) if needs_encode else 0.0
-        return self._correction * (
-            calls * self.costs.step_s(request.batch_key, batch_size * request.rows) / batch_size + decodes + encode_s
-        )
+        return self._correction * (steps_s + decodes_s + encode_s)
 
     # Learning.
 
@@ -233,7 +234,7 @@ class CompletionPredictor:
         self._last_iteration = now, seconds
         stepped = set(stepped_keys)
         self._call_keys |= dict.fromkeys(stepped, call_key)
-        active_keys = {running.request.batch_key for running in self.table.running.values()} - stepped
+        active_keys = {running.step_key for running in self.table.running.values()} - stepped
         for other, expected_rows in self._expected_batch_size.items():
             self._expected_batch_size[other] = (
                 expected_rows if other in active_keys else (1 - 1 / _BATCH_SIZE_ITERATIONS) * expected_rows

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from noria.scheduling.step.forecast import Forecast
 from noria.scheduling.step.slots import Slots
-from noria.scheduling.types import NO_TIMINGS, ItemId, PhaseTimings, RequestTimings, SchedulableRequest
+from noria.scheduling.types import NO_TIMINGS, BatchKey, ItemId, PhaseTimings, RequestTimings, SchedulableRequest
 
 
 @dataclass(slots=True)
@@ -36,6 +36,11 @@ class RunningImage:
     call: int = 0  # the next row of its sampler's table
     join_timings: PhaseTimings = NO_TIMINGS  # of the iteration in which it joined
     batch_size_sum: int = 0  # images per call, itself included, summed over its calls so far
+
+    @property
+    def step_key(self) -> BatchKey:
+        """The batch key of its next call, or of the last one."""
+        return self.request.step_key(self.call)
 
     @property
     def is_denoised(self) -> bool:

@@ -34,7 +34,7 @@ from noria.scheduling.step.batch_selection import BatchLimits, select_batch
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
-from noria.scheduling.step.shared_calls import area_px, share_calls
+from noria.scheduling.step.shared_calls import share_calls
 from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import (
     NO_TIMINGS,
@@ -235,13 +235,13 @@ class StepScheduler:
         by_key: dict[BatchKey, list[ItemId]] = {}
         for image, running_image in self._table.running.items():
             if not running_image.is_denoised:
-                by_key.setdefault(running_image.request.batch_key, []).append(image)
+                by_key.setdefault(running_image.step_key, []).append(image)
         if not by_key:
             return ()
         batch_key = next(iter(by_key))
         if len(by_key) > 1:
             running = [image for images in by_key.values() for image in images]
-            batch_key = self._table.request_of(self._predictor.sort_by_policy(running, now)[0]).batch_key
+            batch_key = self._table.running[self._predictor.sort_by_policy(running, now)[0]].step_key
             by_key, batch_key = self._mix_sizes(by_key, batch_key)
         batch_key = self._stride.next({key: len(images) for key, images in by_key.items()}, batch_key)
         chosen = self._select_batch(by_key[batch_key], batch_key, now)
@@ -266,11 +266,10 @@ class StepScheduler:
         return mixed, largest[urgent]
 
     def _cost_key(self, images: Sequence[ItemId]) -> BatchKey:
-        """Return the key of the largest size in a call, to which its rows are padded."""
-        first = self._table.request_of(images[0])
-        if first.call_size is None:
-            return first.batch_key
-        return max((self._table.request_of(image).batch_key for image in images), key=area_px)
+        """Return the key of the largest size in a call of running images, to which its rows are padded."""
+        if self._table.request_of(images[0]).call_size is None:
+            return self._table.running[images[0]].step_key
+        return max((self._table.request_of(image).batch_key for image in images), key=lambda key: key.area_px)
 
     def _select_batch(self, images: list[ItemId], batch_key: BatchKey, now: float) -> list[ItemId]:
         running = self._table.running.values()
@@ -294,8 +293,8 @@ class StepScheduler:
         ready = [image for image, running_image in running.items() if running_image.is_denoised] + last_steps
         if not ready:
             return ()
-        batch_key = running[ready[0]].request.batch_key
-        same_key = [image for image in ready if running[image].request.batch_key == batch_key]
+        batch_key = running[ready[0]].request.batch_key.decode_key
+        same_key = [image for image in ready if running[image].request.batch_key.decode_key == batch_key]
         limit = self._decode_limits.get(batch_key, self.decode_batch)
         return tuple(SlotAssignment(image, running[image].slot) for image in same_key[:limit])
 
@@ -330,7 +329,7 @@ class StepScheduler:
                 decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
                 step_s = max(seconds - decode_s - result.join_s, 0.1 * seconds)
             self.costs.observe_step(batch_key, rows, step_s)
-            keys = {self._table.request_of(image).batch_key for image in stepped}
+            keys = {self._table.running[image].step_key for image in stepped}
             self._predictor.record_iteration(keys, batch_key, rows, seconds, now)
 
     def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[SchedulerEvent]:
@@ -350,7 +349,8 @@ class StepScheduler:
             self._table.requeue(joining)
         if not images:
             return []
-        batch_key = self._cost_key(images)
+        is_step = result.oom_phase == "steps"
+        batch_key = self._cost_key(images) if is_step else self._table.request_of(images[0]).batch_key
         if len(named) == 1 and (result.oom_phase not in ("encodes", "joins") or num_others == 0):
             message = f"{batch_key.width_px}x{batch_key.height_px} pixels do not fit the device's memory, even alone"
             self._predictor.max_running = self.num_slots  # the image that left no memory for others is gone
@@ -368,7 +368,7 @@ class StepScheduler:
                 rows = self._count_rows(images) * len(named) // len(images)
                 self.costs.record_oom(batch_key, rows)
             case _:  # "decodes"
-                self._decode_limits[batch_key] = len(named) // 2
+                self._decode_limits[batch_key.decode_key] = len(named) // 2
         return []
 
     def _complete_image(self, image: ItemId, result: IterationResult, now: float) -> list[SchedulerEvent]:

@@ -1,19 +1,14 @@
 """Decides which sizes of images share the calls of a model that takes several at once.
 
 In a shared call, every row is padded to the tokens of the largest size: a small image costs as much as a large one. A
-token is a fixed number of pixels, so areas order sizes by tokens. That pays where a larger call takes little longer, or
-the sizes are nearly equal; else each size has calls of its own.
+token is a fixed number of pixels, so areas, reference images included, order sizes by tokens. That pays where a larger
+call takes little longer, or the sizes are nearly equal; else each size has calls of its own.
 """
 
 from collections.abc import Mapping
 
 from noria.scheduling.costs import CostModel
 from noria.scheduling.types import BatchKey
-
-
-def area_px(batch_key: BatchKey) -> int:
-    """Return the pixels of an image."""
-    return batch_key.width_px * batch_key.height_px
 
 
 def share_calls(
@@ -26,7 +21,7 @@ def share_calls(
     """
     largest: dict[BatchKey, BatchKey] = {}
     joined = dict(rows)
-    for key in sorted(rows, key=area_px, reverse=True):
+    for key in sorted(rows, key=lambda key: key.area_px, reverse=True):
         largest[key] = key
         for other in [host for host in largest.values() if call_keys[host] == call_keys[key] and host != key]:
             together = joined[other] + rows[key]

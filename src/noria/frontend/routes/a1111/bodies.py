@@ -5,6 +5,7 @@ styles, scripts, …) are rejected unless they are off, because a client would n
 """
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from msgspec import Struct
 
 from noria.errors import InvalidField, RequestError, short_repr
 from noria.frontend.routes.a1111.controlnet import FIELD, SCRIPT
+from noria.frontend.services.request_validation import check_num_references
 from noria.frontend.services.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, Refinement
 from noria.protocol.request import ControlField, ImageRequestBody, Priority
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
@@ -44,6 +46,8 @@ class Txt2Img(Struct, frozen=True):
     priority: Priority | None = None
     deadline_ms: int | None = None
     metadata: bool | None = None
+    refiner_checkpoint: str | None = None
+    refiner_switch_at: float | None = None
 
 
 class Img2Img(Txt2Img, frozen=True):
@@ -72,10 +76,13 @@ DESCRIPTIONS = {
     "send_images": "whether the response has the images",
     "priority": "Noria's extension: `low`, `normal` or `high`, as in `/t2i`",
     "deadline_ms": "Noria's extension, as in `/t2i`",
-    "init_images": "one image: a PNG, WebP or JPEG file in base64, or as a data: URL",
+    "init_images": "one image: a PNG, WebP or JPEG file in base64, or as a data: URL; of a model that takes reference "
+    "images these, with denoising_strength 1 and without a mask",
     "mask": "likewise, of the image's size; white is repainted or, if it is not opaque, what is opaque",
     "inpainting_mask_invert": "whether the mask is inverted",
     "denoising_strength": "how much of the image is replaced; 0.75 by default",
+    "refiner_checkpoint": "the name of the model's refiner, which makes the last steps",
+    "refiner_switch_at": "after which part of the noise's times it makes the steps (0.8); 1 is never",
     "metadata": "Noria's extension: whether files contain their settings, as `enable_pnginfo` of `override_settings`",
 }
 
@@ -91,7 +98,6 @@ _UNSUPPORTED_FIELDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "seed_resize_from_h": ("a seed of another size", (-1,)),
     "script_name": ("scripts", ("None",)),
     "alwayson_scripts": ("a script besides controlnet", ()),
-    "refiner_checkpoint": ("a refiner", ("None",)),
     "s_churn": ("churn", ()),
     "s_noise": ("another amount of noise", (1,)),
     "s_min_uncond": ("skipping the negative prompt", ()),
@@ -129,7 +135,9 @@ _A1111_FIELD_NAMES = {
     "model": "sd_model_checkpoint",
     "loras": "prompt",
     "controls": FIELD,
+    "refiner": "refiner_checkpoint",
     "image": "init_images",
+    "reference_images": "init_images",
     "strength": "denoising_strength",
 }
 
@@ -179,9 +187,19 @@ def _unsupported(name: str, value: object, feature: str, off_values: tuple[objec
     )
 
 
-def files_of_image_body(body: Img2Img, controls: Sequence[ControlField]) -> LoadFiles:
+def has_references(body: Img2Img, max_references: int) -> bool:
+    """Return whether the images of `body` are shown to a model that takes so many, since nothing of them is kept."""
+    return max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
+
+
+def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_references: bool) -> LoadFiles:
     """Return what decodes the images of `body` and of its controls. Raises InvalidField if not one starts."""
     images = body.init_images or []
+    if are_references:
+        check_num_references(images)
+        return functools.partial(
+            decode_files, None, None, control_images=control_images(controls), reference_images=images
+        )
     if len(images) != 1:
         raise InvalidField(f"init_images has {len(images)} images; allowed is one.", field="init_images")
     return functools.partial(
@@ -195,7 +213,12 @@ def files_of_image_body(body: Img2Img, controls: Sequence[ControlField]) -> Load
 
 
 def as_image_body(
-    body: Txt2Img, settings: Mapping[str, Any], model: str | None, controls: tuple[ControlField, ...]
+    body: Txt2Img,
+    settings: Mapping[str, Any],
+    model: str | None,
+    controls: tuple[ControlField, ...],
+    *,
+    has_start_image: bool,
 ) -> ImageRequestBody:
     """Convert `body` with its `settings`, which passed `check_settings`. Raises InvalidField."""
     for name in ("batch_size", "n_iter"):
@@ -221,9 +244,19 @@ def as_image_body(
         deadline_ms=body.deadline_ms,
         metadata=settings.get("enable_pnginfo") is not False if body.metadata is None else body.metadata,
         loras=loras,
-        strength=_strength(body),
+        strength=_strength(body) if has_start_image else None,
         controls=controls,
+        refiner=_refiner(body),
     )
+
+
+def _refiner(body: Txt2Img) -> Refinement | None:
+    """Return what a body says of a refiner, whose title may have a hash, as A1111 lists it."""
+    checkpoint, start = body.refiner_checkpoint or "", body.refiner_switch_at
+    if checkpoint.lower() in ("", "none") or (start is not None and start >= 1):
+        return None
+    name = re.sub(r" \[\w+\]\Z", "", checkpoint).removesuffix(".safetensors")
+    return Refinement(name=name) if start is None else Refinement(start, name)
 
 
 def _strength(body: Txt2Img) -> float | None:

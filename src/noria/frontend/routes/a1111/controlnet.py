@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noria.errors import InvalidField, short_repr
-from noria.images.start_image import ControlImageFacts
+from noria.images.start_image import ImageFacts
 from noria.protocol.request import ControlField
 
 SCRIPT = "controlnet"
 FIELD = f"alwayson_scripts.{SCRIPT}.args"
 _HASH = re.compile(r" \[[0-9a-f]+\]\Z")  # A1111 lists models as `name [hash]`
+
+_NO_PREPROCESSOR = "no preprocessor is run here: send an image as the ControlNet takes it, and none"
 
 # Clients send these by default; without cropping and filling they resize as 0 does where proportions are equal.
 _CROPPING_OR_FILLING = (1, 2, "Crop and Resize", "Resize and Fill", "Scale to Fit (Inner Fit)", "Envelope (Outer Fit)")
@@ -31,6 +33,12 @@ _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
     "ipadapter_input": (),
     "pulid_mode": ("Fidelity",),
     "union_control_type": ("Unknown",),
+    "input_mode": ("simple",),
+    "loopback": (False,),
+    "batch_images": (),
+    "batch_image_dir": (),
+    "batch_mask_dir": (),
+    "use_preview_as_input": (False,),
 }
 # These have no effect without a preprocessor, or none on the image.
 _IGNORED = (
@@ -38,7 +46,9 @@ _IGNORED = (
     "hr_option",
     "inpaint_crop_input_image",
     "low_vram",
+    "is_ui",
     "lowvram",
+    "output_dir",
     "pixel_perfect",
     "processor_res",
     "save_detected_map",
@@ -46,6 +56,11 @@ _IGNORED = (
     "threshold_b",
 )
 _USED = ("image", "input_image", "model", "weight", "guidance_start", "guidance_end", "guidance")
+
+
+def title(name: str, digest: str) -> str:
+    """Return a ControlNet's title as A1111 lists it."""
+    return f"{name} [{digest}]"
 
 
 def controls_of(sent: Mapping[str, Any]) -> tuple[ControlField, ...]:
@@ -58,7 +73,7 @@ def resize_modes(sent: Mapping[str, Any]) -> list[object]:
     return [unit.get("resize_mode") for _, unit in _units(sent)]
 
 
-def check_proportions(modes: Sequence[object], images: Sequence[ControlImageFacts], size_px: tuple[int, int]) -> None:
+def check_proportions(modes: Sequence[object], images: Sequence[ImageFacts], size_px: tuple[int, int]) -> None:
     """Raise InvalidField if units with these resize modes would crop or fill `images`, for a result of this size."""
     for mode, image in zip(modes, images, strict=True):
         if mode in _CROPPING_OR_FILLING and image.width_px * size_px[1] != image.height_px * size_px[0]:
@@ -92,6 +107,8 @@ def _control(where: str, unit: Mapping[str, Any]) -> ControlField:
         if off_values is None and name not in (*_IGNORED, *_USED):
             raise InvalidField(f"{where}: {short_repr(name)} is not supported: leave it out.", field=FIELD)
         if off_values is not None and value not in (None, "", *off_values):
+            if name == "module":
+                raise InvalidField(f"{where}.module is {short_repr(value)}; {_NO_PREPROCESSOR}.", field=FIELD)
             off = " or ".join(map(short_repr, (*off_values, None)))
             raise InvalidField(
                 f"{where}.{name} is {short_repr(value)}, which is not supported: leave it out, or send {off}.",

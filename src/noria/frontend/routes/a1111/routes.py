@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from noria.errors import BodyTooLarge, InvalidField, UnreadableImage
 from noria.frontend.access.concurrency_limits import client_id_of
-from noria.frontend.http.body import JsonBodyReader, decode, decode_object
+from noria.frontend.http.body import JsonBodyReader, decode_with_ignored
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import A1111_ROOT
@@ -31,9 +31,11 @@ from noria.frontend.routes.a1111.bodies import (
     error_in_a1111_terms,
     files_of_image_body,
     find_model_name,
+    has_references,
     title,
 )
 from noria.frontend.routes.a1111.controlnet import check_proportions, controls_of, resize_modes
+from noria.frontend.routes.a1111.controlnet_routes import ControlNetRoutes
 from noria.frontend.routes.a1111.tasks import A1111Tasks
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
 from noria.frontend.services.image_writer import preview_as_base64
@@ -42,6 +44,7 @@ from noria.frontend.services.start_images import LoadFiles
 from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ControlField
 
 # Clients request these lists when they connect; a server without the features returns them like this. SillyTavern
@@ -123,6 +126,7 @@ class A1111Routes:
             Route(f"{A1111_ROOT}/interrupt", self.interrupt, methods=["POST"]),
             Route(f"{A1111_ROOT}/skip", self.skip, methods=["POST"]),
             *(Route(f"{A1111_ROOT}/{name}", self.empty_list) for name in _EMPTY_LISTS),
+            *ControlNetRoutes(self._generation_service.controlnets, self._selected_model).routes,
         ]
 
     async def txt2img(self, http: Request) -> Response:
@@ -147,12 +151,11 @@ class A1111Routes:
     async def _admit_text(self, http: Request) -> tuple[AdmittedRequest, Txt2Img]:
         """Return the request and its body."""
         async with self._body_reader.receive(http) as raw:
-            body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
-            sent = decode_object(raw)
+            body, sent = decode_with_ignored(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
             check_body(sent)
             controls = controls_of(sent)
             self._body_reader.check_length(raw, *(control.image for control in controls))
-            admitting = self._admit(http, body, controls)
+            admitting = self._admit(http, body, controls, has_start_image=False)
             modes = resize_modes(sent)
             del raw, sent, controls  # with images they are long
             return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
@@ -160,15 +163,16 @@ class A1111Routes:
     async def _admit_image(self, http: Request) -> tuple[AdmittedRequest, Img2Img]:
         """Return the request, and its body without images."""
         async with self._body_reader.receive(http) as raw:
-            body = decode(raw, Img2Img, strict=False)
-            sent = decode_object(raw)
+            body, sent = decode_with_ignored(raw, Img2Img, strict=False)
             check_image_body(sent)
             controls = controls_of(sent)
             images = (*(body.init_images or ()), body.mask, *(control.image for control in controls))
             self._body_reader.check_length(raw, *images)
-            load_files = files_of_image_body(body, controls)
+            model = self._model_name(self._settings_of(http) | (body.override_settings or {}))
+            are_references = has_references(body, self._generation_service.max_references(model))
+            load_files = files_of_image_body(body, controls, are_references=are_references)
             body = msgspec.structs.replace(body, init_images=None, mask=None)
-            admitting = self._admit(http, body, controls, load_files)
+            admitting = self._admit(http, body, controls, load_files, has_start_image=not are_references)
             modes = resize_modes(sent)
             del raw, sent, controls, images, load_files  # they are long
             return _with_proportions(await cancel_on_disconnect(http, admitting), modes), body
@@ -182,12 +186,19 @@ class A1111Routes:
         return result, await self._generation_service.files_as_base64(result) if send_images else []
 
     async def _admit(
-        self, http: Request, body: Txt2Img, controls: tuple[ControlField, ...], load_files: LoadFiles | None = None
+        self,
+        http: Request,
+        body: Txt2Img,
+        controls: tuple[ControlField, ...],
+        load_files: LoadFiles | None = None,
+        *,
+        has_start_image: bool,
     ) -> AdmittedRequest:
         overrides = body.override_settings or {}
         check_settings(overrides)
         settings = self._settings_of(http) | overrides
-        image_body = as_image_body(body, settings, self._model_name(settings), controls)
+        model = self._model_name(settings)
+        image_body = as_image_body(body, settings, model, controls, has_start_image=has_start_image)
         image_body = apply_headers(image_body, http.headers)
         admitting = self._generation_service.admit(
             image_body,
@@ -211,8 +222,7 @@ class A1111Routes:
         settings = self._settings_of(http)
         if http.method == "POST":
             raw = await self._body_reader.read(http)
-            decode(raw, Options)
-            sent = decode_object(raw)
+            _, sent = decode_with_ignored(raw, Options)
             check_settings(sent)
             changed = {name: sent[name] for name in Options.__struct_fields__ if sent.get(name)}
             self._generation_service.resolve_model(self._model_name(changed))  # raises if the model is unknown
@@ -262,15 +272,17 @@ class A1111Routes:
 
     async def loras(self, http: Request) -> Response:
         """List the LoRAs of the selected model, without their folders."""
-        spec = self._generation_service.resolve_model(self._model_name(self._settings_of(http)))
-        files = await asyncio.to_thread(self._generation_service.loras.files, spec.name)
+        spec = self._selected_model(http)
+        files = await asyncio.to_thread(self._generation_service.loras.files, spec.name) if spec.takes_loras else {}
         return json_response(
             [{"name": name, "alias": name, "path": file.name, "metadata": {}} for name, file in files.items()]
         )
 
     def _samplers_and_types(self, http: Request) -> tuple[list[str], list[str]]:
-        model = self._model_name(self._settings_of(http))
-        return samplers_and_types(self._generation_service.resolve_model(model).schedulers)
+        return samplers_and_types(self._selected_model(http).schedulers)
+
+    def _selected_model(self, http: Request) -> DiffusionModelSpec:
+        return self._generation_service.resolve_model(self._model_name(self._settings_of(http)))
 
     async def progress(self, http: Request) -> Response:
         """Return the progress of the client's oldest running request of this API."""

@@ -8,9 +8,11 @@ Without diffusers' pipeline, and with its numbers. What differs from FLUX.1:
   start is drawn so.
 - The shift of the noise levels depends on the image's size and on the number of steps.
 - Guided by an empty text, unless the request has a negative prompt; distilled models take neither guidance nor that.
+- Shown reference images, whose latents follow the image's, at other times.
+- Rows with nearly as many tokens share a call, whatever their sizes and references, see `token_rows.py`.
 
 Shapes: B images, R rows (two for a guided image), T tokens of a prompt, C latent channels, H × W latent size, N = H · W
-tokens of an image.
+tokens of an image, M of references, D = C numbers of a token.
 """
 
 import functools
@@ -21,8 +23,10 @@ from typing import Any, ClassVar
 import torch
 
 from noria.config import EngineConfig
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
+from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.flow_models.latent_flow import QWEN_CHAT, LatentFlow
+from noria.models.diffusion.flow_models.token_rows import RowPositions, Sizes, image_rows, length_class, token_rows
 from noria.models.diffusion.folders.flow_folder import MAX_PROMPT_TOKENS
 from noria.models.diffusion.folders.flux_2_klein_folder import TEXT_LAYERS, is_distilled
 from noria.models.diffusion.part_loading import (
@@ -35,10 +39,12 @@ from noria.models.diffusion.part_loading import (
     text_encoder_placement,
 )
 from noria.models.diffusion.vae import LatentVae, PatchedVae
+from noria.models.families import MASKLESS_ATTENTION
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length_and_steps
 
+_TIME_OF_A_REFERENCE = 10  # the distance between images on the first axis of positions
 _CHAT = f"{QWEN_CHAT}<think>\n\n</think>\n\n"  # with `enable_thinking=False`
 
 
@@ -64,6 +70,10 @@ class Flux2Klein(LatentFlow):
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
         self._tokenizer, self._text_encoder = text
         del self._text_encoder.layers[TEXT_LAYERS[-1] + 1 :]
+        # Not in buckets, in which a batch changes no bit, and not if each mixture of sizes would be compiled.
+        takes_masks = config.attention not in MASKLESS_ATTENTION
+        self._mixes_sizes = takes_masks and not config.buckets and not config.compile
+        transformer.pos_embed = RowPositions(transformer.pos_embed)
 
     @classmethod
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Flux2Klein":
@@ -110,29 +120,61 @@ class Flux2Klein(LatentFlow):
         tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.device, self.dtype)
         return [Conditioning({"encoder_hidden_states": tokens_TD}) for tokens_TD in tokens_BTD]
 
+    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
+        """Return the tokens of reference images, the modes of the VAE's distributions."""
+        latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
+        tokens_MD = torch.cat([_to_tokens(latents_1CHW.to(self.dtype))[0] for latents_1CHW in latents])
+        return ReferenceTokens(tokens_MD, tuple((each.shape[2], each.shape[3]) for each in latents))
+
+    def call_size(self, num_pixels: int) -> tuple[int, int] | None:
+        """Return the class of a row's number of tokens, whose rows share calls."""
+        return (length_class(num_pixels / self.latent_scale**2), 0) if self._mixes_sizes else None
+
     def predict(
         self,
-        latents_RCHW: torch.Tensor,
+        latents_R: LatentRows,
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,  # noqa: ARG002 - its guidance is not embedded
-    ) -> torch.Tensor:
-        """Return the velocity [R, C, H, W]."""
+        references: Sequence[ReferenceTokens | None] = (),
+    ) -> LatentRows:
+        """Return the velocity of each row, of the row's shape; `references` are of each row, () if no row has any."""
+        rows = token_rows(
+            latents_R, references, lambda latents_RCHW: _to_tokens(latents_RCHW.to(self.dtype)), self._positions
+        )
         num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
         (velocity_RNC,) = self._transformer(
-            hidden_states=latents_RCHW.to(self.dtype).flatten(2).mT,
+            hidden_states=rows.tokens_RND,
             timestep=timesteps_R.to(self.dtype) / 1000,
             **conditioning.tokens,
-            txt_ids=_positions(1, 1, num_tokens, self.device),
-            img_ids=_positions(*latents_RCHW.shape[2:], 1, self.device),
+            txt_ids=rows.text_positions(_grid(0, 1, 1, num_tokens, self.device)),
+            img_ids=rows.positions,
+            joint_attention_kwargs=rows.attention_mask(num_tokens),
             return_dict=False,
         )
-        velocity_RCHW: torch.Tensor = velocity_RNC.mT.reshape(latents_RCHW.shape)
-        return velocity_RCHW
+        return image_rows(velocity_RNC, latents_R, _from_tokens, 1)
+
+    def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
+        return _row_positions(size, reference_sizes, self.device)
+
+
+def _to_tokens(latents_RCHW: torch.Tensor) -> torch.Tensor:
+    return latents_RCHW.flatten(2).mT
+
+
+def _from_tokens(tokens_RNC: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    return tokens_RNC.mT.reshape(len(tokens_RNC), -1, height, width)
 
 
 @functools.lru_cache(maxsize=64)
-def _positions(rows: int, columns: int, tokens: int, device: torch.device) -> torch.Tensor:
-    """Return [N, 4] of 0, row, column and token: of an image's tokens, or of a prompt's, which are in one place."""
-    axes = [torch.arange(length) for length in (1, rows, columns, tokens)]
+def _row_positions(size: tuple[int, int], reference_sizes: Sizes, device: torch.device) -> torch.Tensor:
+    """Return [N + M, 4] of an image and of its references, of H × W latents."""
+    sizes = (size, *reference_sizes)
+    return torch.cat([_grid(_TIME_OF_A_REFERENCE * k, *each, 1, device) for k, each in enumerate(sizes)])
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(time: int, rows: int, columns: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Return [N, 4] of time, row, column and token: of an image's tokens, or of a prompt's, which are in one place."""
+    axes = [torch.tensor([time]), *(torch.arange(length) for length in (rows, columns, tokens))]
     return torch.cartesian_prod(*axes).to(device)

@@ -67,7 +67,8 @@ class Krea2(LatentFlow):
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
         if config.compile:
             raise ConfigError(
-                "engine.compile does not work with Krea 2: each length of prompts would be compiled. Switch it off."
+                "engine.compile does not work with Krea 2: each length of prompts would be compiled. Switch it off, or "
+                "use engine.compile_blocks."
             )
         guidance, channels = Guidance("cond", active_above=0.0), transformer.config.in_channels // PATCH**2
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)

@@ -11,6 +11,8 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.diffusion.block_compilation import compile_blocks
+from noria.models.diffusion.diffusion_model import InpaintingInput
 from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.vae import LatentDistribution, LatentVae
 from noria.sampling.guidance import Guidance
@@ -26,6 +28,7 @@ class LatentFlow:
     """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer."""
 
     vae_class: ClassVar[type[LatentVae]] = LatentVae
+    inpainting: InpaintingInput | None = None
 
     def __init__(
         self,
@@ -42,8 +45,9 @@ class LatentFlow:
             ConfigError: a setting does not work with these models.
 
         """
-        if config.attention != "sdpa":
-            raise ConfigError(f"engine.attention is {config.attention!r}; models with a transformer support 'sdpa'.")
+        set_attention(transformer, config.attention)
+        if config.compile_blocks:
+            compile_blocks(transformer)
         self.scheduler_config, self.guidance = scheduler_config, guidance
         self.device: torch.device = transformer.device
         self.dtype = self.noise_dtype = unquantized_dtype(transformer)
@@ -56,7 +60,7 @@ class LatentFlow:
         """Return [C, H, W] of the latents of an image of this size."""
         return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
 
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int] | None:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> tuple[int, int] | None:  # noqa: ARG002
         """Return None: a call takes images of one size."""
         return None
 
@@ -65,12 +69,27 @@ class LatentFlow:
         return np.stack([np.ones_like(timesteps_B), -timesteps_B / TRAIN_STEPS]).astype(np.float32)
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
         return self._vae.encode(pixels_BHW3)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8."""
         return self._vae.decode(latents_BCHW)
+
+
+def set_attention(transformer: Any, name: str) -> None:
+    """Choose a transformer's implementation of attention, by a value of `engine.attention` that its family allows.
+
+    Torch's own is chosen, too: else a variable of the environment, DIFFUSERS_ATTN_BACKEND, would.
+
+    Raises:
+        ConfigError: its package is not installed.
+
+    """
+    try:
+        transformer.set_attention_backend("native" if name in ("auto", "sdpa") else name)
+    except RuntimeError as error:
+        raise ConfigError(f"engine.attention is {name!r}, which does not work here: {error} Or use 'auto'.") from error
 
 
 def text_outputs(encoder: tuple[Any, Any], texts: Sequence[str], num_tokens: int, **options: bool) -> Any:

@@ -60,7 +60,8 @@ class Lumina2(LatentFlow):
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
         if config.compile:
             raise ConfigError(
-                "engine.compile does not work with Lumina 2: each length of prompts would be compiled. Switch it off."
+                "engine.compile does not work with Lumina 2: each length of prompts would be compiled. Switch it off, "
+                "or use engine.compile_blocks."
             )
         guidance, channels = Guidance(equal_norms="lines", prompt_prefix=_SYSTEM_PROMPT), transformer.config.in_channels
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)

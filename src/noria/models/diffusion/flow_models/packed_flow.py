@@ -28,7 +28,7 @@ class PackedFlow(LatentFlow):
             ConfigError: a setting does not work with these models.
 
         """
-        channels = transformer.config.in_channels // PATCH**2
+        channels = transformer.out_channels // PATCH**2
         super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:

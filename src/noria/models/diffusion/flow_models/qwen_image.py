@@ -62,12 +62,12 @@ class QwenImage(LatentFlow):
         if config.compile:
             raise ConfigError(
                 "engine.compile does not work with Qwen-Image: each mixture of sizes and prompt lengths would be "
-                "compiled. Switch it off."
+                "compiled. Switch it off, or use engine.compile_blocks."
             )
         guidance = Guidance(equal_norms="patches", negative_absent="unguided")
         channels = transformer.config.in_channels // PATCH**2
-        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
         transformer.set_attn_processor(_RowAttention())
+        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
         self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
         self._tokenizer, self._text_encoder, self._pos_embed = tokenizer, text_encoder, transformer.pos_embed
 
@@ -95,7 +95,7 @@ class QwenImage(LatentFlow):
                 config,
             )
 
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int]:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
         return 0, 0
 

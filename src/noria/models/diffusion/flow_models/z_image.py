@@ -52,7 +52,7 @@ class ZImage(LatentFlow):
         if config.compile:
             raise ConfigError(
                 "engine.compile does not work with Z-Image: each mixture of sizes and prompt lengths would be "
-                "compiled. Switch it off."
+                "compiled. Switch it off, or use engine.compile_blocks."
             )
         super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
         self.noise_dtype = torch.float32
@@ -83,7 +83,7 @@ class ZImage(LatentFlow):
                 Guidance("cond", active_above=0.0, norm_limit=spec.cfg_normalization),
             )
 
-    def call_size(self, width_px: int, height_px: int) -> tuple[int, int]:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
         return 0, 0
 

@@ -85,11 +85,12 @@ def _check_weights(
     embeddings = ("shared.weight", "encoder.embed_tokens.weight")
     inner = transformer.num_attention_heads * transformer.attention_head_dim
     embedder = {"num_attention_heads × attention_head_dim": (0, inner), "in_channels": (1, transformer.in_channels)}
+    text = {"joint_attention_dim": (1, transformer.joint_attention_dim)}
     channels = {"approximator_num_channels": (1, transformer.approximator_num_channels)}
     for part, names, expected in (
         ("text_encoder", embeddings, {"vocab_size": (0, vocab_size)}),
-        ("transformer", ("x_embedder.weight",), embedder),
-        ("transformer", ("context_embedder.weight",), {"joint_attention_dim": (1, transformer.joint_attention_dim)}),
+        ("transformer", ("x_embedder.weight", "img_in.weight"), embedder),
+        ("transformer", ("context_embedder.weight", "txt_in.weight"), text),
         ("transformer", ("distilled_guidance_layer.in_proj.weight",), channels),
         ("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)}),
     ):

@@ -127,8 +127,10 @@ def misfit(controlnet: ControlNetFolder, spec: DiffusionModelSpec) -> str | None
     if not unet_file.exists():
         return f"{spec.name} has no UNet"
     theirs, ours = read_struct(unet_file, _DownPath).settings(), controlnet.config.settings()
+    vae = read_struct(spec.path / "vae" / "config.json", VaeConfig)
     factor = 2 ** (len(controlnet.config.conditioning_embedding_out_channels) - 1)
     ours |= {"pixels a latent": factor}
-    theirs |= {"pixels a latent": read_struct(spec.path / "vae" / "config.json", VaeConfig).factor}
+    # A ControlNet for a UNet for inpainting takes the latents alone.
+    theirs |= {"pixels a latent": vae.factor, "in_channels": vae.latent_channels}
     different = [f"{name} {ours[name]} (of {spec.name} {theirs[name]})" for name in ours if ours[name] != theirs[name]]
     return f"it has {', '.join(different)}" if different else None

@@ -14,6 +14,7 @@ from noria.errors import ModelError
 from noria.images import scheduler_names
 from noria.models.diffusion.folders.pipeline_folder import Count
 from noria.models.families import Family
+from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
 from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
 
 PATCH = 2
@@ -27,6 +28,16 @@ class Qwen3Config(Struct, frozen=True):
     """The settings of a Qwen3 that must fit the other parts; they have no defaults in a published model."""
 
     model_type: Literal["qwen3"]
+    hidden_size: Count
+    vocab_size: Count
+    num_hidden_layers: Annotated[int, Meta(ge=2)]
+    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
+
+
+class Gemma2Config(Struct, frozen=True):
+    """The settings of a Gemma 2 that must fit the other parts; they have no defaults in a published model."""
+
+    model_type: Literal["gemma2"]
     hidden_size: Count
     vocab_size: Count
     num_hidden_layers: Annotated[int, Meta(ge=2)]
@@ -60,17 +71,25 @@ def read_t5(folder: pathlib.Path, family: Family, suffix: str) -> T5Config:
     config_file, file = folder / part / "config.json", folder / f"tokenizer{suffix}" / "tokenizer.json"
     t5 = read_struct(config_file, T5Config)
     family.check_class(config_file, part, next(iter(t5.architectures), None))
-    tree = read_object(file, "spiece.model alone is not read")
-    try:
-        tokenizer = msgspec.convert(tree, _TokenizerFile)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: contains no vocabulary of T5: {error}. {REDOWNLOAD_HINT}") from error
-    num_ids = max([len(tokenizer.model.vocab), *(token.id + 1 for token in tokenizer.added_tokens)])
+    if needs_pieces(file.parent):
+        file = file.with_name(SPIECE)
+        num_ids = len(read_vocabulary(file).pieces)
+    else:
+        num_ids = _num_token_ids(file)
     if num_ids > t5.vocab_size:
         raise ModelError(
             f"{file}: has {num_ids} token ids, but the text encoder has {t5.vocab_size} tokens. {REDOWNLOAD_HINT}"
         )
     return t5
+
+
+def _num_token_ids(file: pathlib.Path) -> int:
+    tree = read_object(file, f"there is neither tokenizer.json nor {SPIECE}")
+    try:
+        tokenizer = msgspec.convert(tree, _TokenizerFile)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{file}: contains no vocabulary of T5: {error}. {REDOWNLOAD_HINT}") from error
+    return max([len(tokenizer.model.vocab), *(token.id + 1 for token in tokenizer.added_tokens)])
 
 
 def read_flow_scheduler(folder: pathlib.Path) -> Mapping[str, Any]:

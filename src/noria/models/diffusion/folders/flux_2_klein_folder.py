@@ -31,6 +31,8 @@ from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
+_MAX_REFERENCES = 4  # its authors'; diffusers' pipeline has no limit
+
 TEXT_LAYERS = (9, 18, 27)
 """Of Qwen3, whose inputs, side by side, condition the transformer."""
 
@@ -107,6 +109,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         packed_schedulers(scheduler),
         steps=steps,
         guidance=guidance,
+        max_references=_MAX_REFERENCES,
         num_parameters=_check_weights(folder, family, transformer, text_encoder, vae),
     )
 
@@ -118,14 +121,15 @@ def _check_weights(
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     inner = transformer.num_attention_heads * transformer.attention_head_dim
     embedder = {"num_attention_heads × attention_head_dim": (0, inner), "in_channels": (1, transformer.in_channels)}
+    joint = {"joint_attention_dim": (1, transformer.joint_attention_dim)}
     for part, names, expected in (
         (
             "text_encoder",
             ("embed_tokens.weight", "model.embed_tokens.weight"),
             {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)},
         ),
-        ("transformer", ("x_embedder.weight",), embedder),
-        ("transformer", ("context_embedder.weight",), {"joint_attention_dim": (1, transformer.joint_attention_dim)}),
+        ("transformer", ("x_embedder.weight", "img_in.weight"), embedder),
+        ("transformer", ("context_embedder.weight", "txt_in.weight"), joint),
         ("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)}),
         ("vae", ("bn.running_mean",), {"in_channels of the transformer": (0, transformer.in_channels)}),
     ):

@@ -1,14 +1,22 @@
-"""Checks and describes a folder of FLUX.1: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
+"""Checks and describes a folder of FLUX.1, Kontext too: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
 
 This module knows neither torch nor what the parts compute; `flux.py` loads them.
 """
 
 import pathlib
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from noria.models.diffusion.folders.flow_folder import PATCH, check_fit, packed_schedulers, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.flow_folder import (
+    PATCH,
+    SCHEDULERS_WITH_SIGMAS,
+    check_fit,
+    packed_schedulers,
+    read_flow_scheduler,
+    read_t5,
+)
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -24,6 +32,9 @@ from noria.models.families import Family
 from noria.models.weights import num_tensor_parameters, read_struct, read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 
+KONTEXT = "FluxKontextPipeline"
+
+_KONTEXT_GUIDANCE = 2.5  # its authors'
 _TRAINED_LATENTS = 128  # of a side: about a million pixels
 
 
@@ -51,18 +62,26 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     transformer, vae = _read_sizes(folder, family)
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     expected = {"in_channels": (1, transformer.in_channels)}
-    check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight",), expected)
-    steps, guidance = (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
+    check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight", "img_in.weight"), expected)
+    fills, is_kontext = transformer.in_channels != vae.latent_channels * PATCH**2, pipeline == KONTEXT
+    of_inpainting: dict[str, Any] = {"needs_mask": True, "default_strength": 1.0} if fills else {}
+    steps, guidance = (50, 30.0) if fills else (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
+    schedulers = packed_schedulers(scheduler)
+    if is_kontext:
+        guidance, schedulers = _KONTEXT_GUIDANCE, SCHEDULERS_WITH_SIGMAS
     return make_spec(
         folder,
         family,
         pipeline,
         overrides,
         packed_sides(vae),
-        packed_schedulers(scheduler),
+        schedulers,
         steps=steps,
         guidance=guidance,
         num_parameters=num_tensor_parameters(shapes["transformer"]),
+        max_references=int(is_kontext),  # its pipeline takes more only for several prompts
+        reference_size="preferred" if is_kontext else "area",
+        **of_inpainting,
     )
 
 
@@ -80,11 +99,14 @@ def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, Vae
     family.check_class(vae_file, "vae", vae.class_name)
     t5, clip = read_t5(folder, family, "_2"), read_text_encoder(folder, family, "")
     channels = vae.latent_channels * PATCH**2
+    fill_channels = 2 * channels + vae.factor**2 * PATCH**2
+    in_channels = fill_channels if transformer.in_channels == fill_channels else channels
+    meaning = f"the VAE's latent channels in blocks of 2 × 2; of Fill {fill_channels}, with mask and image"
     check_fit(
         file,
         ("patch_size", transformer.patch_size, 1, "the pipeline packs latents itself"),
-        ("in_channels", transformer.in_channels, channels, "the VAE's latent channels in blocks of 2 × 2"),
-        ("out_channels", transformer.out_channels or transformer.in_channels, channels, "those of the input"),
+        ("in_channels", transformer.in_channels, in_channels, meaning),
+        ("out_channels", transformer.out_channels or transformer.in_channels, channels, "those of the latents"),
         ("joint_attention_dim", transformer.joint_attention_dim, t5.d_model, "d_model of text_encoder_2"),
         ("pooled_projection_dim", transformer.pooled_projection_dim, clip.hidden_size, "hidden_size of text_encoder"),
     )

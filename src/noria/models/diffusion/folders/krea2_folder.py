@@ -91,7 +91,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         "num_attention_heads × attention_head_dim": (0, transformer.num_attention_heads * heads),
         "text_hidden_dim": (1, transformer.text_hidden_dim),
     }
-    check_layer(folder, family, "transformer", shapes["transformer"], ("txt_in.linear_1.weight",), expected)
+    names = ("txt_in.linear_1.weight", "txtmlp.1.weight")
+    check_layer(folder, family, "transformer", shapes["transformer"], names, expected)
     steps, guidance = (8, 0.0) if index.is_distilled else (28, 4.5)
     side_px, multiple_px = _DEFAULT_LATENTS * vae.factor, PATCH * vae.factor
     return make_spec(

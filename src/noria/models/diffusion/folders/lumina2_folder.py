@@ -4,13 +4,19 @@ This module knows neither torch nor what the parts compute; `lumina2.py` loads t
 """
 
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.flow_folder import PATCH, SCHEDULERS_WITH_SIGMAS, check_fit, read_euler_scheduler
+from noria.models.diffusion.folders.flow_folder import (
+    PATCH,
+    SCHEDULERS_WITH_SIGMAS,
+    Gemma2Config,
+    check_fit,
+    read_euler_scheduler,
+)
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
@@ -32,16 +38,6 @@ MAX_PROMPT_TOKENS = 256
 _FACTOR = 8  # pixels per latent, whatever the VAE, in diffusers' pipeline
 _MAX_SIDE_PX = 2048
 _Axes = Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)]  # of prompt, rows and columns of tokens
-
-
-class _TextEncoder(Struct, frozen=True):
-    """The settings of a Gemma 2 that must fit the other parts; they have no defaults in a published model."""
-
-    model_type: Literal["gemma2"]
-    hidden_size: Count
-    vocab_size: Count
-    num_hidden_layers: Annotated[int, Meta(ge=2)]
-    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
 class _Transformer(Struct, frozen=True):
@@ -69,7 +65,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     pipeline = check_files(folder, family)
     read_euler_scheduler(folder)
     overrides = read_overrides(folder, Overrides)
-    text_encoder = read_struct(folder / "text_encoder" / "config.json", _TextEncoder)
+    text_encoder = read_struct(folder / "text_encoder" / "config.json", Gemma2Config)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
     transformer = _read_transformer(folder, family, text_encoder)
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
@@ -77,7 +73,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     caption = {"hidden_size": (0, transformer.hidden_size), "cap_feat_dim": (1, transformer.cap_feat_dim)}
     for part, names, expected in (
         ("text_encoder", ("embed_tokens.weight", "model.embed_tokens.weight"), embedding),
-        ("transformer", ("time_caption_embed.caption_embedder.1.weight",), caption),
+        ("transformer", ("time_caption_embed.caption_embedder.1.weight", "cap_embedder.1.weight"), caption),
         ("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, transformer.in_channels)}),
     ):
         check_layer(folder, family, part, shapes[part], names, expected)
@@ -97,7 +93,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
 
 
-def _read_transformer(folder: pathlib.Path, family: Family, text_encoder: _TextEncoder) -> _Transformer:
+def _read_transformer(folder: pathlib.Path, family: Family, text_encoder: Gemma2Config) -> _Transformer:
     """Read the configurations of transformer and VAE, and check that the parts fit together."""
     file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
     transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)

@@ -13,10 +13,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import InvalidField, ModelError, short_repr
+from noria.extras import check_installed
 from noria.images import scheduler_names
 from noria.models.diffusion.folders.quantization import SERVED, read_quantization
 from noria.models.families import Family
-from noria.models.weights import REDOWNLOAD_HINT, Shapes, read_object, read_struct, weight_files
+from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.weights import GGUF_PART, REDOWNLOAD_HINT, Shapes, read_object, read_struct, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # Keys by which the libraries choose what they import or download, and the values that they write themselves.
@@ -94,6 +96,10 @@ def check_files(folder: pathlib.Path, family: Family) -> str:
     for part in family.weight_stems:
         file = folder / part / "config.json"
         is_quantized = part != "vae" and read_quantization(file) is not None
+        if part == GGUF_PART and any(file.parent.glob(f"*{GGUF_SUFFIX}")):
+            check_installed(("gguf", "accelerate"), "quantized", f"the model in {folder}")
+            if is_quantized:
+                raise ModelError(f"{file}: quantization_config is not of the GGUF file beside it. Remove the key.")
         check_chooses_no_code(file, {"quantization_config"} if is_quantized else frozenset())
     return str(index["_class_name"])
 
@@ -128,6 +134,16 @@ class Sides:
     min_side_px: int
     max_side_px: int
     multiple_px: int
+
+
+_MAX_SIDE_PX = 4096  # an image of more has 50 MB of pixels
+
+
+def sides_around(side_px: int, multiple_px: int) -> Sides:
+    """Return the sides of a model that was trained at `side_px` in any ratio: up to twice as long, or 4096 px."""
+    longest_px = min(2 * side_px, _MAX_SIDE_PX) // multiple_px * multiple_px
+    side_px = max(min(side_px, longest_px) // multiple_px * multiple_px, multiple_px)
+    return Sides(side_px, side_px, min(4 * multiple_px, side_px), max(longest_px, side_px), multiple_px)
 
 
 def make_spec(
@@ -226,7 +242,8 @@ def check_layer(
 ) -> None:
     """Check one tensor of a part: weights of another model would fail only when loaded, with a stack trace.
 
-    It has the first of `names` that is there; `expected` has an axis and its length by the setting that says it.
+    It has the first of `names` that is there: in a GGUF file it may have that of the original checkpoint. `expected`
+    has an axis and its length by the setting that says it.
     """
     shape = next((shapes[name] for name in names if name in shapes), None)
     if shape is None or any(len(shape) <= axis or shape[axis] != length for axis, length in expected.values()):

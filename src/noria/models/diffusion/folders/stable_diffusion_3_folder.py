@@ -54,7 +54,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     transformer, vae = _read_sizes(folder, family)
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     expected = {"in_channels": (1, transformer.in_channels)}
-    check_layer(folder, family, "transformer", shapes["transformer"], ("pos_embed.proj.weight",), expected)
+    names = ("pos_embed.proj.weight", "x_embedder.proj.weight")
+    check_layer(folder, family, "transformer", shapes["transformer"], names, expected)
     schedulers = _DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else _SCHEDULERS
     multiple_px = transformer.patch_size * vae.factor
     max_side_px = min(2 * transformer.sample_size * vae.factor, transformer.pos_embed_max_size * multiple_px)

@@ -22,6 +22,6 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     added, unet_file = found.unet.addition_embed_type, folder / "unet" / "config.json"
     if added is not None:
         raise ModelError(f"{unet_file}: addition_embed_type is {added!r}: {OTHER_INPUT}")
-    if found.unet.time_cond_proj_dim is not None:  # distilled, as LCM
-        return make_unet_spec(folder, family, found, steps=4, guidance=8.0)
-    return make_unet_spec(folder, family, found, steps=25, guidance=7.5)
+    is_distilled = found.unet.time_cond_proj_dim is not None  # as LCM
+    steps, guidance = (4, 8.0) if is_distilled else (25, 7.5)
+    return make_unet_spec(folder, family, found, steps=steps, guidance=guidance, inpaint_strength=1.0)

@@ -6,7 +6,7 @@ parts compute.
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -102,6 +102,11 @@ class UnetFolder:
     vae: VaeConfig
     shapes: Mapping[str, Shapes]  # of the weights, by part
 
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the UNet takes a mask and the latents of what it keeps besides the latents, for inpainting."""
+        return self.unet.in_channels != self.unet.out_channels
+
 
 def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
     """Read and check all parts of a folder that `family` lists.
@@ -115,34 +120,47 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
     suffixes = [part.removeprefix("text_encoder") for part in family.parts if part.startswith("text_encoder")]
     text_encoders = tuple(read_text_encoder(folder, family, suffix) for suffix in suffixes)
     unet_file, vae_file = folder / "unet" / "config.json", folder / "vae" / "config.json"
-    unet, vae = read_struct(unet_file, UnetConfig), read_struct(vae_file, VaeConfig)
-    family.check_class(unet_file, "unet", unet.class_name)
+    unet, vae = read_unet(folder, family, text_encoders), read_struct(vae_file, VaeConfig)
     family.check_class(vae_file, "vae", vae.class_name)
-    for key in ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type"):
-        if getattr(unet, key) is not None:
-            raise ModelError(f"{unet_file}: {key} is {getattr(unet, key)!r}: {OTHER_INPUT}")
-    if (unet.in_channels, unet.out_channels) != (vae.latent_channels,) * 2:
+    of_latents = vae.latent_channels
+    if unet.in_channels not in (of_latents, 2 * of_latents + 1) or unet.out_channels != of_latents:
         raise ModelError(
             f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels}, but the VAE has "
-            f"{vae.latent_channels} latent channels: an inpainting, depth or upscaling model; supported is text to "
-            "image."
-        )
-    text_width = sum(text_encoder.hidden_size for text_encoder in text_encoders)
-    if unet.text_widths != {text_width}:
-        raise ModelError(
-            f"{unet_file}: cross_attention_dim {unet.cross_attention_dim}, but the text encoder's hidden_size is "
-            f"{text_width}: the parts belong to two models. {REDOWNLOAD_HINT}"
+            f"{of_latents} latent channels: a depth, editing or upscaling model; supported are text to image, with "
+            f"in_channels {of_latents}, and inpainting, with {2 * of_latents + 1}."
         )
     shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     found = UnetFolder(pipeline, text_encoders, unet, vae, shapes)
-    _check_first_layers(folder, family, found)
+    check_text_layers(folder, family, text_encoders, shapes)
+    in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
+    check_unet_layer(folder, family, unet, shapes)
+    check_layer(folder, family, "vae", shapes["vae"], (in_vae,), {"latent_channels": (1, vae.latent_channels)})
     return found
 
 
+def read_unet(folder: pathlib.Path, family: Family, text_encoders: Sequence[TextEncoderConfig]) -> UnetConfig:
+    """Read a UNet's configuration, and check that it takes the outputs of these text encoders and nothing else."""
+    file = folder / "unet" / "config.json"
+    unet = read_struct(file, UnetConfig)
+    family.check_class(file, "unet", unet.class_name)
+    for key in ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type"):
+        if getattr(unet, key) is not None:
+            raise ModelError(f"{file}: {key} is {getattr(unet, key)!r}: {OTHER_INPUT}")
+    text_width = sum(text_encoder.hidden_size for text_encoder in text_encoders)
+    if unet.text_widths != {text_width}:
+        raise ModelError(
+            f"{file}: cross_attention_dim {unet.cross_attention_dim}, but the text encoder's hidden_size is "
+            f"{text_width}: the parts belong to two models. {REDOWNLOAD_HINT}"
+        )
+    return unet
+
+
 def make_unet_spec(
-    folder: pathlib.Path, family: Family, found: UnetFolder, *, steps: int, guidance: float
+    folder: pathlib.Path, family: Family, found: UnetFolder, *, steps: int, guidance: float, inpaint_strength: float
 ) -> DiffusionModelSpec:
     """Return the spec, without name and fingerprint, with the defaults given here unless noria.json has others.
+
+    `inpaint_strength` is the default of a model for inpainting, all of whose requests begin with an image.
 
     Widths and heights are multiples of the factor by which VAE and UNet together downscale. The smallest side is two
     such multiples, the largest twice the side that the model was trained at: beyond that, convolutional models repeat
@@ -156,7 +174,11 @@ def make_unet_spec(
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
-    schedulers = tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion"))
+    schedulers = tuple(
+        choice.name
+        for choice in scheduler_names.choices_of_family("diffusion")
+        if choice.takes_start_image or not found.needs_mask
+    )
     return make_spec(
         folder,
         family,
@@ -171,6 +193,7 @@ def make_unet_spec(
         scheduler="dpm++2m",
         guidance_rescale=overrides.guidance_rescale,
         num_parameters=num_tensor_parameters(found.shapes["unet"]),
+        **({"needs_mask": True, "default_strength": inpaint_strength} if found.needs_mask else {}),
     )
 
 
@@ -197,6 +220,15 @@ def check_scheduler(file: pathlib.Path) -> None:
     convert(file, tree, _Scheduler)
 
 
+def check_does_not_clip(file: pathlib.Path) -> None:
+    """Raise ModelError if the scheduler clips, which this family's pipeline does not switch off."""
+    if read_object(file).get("clip_sample"):
+        raise ModelError(
+            f"{file}: clip_sample is true: the scheduler would clip, which is not linear. Set it to false; models of "
+            "latents are trained without."
+        )
+
+
 def _check_length(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> None:
     """Check that a tokenizer says a length of prompts that its text encoder can have."""
     file, max_tokens = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
@@ -208,18 +240,18 @@ def _check_length(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> None
         )
 
 
-def _check_first_layers(folder: pathlib.Path, family: Family, found: UnetFolder) -> None:
-    """Check one tensor of each part."""
-    text_encoders = [part for part in family.weight_stems if part.startswith("text_encoder")]
+def check_text_layers(
+    folder: pathlib.Path, family: Family, text_encoders: Sequence[TextEncoderConfig], shapes: Mapping[str, Shapes]
+) -> None:
+    """Check one tensor of each text encoder."""
+    parts = [part for part in family.weight_stems if part.startswith("text_encoder")]
     embedding = "embeddings.token_embedding.weight"
-    for part, config in zip(text_encoders, found.text_encoders, strict=True):
+    for part, config in zip(parts, text_encoders, strict=True):
         names = (embedding, f"text_model.{embedding}")  # after and before transformers 5
         expected = {"vocab_size": (0, config.vocab_size), "hidden_size": (1, config.hidden_size)}
-        check_layer(folder, family, part, found.shapes[part], names, expected)
-    in_channels, latent_channels = found.unet.in_channels, found.vae.latent_channels
-    in_vae = "decoder.conv_in.weight" if found.vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
-    for part, name, expected in (
-        ("unet", "conv_in.weight", {"in_channels": (1, in_channels)}),
-        ("vae", in_vae, {"latent_channels": (1, latent_channels)}),
-    ):
-        check_layer(folder, family, part, found.shapes[part], (name,), expected)
+        check_layer(folder, family, part, shapes[part], names, expected)
+
+
+def check_unet_layer(folder: pathlib.Path, family: Family, unet: UnetConfig, shapes: Mapping[str, Shapes]) -> None:
+    """Check one tensor of the UNet."""
+    check_layer(folder, family, "unet", shapes["unet"], ("conv_in.weight",), {"in_channels": (1, unet.in_channels)})

@@ -1,8 +1,8 @@
 """The ControlNets of a loaded model: what they add to a call of its UNet, on the rows that want it.
 
-A ControlNet sees the rows' latents, time and prompt, and an image; its residuals are added to the UNet's skip
-connections and middle. Rows that it does not steer get zeros, and it is not called for them. Of several, the residuals
-are summed.
+A ControlNet sees the rows' latents (of a model for inpainting these alone), time and prompt, and an image; its
+residuals are added to the UNet's skip connections and middle. Rows that it does not steer get zeros, and it is not
+called for them. Of several, the residuals are summed.
 
 Shapes: R rows of a call, N of them steered by one ControlNet, C latent channels, H × W latent size.
 """
@@ -55,7 +55,9 @@ class ControlNets:
         for rows in controls:
             part, at = self._parts[rows.name], rows.positions_N
             down, middle = part(
-                latents_RCHW[at].to(part.dtype).contiguous(memory_format=self._memory_format),
+                latents_RCHW[at, : part.config.in_channels]
+                .to(part.dtype)
+                .contiguous(memory_format=self._memory_format),
                 timesteps_R[at],
                 **{name: tokens[at] for name, tokens in conditioning.tokens.items()},
                 controlnet_cond=rows.images_N3hw.to(part.dtype),
@@ -89,7 +91,10 @@ def load_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str
 
     folders = ControlNetFolders.of(config).for_model(spec)
     if folders and config.compile:
-        raise ConfigError("engine.controlnets does not work with engine.compile. Switch off one of them.")
+        raise ConfigError(
+            "engine.controlnets does not work with engine.compile. Switch off one of them, or use "
+            "engine.compile_blocks."
+        )
     parts: dict[str, Any] = {}
     for name, folder in folders.items():
         key = folder.path, config.dtype, config.attention, config.channels_last, device

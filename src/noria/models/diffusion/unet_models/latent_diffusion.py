@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
+from noria.models.diffusion.diffusion_model import InpaintingInput
 from noria.models.diffusion.part_loading import unquantized_dtype
 from noria.models.diffusion.unet_models.controlnet import ControlNets
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
@@ -37,13 +38,15 @@ class LatentDiffusion:
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         self._vae = LatentVae(vae, config)
         self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
-        self._latent_channels: int = unet.config.in_channels
+        self._latent_channels: int = unet.config.out_channels
+        is_for_inpainting = unet.config.in_channels != self._latent_channels
+        self.inpainting = InpaintingInput(1, mask_is_first=True, always_has_start=False) if is_for_inpainting else None
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return [C, H, W] of the latents of an image of this size."""
         return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
 
-    def call_size(self, width_px: int, height_px: int) -> None:  # noqa: ARG002
+    def call_size(self, num_pixels: int) -> None:  # noqa: ARG002
         """Return None: a UNet takes images of one size at a time."""
         return
 
@@ -56,7 +59,7 @@ class LatentDiffusion:
         return self._denoiser.clean_weights(timesteps_B)
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], uint8."""
+        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
         return self._vae.encode(pixels_BHW3)
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,6 @@ As `stable_diffusion.py`, without diffusers' pipeline, and with its numbers. Wha
 Shapes: B images, R UNet rows, T tokens, C latent channels, H × W latent size.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,11 +30,11 @@ from noria.models.diffusion.part_loading import (
 )
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
+from noria.models.diffusion.unet_models.refiner import Refiner, load_refiner
+from noria.models.diffusion.unet_models.xl_conditioning import TextEncoder, size_ids, text_encode
+from noria.models.diffusion.vae import without_overflow
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
-
-TextEncoder = tuple[Any, Any]
-"""A tokenizer and its text encoder."""
 
 
 class StableDiffusionXL(LatentDiffusion):
@@ -63,6 +62,7 @@ class StableDiffusionXL(LatentDiffusion):
             "text_encoder_2": second[1],
         }
         self._text_encoders = text_encoders
+        self.refiner: Refiner | None = None
 
     @classmethod
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "StableDiffusionXL":
@@ -80,9 +80,7 @@ class StableDiffusionXL(LatentDiffusion):
             first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement)
             second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", *placement)
             unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
-            vae = load_vae(spec, dtype, device)
-            if dtype is torch.float16 and getattr(vae.config, "force_upcast", False):
-                vae = vae.float()
+            vae = without_overflow(load_vae(spec, dtype, device))
             zeros = load_pipeline_config(spec).get("force_zeros_for_empty_prompt", True)
             guidance = Guidance(
                 rescale=spec.guidance_rescale,
@@ -90,33 +88,13 @@ class StableDiffusionXL(LatentDiffusion):
                 negative_absent="zeros" if zeros else "empty",
             )
             controlnets = load_controlnets(spec, config, device)
-            return cls((first, second), unet, vae, controlnets, load_scheduler_config(spec), config, guidance)
+            model = cls((first, second), unet, vae, controlnets, load_scheduler_config(spec), config, guidance)
+            model.refiner = load_refiner(spec, config, device, model.latent_scale)
+            return model
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`; of None it is zeros."""
-        texts = ["" if prompt is None else prompt for prompt in prompts]
-        hidden, pooled_BP = [], None
-        for tokenizer, text_encoder in self._text_encoders:
-            tokens = tokenizer(
-                texts,
-                padding="max_length",
-                max_length=tokenizer.model_max_length,
-                truncation=True,
-                return_tensors="pt",
-            )
-            outputs = text_encoder(tokens.input_ids.to(text_encoder.device), output_hidden_states=True)
-            hidden.append(outputs.hidden_states[-2])
-            pooled_BP = outputs[0]  # the last one's: with a projection, its pooled output comes first
-        assert pooled_BP is not None
-        embeddings_BTD = torch.cat(hidden, dim=-1).to(self.device, self.dtype)
-        return [
-            _conditioning(tokens_TD, pooled_P)
-            if prompt is not None
-            else _conditioning(torch.zeros_like(tokens_TD), torch.zeros_like(pooled_P))
-            for prompt, tokens_TD, pooled_P in zip(
-                prompts, embeddings_BTD, pooled_BP.to(self.device, self.dtype), strict=True
-            )
-        ]
+        return text_encode(self._text_encoders, prompts, self.device, self.dtype)
 
     def predict(
         self,
@@ -128,19 +106,9 @@ class StableDiffusionXL(LatentDiffusion):
     ) -> torch.Tensor:
         """Return the UNet's raw output [R, C, H, W]; `controls` are the rows that ControlNets steer."""
         num_rows, _, height, width = latents_RCHW.shape
-        size_6 = _size_ids(width * self.latent_scale, height * self.latent_scale, self.dtype, self.device)
+        size_6 = size_ids(width * self.latent_scale, height * self.latent_scale, self.dtype, self.device)
         added = {"text_embeds": conditioning.vectors["text_embeds"], "time_ids": size_6.expand(num_rows, -1)}
         residuals = self.controlnets.residuals(latents_RCHW, timesteps_R, conditioning, controls, added)
         return self._denoiser.predict(
             latents_RCHW, timesteps_R, conditioning, guidance_R, added_cond_kwargs=added, **residuals
         )
-
-
-def _conditioning(tokens_TD: torch.Tensor, pooled_P: torch.Tensor) -> Conditioning:
-    return Conditioning({"encoder_hidden_states": tokens_TD}, {"text_embeds": pooled_P})
-
-
-@functools.lru_cache(maxsize=64)
-def _size_ids(width_px: int, height_px: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return [1, 6]: original size, crop and target size, of an image that is neither scaled nor cropped."""
-    return torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=dtype, device=device)

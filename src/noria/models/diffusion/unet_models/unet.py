@@ -10,9 +10,10 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.diffusion.block_compilation import compile_blocks
 from noria.models.diffusion.conditioning import ConditioningRows
 from noria.models.diffusion.part_loading import unquantized_dtype
-from noria.sampling.previews import clean_weights
+from noria.sampling.previews import alpha_bars, clean_weights
 
 
 class DenoisingUnet:
@@ -22,10 +23,12 @@ class DenoisingUnet:
         """`scheduler_config` says the noise schedule and what the UNet predicts; `config` has no "auto" left."""
         self._memory_format = memory_format(config)
         configure(unet, config)
+        if config.compile_blocks:
+            compile_blocks(unet)
         self._dtype = unquantized_dtype(unet)
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
         self._guidance_width: int | None = unet.config.time_cond_proj_dim
-        self._alpha_bars = _alpha_bars(scheduler_config)
+        self._alpha_bars = alpha_bars(scheduler_config)
         self._prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
 
     def predict(
@@ -71,13 +74,6 @@ class DenoisingUnet:
         return clean_weights(timesteps_B, self._alpha_bars, self._prediction_type)
 
 
-def _alpha_bars(scheduler_config: dict[str, Any]) -> np.ndarray:
-    """Return ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
-    import diffusers
-
-    return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
-
-
 def memory_format(config: EngineConfig) -> torch.memory_format:
     """Return how the weights and inputs of convolutions are laid out."""
     return torch.channels_last if config.channels_last else torch.contiguous_format
@@ -101,7 +97,7 @@ def set_attention(unet: Any, kind: str) -> None:
         ConfigError: xformers is not installed or does not work on this device.
 
     """
-    if kind == "sdpa":  # torch's scaled_dot_product_attention, diffusers' default
+    if kind in ("auto", "sdpa"):  # torch's scaled_dot_product_attention, diffusers' default
         from diffusers.models.attention_processor import AttnProcessor2_0
 
         unet.set_attn_processor(AttnProcessor2_0())

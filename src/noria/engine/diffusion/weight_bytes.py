@@ -1,0 +1,56 @@
+"""The bytes of the weights of an image model that is not loaded, by part and device. No torch."""
+
+from dataclasses import dataclass
+
+from noria.config import EngineConfig
+from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.families import FAMILIES
+from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
+from noria.models.weights import weight_bytes
+from noria.protocol.diffusion import DiffusionModelSpec
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes by part: of those on the model's device, and of those on `engine.text_encoder_device` if it is another."""
+
+    here: dict[str, int]
+    elsewhere: dict[str, int]
+
+
+def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
+    """Return the bytes of a model with `config`, which has no "auto" left: parts, refiner, ControlNets, LoRAs.
+
+    LoRAs are loaded when requests name them. They count with the bytes of their files, at most those of their cache.
+    """
+    item_bytes = FLOAT32_BYTES if config.dtype == "float32" else 2
+    stems = FAMILIES[spec.family].weight_stems
+    here = {part: weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items()}
+    if (refiner := RefinerFolders.of(config).for_model(spec)) is not None:
+        here |= {f"refiner's {part}": num_bytes for part, num_bytes in refiner.weight_bytes(item_bytes).items()}
+    elsewhere: dict[str, int] = {}
+    if config.text_encoder_device != "same":
+        elsewhere = text_weights_of(spec, config, FLOAT32_BYTES if config.text_encoder_device == "cpu" else item_bytes)
+        here = {part: num_bytes for part, num_bytes in here.items() if part not in elsewhere}
+    for name, folder in ControlNetFolders.of(config).for_model(spec).items():
+        here[f"ControlNet {name}"] = item_bytes * folder.num_parameters
+    loras = sum(file.stat().st_size for file in LoraFolders.of(config).files(spec.name).values() if file.exists())
+    if loras:
+        here["LoRAs"] = min(loras, config.lora_cache_bytes)
+    return WeightBytes(here, elsewhere)
+
+
+def text_weights_of(spec: DiffusionModelSpec, config: EngineConfig, item_bytes: int) -> dict[str, int]:
+    """Return the bytes of the text encoders by part, that of a refiner too, if a number has `item_bytes`."""
+    stems = FAMILIES[spec.family].weight_stems
+    found = {
+        part: weight_bytes(spec.path, part, stem, item_bytes)
+        for part, stem in stems.items()
+        if part.startswith("text_encoder")
+    }
+    if (refiner := RefinerFolders.of(config).for_model(spec)) is not None:
+        found["refiner's text_encoder_2"] = refiner.weight_bytes(item_bytes)["text_encoder_2"]
+    return found

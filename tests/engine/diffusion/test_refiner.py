@@ -1,0 +1,324 @@
+"""The refiner as the second stage of SDXL: as diffusers' two pipelines, in a mixed batch as alone."""
+
+import warnings
+
+import diffusers
+import msgspec
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+import tiny_models
+from generating import difference, final_latents, generate, relative
+from lora_files import save_diffusers_lora
+from noria.config import EngineConfig
+from noria.engine.diffusion.calibration import cost_key, measure_costs
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.loop import EngineLoop, PreviewReady
+from noria.errors import InvalidField
+from noria.images import scheduler_names
+from noria.models.catalog import open_model
+from noria.models.diffusion.conditioning import collate
+from noria.models.families import FAMILIES
+from noria.models.lora_folders import digest_of
+from noria.protocol.diffusion import Lora, Refinement
+from noria.scheduling.costs import CostModel
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.testing.requests import make_image_request
+
+# As in `test_start_images.py`: two steps of uint8 against the pipelines; as in `test_loras.py`: relative, of latents.
+PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
+PARITY_OF_LATENTS = 2e-5  # also for tables that are rounded to float32
+NAMES = [each.name for each in scheduler_names.choices_of_family("diffusion") if each.takes_refiner]
+START_PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+
+
+def load(folder, refiner, **settings):
+    torch.set_num_threads(1)
+    spec = open_model(str(folder))
+    settings = {"loras": (), "refiners": (str(refiner),), "slots": 8} | settings
+    config = EngineConfig(dtype="float32", threads=1, **settings)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+
+
+class Pipelines:
+    """Those of diffusers for a model and its refiner, with the VAE of the model."""
+
+    def __init__(self, folder, refiner):
+        self.folders = folder, refiner
+        self.base = diffusers.StableDiffusionXLPipeline.from_pretrained(folder, dtype=torch.float32)
+        self.base_with_image = diffusers.StableDiffusionXLImg2ImgPipeline(**self.base.components)
+        self.refiner = diffusers.StableDiffusionXLImg2ImgPipeline.from_pretrained(
+            refiner, vae=self.base.vae, dtype=torch.float32
+        )
+        for pipe in (self.base, self.base_with_image, self.refiner):
+            pipe.set_progress_bar_config(disable=True)
+
+    def generate(self, request):
+        """The latents and the image of both pipelines with one generator; without a refiner of the first one."""
+        payload, choice = request.payload, scheduler_names.find(request.payload.scheduler)
+        base = self.base if payload.strength is None else self.base_with_image
+        values = {
+            "negative_prompt": payload.negative_prompt,
+            "num_inference_steps": payload.inference_steps,
+            "guidance_scale": payload.guidance_scale,
+            "generator": torch.Generator("cpu").manual_seed(payload.seed),
+        }
+        of_base = (
+            {"width": payload.width, "height": payload.height}
+            if payload.strength is None
+            else {"image": PIL.Image.fromarray(START_PIXELS), "strength": payload.strength}
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+            for pipe, folder in zip((base, self.refiner), self.folders, strict=True):
+                config = diffusers.DDIMScheduler.load_config(folder, subfolder="scheduler")
+                scheduler = getattr(diffusers, choice.diffusers_class)
+                pipe.scheduler = scheduler.from_config(config, **{"clip_sample": False, **choice.overrides})
+            end = None if payload.refiner is None else payload.refiner.start
+            latents = base(payload.prompt, **of_base, **values, denoising_end=end, output_type="latent").images
+            if end is not None:
+                latents = self.refiner(
+                    payload.prompt, image=latents, **values, denoising_start=end, output_type="latent"
+                ).images
+        with torch.no_grad():
+            decoded = self.base.vae.decode(latents / self.base.vae.config.scaling_factor).sample
+        (image,) = self.base.image_processor.postprocess(decoded, output_type="np")
+        return latents[0], (image * 255).round().astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_xl_folder, tiny_refiner_folder):
+    return load(tiny_xl_folder, tiny_refiner_folder)
+
+
+@pytest.fixture(scope="module")
+def pipelines(tiny_xl_folder, tiny_refiner_folder):
+    return Pipelines(tiny_xl_folder, tiny_refiner_folder)
+
+
+def make_request(number, start, **fields):
+    settings = {
+        "prompt": ["a red circle", "a blue square above a green star", "a large ring"][number % 3],
+        "negative_prompt": [None, "", "a black cross"][number % 3],
+        "seed": 600 + number,
+        "width": 32,
+        "height": 32,
+        "inference_steps": 8,
+        "guidance_scale": [1.0, 5.0][number % 2],
+        "refiner": None if start is None else Refinement(start),
+    }
+    return make_image_request(f"r{number}", **settings | fields)
+
+
+def frames_of(requests):
+    return {each.request_id: memoryview(START_PIXELS.tobytes()) for each in requests if each.payload.strength}
+
+
+def mixed():
+    """Images with and without a refiner, with switches at several steps, of two sizes, one with a start image."""
+    schedulers = ["euler", "dpm++2m-karras", "euler-a", "heun", "unipc", "pndm", "ddim", "lcm"]
+    return [
+        make_request(
+            k,
+            [0.8, None, 0.5, 0.7][k % 4],
+            scheduler=schedulers[k],
+            inference_steps=5 + k,
+            strength=0.75 if k == 6 else None,
+            width=48 if k == 4 else 32,
+            n=1,
+        )
+        for k in range(8)
+    ]
+
+
+# All take long; these stand for one call and two a step, with noise and with a history.
+FAST = ("euler", "heun", "dpm++2m-sde", "unipc")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES])
+def test_each_scheduler_gives_the_images_of_both_pipelines(served, pipelines, name, monkeypatch):
+    _, executor = served
+    starts = [(6, 0.8, {}), (9, 0.5, {"height": 48}), (12, 0.37, {})]
+    if scheduler_names.find(name).takes_start_image:
+        starts.append((8, 0.7, {"strength": 0.75}))
+    for number, (steps, start, fields) in enumerate(starts):
+        request = make_request(number, start, scheduler=name, inference_steps=steps, **fields)
+        ours = generate(executor, [request], frames=frames_of([request]))[request.request_id, 0]
+        latents = final_latents(executor, [request], monkeypatch, frames=frames_of([request]))[request.request_id]
+        their_latents, theirs = pipelines.generate(request)
+        assert difference(ours, theirs) <= PARITY_TOLERANCE, request
+        assert relative(latents, their_latents) <= PARITY_OF_LATENTS, request
+
+
+def test_late_joiners_with_and_without_a_refiner_give_the_images_of_the_pipelines(served, pipelines, monkeypatch):
+    _, executor = served
+    requests = mixed()
+    arrivals, frames = [(5 * k) % 11 for k in range(8)], frames_of(requests)
+    together = generate(executor, requests, arrivals, frames)
+    latents = final_latents(executor, requests, monkeypatch, arrivals, frames)
+    for request in requests:
+        image = together[request.request_id, 0]
+        their_latents, theirs = pipelines.generate(request)
+        assert difference(image, theirs) <= PARITY_TOLERANCE, request
+        assert relative(latents[request.request_id], their_latents) <= PARITY_OF_LATENTS, request
+        alone = final_latents(executor, [request], monkeypatch, frames=frames)[request.request_id]
+        assert relative(latents[request.request_id], alone) <= LATENTS_TOLERANCE, request
+        if request.payload.refiner is not None:
+            changed = msgspec.structs.replace(request.payload, refiner=None)
+            unrefined = msgspec.structs.replace(request, payload=changed)
+            without = final_latents(executor, [unrefined], monkeypatch, frames=frames)[request.request_id]
+            assert relative(without, alone) > 1e-3, request
+
+
+@pytest.mark.parametrize(
+    ("index", "scheduler"), [({"force_zeros_for_empty_prompt": True}, {}), ({}, {"prediction_type": "v_prediction"})]
+)
+def test_the_refiner_has_settings_of_its_own(tiny_xl_folder, tmp_path, index, scheduler, monkeypatch):
+    folder = tiny_models.save_xl_refiner(tmp_path / "other", scheduler=scheduler, **index)
+    _, executor = load(tiny_xl_folder, folder)
+    request = make_request(0, 0.5, scheduler="ddim", guidance_scale=6.0, negative_prompt=None)
+    latents, theirs = Pipelines(tiny_xl_folder, folder).generate(request)
+    assert difference(generate(executor, [request])["r0", 0], theirs) <= PARITY_TOLERANCE
+    assert relative(final_latents(executor, [request], monkeypatch)["r0"], latents) <= PARITY_OF_LATENTS
+
+
+def test_rows_of_the_refiner_equal_the_rows_alone(served):
+    refiner = served[1].model.refiner
+    with torch.inference_mode():
+        texts = refiner.text_encode(["a red circle", "a ring", "", None])
+        texts[3] = refiner.as_negative(texts[3])
+        latents, times = torch.randn(4, 4, 8, 8), torch.tensor([199.0, 140.0, 33.0, 1.0])
+        together = refiner.predict(latents, times, collate(texts), None)
+        for row, text in enumerate(texts):
+            alone = refiner.predict(latents[row : row + 1], times[row : row + 1], collate([text]), None)
+            assert relative(together[row : row + 1], alone) <= LATENTS_TOLERANCE
+        positive = refiner.predict(latents[:1], times[:1], collate([texts[0]]), None)
+        negative = refiner.predict(latents[:1], times[:1], collate([refiner.as_negative(texts[0])]), None)
+        assert relative(positive, negative) > 1e-3  # by the aesthetic score
+
+
+def count_rows(executor, monkeypatch):
+    """The rows of each call from now on, by denoiser."""
+    calls = []
+
+    def counting(name, predict):
+        return lambda rows, *others: calls.append((name, len(rows))) or predict(rows, *others)
+
+    for name, part in (("base", executor.model), ("refiner", executor.model.refiner)):
+        monkeypatch.setattr(part, "predict", counting(name, part.predict))
+    return calls
+
+
+def test_images_of_one_stage_share_its_calls(served, monkeypatch):
+    calls = count_rows(served[1], monkeypatch)
+    requests = [make_request(k, start, scheduler="ddim", inference_steps=4, guidance_scale=1.0) for k, start in
+                enumerate([0.5, 0.5, None])]  # fmt: skip
+    generate(served[1], requests)
+    assert sorted(calls) == [("base", 1)] * 2 + [("base", 3)] * 2 + [("refiner", 2)] * 2
+
+
+def test_with_padded_rows_they_are_equal_in_every_bit(tiny_xl_folder, tiny_refiner_folder):
+    _, executor = load(tiny_xl_folder, tiny_refiner_folder, buckets=(16,))
+    requests, frames = mixed(), frames_of(mixed())
+    together = generate(executor, requests, [(7 * k) % 4 for k in range(8)], frames)
+    for request in requests:
+        assert np.array_equal(generate(executor, [request], frames=frames)[request.request_id, 0],
+                              together[request.request_id, 0]), request  # fmt: skip
+
+
+def test_loras_change_the_model_and_not_its_refiner(tiny_xl_folder, tiny_refiner_folder, tmp_path, monkeypatch):
+    _, executor = load(tiny_xl_folder, tiny_refiner_folder, loras=(str(tmp_path),))
+    save_diffusers_lora(tmp_path / "ink.safetensors", executor.model.lora_parts, rank=2, seed=2)
+    adapted = {"loras": (Lora("ink", 0.7, digest_of(tmp_path / "ink.safetensors")),)}
+    requests = [make_request(1, 0.6, **adapted), make_request(4, 0.6), make_request(7, None, **adapted)]
+    together = final_latents(executor, requests, monkeypatch)
+    for request in requests:
+        alone = final_latents(executor, [request], monkeypatch)[request.request_id]
+        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
+    hooked = [name for name, module in executor.model.refiner._denoiser._unet.named_modules() if module._forward_hooks]
+    assert not hooked
+
+
+def test_running_out_of_memory_in_the_refiner_changes_no_image(served, monkeypatch):
+    _, executor = served
+    requests, frames = mixed(), frames_of(mixed())
+    undisturbed, refiner = generate(executor, requests, frames=frames), executor.model.refiner
+    predict = refiner.predict
+
+    def limited_predict(latents, *others):
+        if len(latents) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return predict(latents, *others)
+
+    monkeypatch.setattr(refiner, "predict", limited_predict)
+    constrained = generate(executor, requests, frames=frames)
+    assert all(difference(constrained[image], pixels) <= 1 for image, pixels in undisturbed.items())
+
+
+def test_previews_of_the_refiners_calls_show_what_it_predicts(tiny_xl_folder, tmp_path):
+    folder = tiny_models.save_xl_refiner(tmp_path / "v", scheduler={"prediction_type": "v_prediction"})
+    _, executor = load(tiny_xl_folder, folder)
+    request = make_request(0, 0.3, inference_steps=8, partial_images=6, scheduler="ddim")
+    seen, weights = [], {}
+
+    def recording(name, part):
+        def clean_weights(timesteps):
+            weights[name] = timesteps.tolist()
+            return type(part).clean_weights(part, timesteps)
+
+        return clean_weights
+
+    executor.model.clean_weights = recording("base", executor.model)
+    executor.model.refiner.clean_weights = recording("refiner", executor.model.refiner)
+    loop = EngineLoop(StepScheduler(8), executor, seen.append, lambda: 0.0)
+    loop.submit(executor.prepare(request))
+    while loop.run_iteration():
+        pass
+    previews = [event for event in seen if isinstance(event, PreviewReady)]
+    assert len(previews) == 6
+    assert weights["base"][0] >= 700 > weights["refiner"][0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"refiner": Refinement(0.8, digest="0" * 12)}, "'0{12}' on disk, but .* Restart"),
+        ({"strength": 0.5, "has_mask": True}, "with a mask cannot be refined"),
+        (
+            {"refiner": Refinement(0.999)},
+            "below timestep 1 of 1000, but the last of 8 .* is at 1.* smaller",
+        ),
+        ({"refiner": Refinement(0.01)}, "leaves no step to the model, which begins at timestep 876"),
+        ({"scheduler": "ipndm"}, "leaves no step to the model"),  # rejected by name before
+    ],
+)
+def test_what_cannot_be_refined_is_rejected(served, fields, words):
+    request = make_request(0, 0.8, **fields)
+    data = bytes(32 * 32 * 4) if request.payload.has_mask else None
+    with pytest.raises(InvalidField, match=words):
+        served[1].prepare(request, None if data is None else memoryview(data))
+
+
+def test_without_a_refiner_none_is_used(tiny_xl_folder, tiny_refiner_folder):
+    _, executor = load(tiny_xl_folder, tiny_refiner_folder, refiners=())
+    with pytest.raises(InvalidField, match=r"has no refiner loaded: .* engine\.refiners"):
+        executor.prepare(make_request(0, 0.8))
+    assert executor.is_compiled(make_request(0, 0.8))  # it is rejected at once
+
+
+def test_costs_of_both_stages_are_measured(served, tiny_refiner_folder, tiny_xl_folder):
+    spec, executor = served
+    costs = CostModel()
+    measure_costs(executor, spec, executor.config, costs)
+    assert {key.stage for key in costs.steps} == {0, 1}
+    _, bare = load(tiny_xl_folder, tiny_refiner_folder, refiners=())
+    assert "refiner" in cost_key(spec, executor.config, "cpu")
+    assert "refiner" not in cost_key(spec, bare.config, "cpu")
+
+
+def test_models_of_a_process_share_a_refiner(served, tiny_refiner_folder):
+    spec, executor = served
+    _, other = load(spec.folder, tiny_refiner_folder)
+    assert other.model.refiner._denoiser._unet is executor.model.refiner._denoiser._unet

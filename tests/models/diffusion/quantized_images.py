@@ -1,0 +1,269 @@
+"""A program for a Python with torchao and gguf: quantizes tiny models, serves them, and prints how images differ.
+
+Prints a JSON object: for each case the largest differences of 255 to the images of diffusers' pipeline, to each image
+alone, to those of the model before, and of what a LoRA changes in its own image and in others.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+
+import diffusers
+import numpy as np
+import torch
+import transformers
+from torchao.quantization import (
+    Float8WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+)
+
+import tiny_models
+from generating import difference, generate
+from lora_files import save_diffusers_lora
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.memory_estimate import estimate_memory
+from noria.errors import ModelError
+from noria.models.catalog import count_parameters, open_model
+from noria.models.families import FAMILIES
+from noria.models.lora_folders import digest_of
+from noria.protocol.diffusion import Lora
+from noria.testing.requests import make_image_request
+
+
+def torchao(config: type, dtype: torch.dtype = torch.float32) -> Callable[[pathlib.Path], None]:
+    """Quantize denoiser and text encoders of a folder in place, as diffusers and transformers do and save it."""
+
+    def quantize(folder: pathlib.Path) -> None:
+        index = json.loads((folder / "model_index.json").read_text())
+        for part, entry in index.items():
+            if part not in ("unet", "transformer") and not part.startswith("text_encoder"):
+                continue
+            library = {"diffusers": diffusers, "transformers": transformers}[entry[0]]
+            quantized = getattr(library, entry[1]).from_pretrained(
+                folder / part, quantization_config=library.TorchAoConfig(config()), dtype=dtype
+            )
+            shutil.rmtree(folder / part)
+            quantized.save_pretrained(folder / part)
+
+    return quantize
+
+
+def gguf_of(kind: str, *, original: bool = False) -> Callable[[pathlib.Path], None]:
+    """Replace a folder's transformer by a GGUF file, with the names of the original checkpoint or of diffusers."""
+
+    def quantize(folder: pathlib.Path) -> None:
+        class_name = json.loads((folder / "model_index.json").read_text())["transformer"][1]
+        part = getattr(diffusers, class_name).from_pretrained(folder / "transformer")
+        linear = {f"{name}.weight" for name, each in part.named_modules() if isinstance(each, torch.nn.Linear)}
+        tensors = {name: (tensor.numpy(), name in linear) for name, tensor in part.state_dict().items()}
+        (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+        write_gguf(folder / "transformer" / f"model-{kind}.gguf", z_image_names(tensors) if original else tensors, kind)
+
+    return quantize
+
+
+def z_image_names(tensors):
+    """The tensors of diffusers' Z-Image as its authors name them, with queries, keys and values in one."""
+    renamed = {}
+    for name, (tensor, is_linear) in tensors.items():
+        if ".to_k." in name or ".to_v." in name:
+            continue
+        if ".to_q." in name:
+            parts = [tensors[name.replace("to_q", each)][0] for each in ("to_q", "to_k", "to_v")]
+            renamed[name.replace("to_q", "qkv")] = np.concatenate(parts), is_linear
+            continue
+        renamed_as = name
+        for theirs, ours in (
+            ("all_x_embedder.2-1.", "x_embedder."),
+            ("all_final_layer.2-1.", "final_layer."),
+            (".norm_q.", ".q_norm."),
+            (".norm_k.", ".k_norm."),
+            (".to_out.0.", ".out."),
+        ):
+            renamed_as = renamed_as.replace(theirs, ours)
+        renamed[f"model.diffusion_model.{renamed_as}"] = tensor, is_linear
+    return renamed
+
+
+def write_gguf(file, tensors, kind):
+    """Write a file of tensors; linear layers are quantized to `kind` if their rows are whole blocks."""
+    import gguf
+
+    wanted, writer = gguf.GGMLQuantizationType[kind], gguf.GGUFWriter(file, "tiny")
+    block, _ = gguf.GGML_QUANT_SIZES[wanted]
+    for name, (tensor, is_linear) in tensors.items():
+        if is_linear and tensor.shape[-1] % block == 0:
+            writer.add_tensor(name, gguf.quants.quantize(tensor, wanted), raw_dtype=wanted)
+        else:
+            writer.add_tensor(name, tensor.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+CASES = {
+    "flux int8": (tiny_models.save_flux, torchao(Int8WeightOnlyConfig), "float32"),
+    "flux int8 of bfloat16": (tiny_models.save_flux, torchao(Int8WeightOnlyConfig, torch.bfloat16), "float32"),
+    "flux int8 dynamic": (tiny_models.save_flux, torchao(Int8DynamicActivationInt8WeightConfig), "float32"),
+    "flux float8": (tiny_models.save_flux, torchao(Float8WeightOnlyConfig), "float32"),
+    "stable-diffusion-3 int8": (tiny_models.save_stable_diffusion_3, torchao(Int8WeightOnlyConfig), "float32"),
+    "stable-diffusion int8": (tiny_models.save_stable_diffusion, torchao(Int8WeightOnlyConfig), "float32"),
+    "stable-diffusion-xl int8": (tiny_models.save_stable_diffusion_xl, torchao(Int8WeightOnlyConfig), "float32"),
+    "z-image int8": (tiny_models.save_z_image, torchao(Int8WeightOnlyConfig), "float32"),
+    "flux gguf Q8_0": (tiny_models.save_flux, gguf_of("Q8_0"), "float32"),
+    "flux gguf BF16": (tiny_models.save_flux, gguf_of("BF16"), "float32"),
+    "flux-2-klein gguf Q8_0": (tiny_models.save_flux_2_klein, gguf_of("Q8_0"), "float32"),
+    "chroma gguf Q8_0": (tiny_models.save_chroma, gguf_of("Q8_0"), "float32"),
+    "qwen-image gguf Q8_0": (tiny_models.save_qwen_image, gguf_of("Q8_0"), "float32"),
+    "lumina-2 gguf Q8_0": (tiny_models.save_lumina2, gguf_of("Q8_0"), "float32"),
+    "krea-2 gguf Q8_0": (tiny_models.save_krea2, gguf_of("Q8_0"), "float32"),
+    "stable-diffusion-3 gguf Q5_1": (tiny_models.save_stable_diffusion_3, gguf_of("Q5_1"), "float32"),
+    "z-image gguf Q8_0, original names": (tiny_models.save_z_image, gguf_of("Q8_0", original=True), "float32"),
+}
+
+
+def make_requests(spec, loras=()):
+    return [
+        make_image_request(
+            f"r{k}",
+            prompt=["a red circle", "a blue square"][k % 2],
+            negative_prompt=None,
+            seed=900 + k,
+            width=32,
+            height=32,
+            inference_steps=2 + k,
+            guidance_scale=[0.0, 3.5][k % 2],
+            scheduler=spec.default_scheduler,
+            loras=loras if k == 1 else (),
+        )
+        for k in range(3)
+    ]
+
+
+def load(folder, dtype, **settings):
+    spec = open_model(str(folder))
+    config = EngineConfig(dtype=dtype, slots=8, threads=1, **settings)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+
+
+def piped(folder, spec, dtype):
+    """The images of diffusers' own pipeline, loaded from the same folder."""
+    parts = {}
+    for file in (folder / "transformer").glob("*.gguf"):
+        transformer_class = getattr(diffusers, json.loads((folder / "model_index.json").read_text())["transformer"][1])
+        config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+        parts["transformer"] = transformer_class.from_single_file(
+            str(file), config=str(folder), subfolder="transformer", quantization_config=config, dtype=dtype
+        )
+    pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=dtype, **parts)
+    pipe.set_progress_bar_config(disable=True)
+    if spec.family in ("stable-diffusion", "stable-diffusion-xl"):
+        from noria.images import scheduler_names
+
+        choice = scheduler_names.find(spec.default_scheduler)
+        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(
+            pipe.scheduler.config, **choice.overrides
+        )
+    images = {}
+    for request in make_requests(spec):
+        payload = request.payload
+        (image,) = pipe(
+            prompt=payload.prompt,
+            width=payload.width,
+            height=payload.height,
+            num_inference_steps=payload.inference_steps,
+            guidance_scale=payload.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(payload.seed),
+            output_type="np",
+        ).images
+        images[request.request_id, 0] = (image * 255).round().astype("uint8")
+    return images
+
+
+def examine(name, folder):
+    """What is printed of a case."""
+    save, quantize, dtype = CASES[name]
+    save(folder)
+    _, before = load(folder, dtype)
+    original = open_model(str(folder))
+    quantize(folder)
+    spec, executor = load(folder, dtype)
+    requests = make_requests(spec)
+    together = generate(executor, requests, arrivals=[0, 1, 2])
+    unquantized = generate(before, requests)
+    theirs = piped(folder, spec, getattr(torch, dtype))
+    alone = {}
+    for request in requests:
+        alone |= generate(executor, [request])
+    found = {
+        "pipeline": max(difference(together[key], theirs[key]) for key in together),
+        "alone": max(difference(together[key], alone[key]) for key in together),
+        "before": max(difference(together[key], unquantized[key]) for key in together),
+        "parameters": [
+            count_parameters(original),
+            count_parameters(spec),
+            original.num_parameters,
+            spec.num_parameters,
+        ],
+        "estimated_bytes": sum(estimate_memory(spec, executor.config).weights.values()),
+    }
+    if executor.model.lora_parts:
+        layers = ("to_q", "to_k", "to_v", "w1", "w2") if spec.family == "z-image" else ()  # not those that merge rows
+        save_diffusers_lora(folder.parent / "all.safetensors", executor.model.lora_parts, *layers, rank=2)
+        lora = Lora("all", 0.7, digest_of(folder.parent / "all.safetensors"))
+        adapted = DiffusionExecutor(
+            executor.model, EngineConfig(dtype=dtype, slots=8, threads=1, loras=(str(folder.parent),))
+        )
+        mixed, by_itself = generate(adapted, make_requests(spec, (lora,))), {}
+        by_itself = generate(adapted, make_requests(spec, (lora,))[1:2])
+        found["lora"] = difference(mixed["r1", 0], together["r1", 0])
+        found["lora alone"] = difference(mixed["r1", 0], by_itself["r1", 0])
+        found["lora others"] = max(difference(mixed[key], together[key]) for key in mixed if key[0] != "r1")
+    return found
+
+
+def refusals(folder):
+    """The messages about GGUF files that the checks of folders accept and that fit another transformer."""
+    tiny_models.save_flux(folder)
+    part = diffusers.FluxTransformer2DModel.from_pretrained(folder / "transformer")
+    tensors = {name: (tensor.numpy(), tensor.ndim == 2) for name, tensor in part.state_dict().items()}
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+    name, bias = "transformer_blocks.0.attn.to_q.weight", "transformer_blocks.0.attn.to_q.bias"
+    found = {}
+    for damage, changed in {
+        "tensors are missing": {key: value for key, value in tensors.items() if key != bias},
+        "decodes to shape": tensors | {name: (np.zeros((64, 32), np.float32), True)},
+        "expected shape": tensors | {bias: (np.zeros(3, np.float32), False)},
+    }.items():
+        write_gguf(folder / "transformer" / "model-Q8_0.gguf", changed, "Q8_0")
+        try:
+            load(folder, "float32")
+        except ModelError as error:
+            found[damage] = error.message
+    return found
+
+
+def main() -> None:
+    """Examine all cases, or those of the other arguments, in the folder that the first argument names."""
+    warnings.simplefilter("ignore")  # torchao's and diffusers' own
+    torch.set_num_threads(1)
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()
+    found = {}
+    for name in sys.argv[2:] or CASES:
+        folder = pathlib.Path(sys.argv[1]) / name.replace(" ", "-") / "model"
+        folder.parent.mkdir()
+        found[name] = examine(name, folder)
+    found["errors"] = refusals(pathlib.Path(sys.argv[1]) / "errors" / "model")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Denoisers whose blocks are compiled: what is computed, and that nothing is compiled after the warm-up."""
+
+import functools
+import shutil
+
+import msgspec
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import tiny_models
+from flow_pipelines import load, make_request
+from generating import final_latents, relative
+from lora_files import save_diffusers_lora
+from noria.config import EngineConfig
+from noria.engine.diffusion.block_warmup import warm_up_blocks
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.models.diffusion.conditioning import collate
+from noria.models.lora_folders import digest_of
+from noria.protocol.diffusion import Lora
+
+SAVE = {
+    "stable-diffusion": tiny_models.save_stable_diffusion,
+    "stable-diffusion-xl": tiny_models.save_stable_diffusion_xl,
+    "stable-diffusion-3": tiny_models.save_stable_diffusion_3,  # diffusers names no blocks of it
+    "flux": tiny_models.save_flux,
+    "flux-2-klein": tiny_models.save_flux_2_klein,
+    "chroma": tiny_models.save_chroma,
+    "qwen-image": tiny_models.save_qwen_image,
+    "z-image": tiny_models.save_z_image,
+    "krea-2": tiny_models.save_krea2,
+    "lumina-2": tiny_models.save_lumina2,
+}
+PROMPTS = ["a red circle", "a", "a blue square red red", "red " * 9]
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch.compiler.set_stance("default")
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Blocks are traced, and their graphs are run by torch as it is, which takes a tenth of compiling them."""
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(compiled, backend="eager"))
+
+
+def num_graphs():
+    return counters["stats"]["unique_graphs"]
+
+
+def warm_up(executor, spec):
+    large = min(64, spec.max_side_px)
+    small = msgspec.structs.replace(spec, default_width_px=large, default_height_px=min(48, large), min_side_px=32)
+    warm_up_blocks(executor.model, small, executor.config)
+
+
+def make_requests(spec, num, *, size=None, same_prompt=False, guidance=3.5, first=0, loras=()):
+    large = min(64, spec.max_side_px)
+    sizes = [(32, 32), (large, large), (32, large)]
+    return [
+        make_request(
+            first + k,
+            prompt=PROMPTS[0 if same_prompt else k % 4],
+            negative_prompt=None if spec.family == "flux" else "a red",
+            width=(size or sizes[k % 3])[0],
+            height=(size or sizes[k % 3])[1],
+            inference_steps=2,
+            scheduler=spec.default_scheduler,
+            guidance_scale=guidance,
+            loras=loras if k == 1 else (),
+        )
+        for k in range(num)
+    ]
+
+
+@pytest.mark.slow  # 3 to 15 s for each family, in which torch traces
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", SAVE)
+def test_after_the_warm_up_nothing_is_compiled(family, tmp_path, traced, monkeypatch):
+    folder = SAVE[family](tmp_path / "model")
+    spec, executor = load(folder, compile_blocks=True)
+    warm_up(executor, spec)
+    before = num_graphs()
+    assert 2 <= before <= 9
+    traffic = [
+        make_requests(spec, 1, size=(32, 32), guidance=0.0),
+        make_requests(spec, 1, size=(32, 32)),
+        make_requests(spec, 3, size=(32, 32)),
+        make_requests(spec, 3, same_prompt=True),
+        make_requests(spec, 8),
+    ]
+    torch.compiler.set_stance("default")  # as if more could be compiled
+    found = [final_latents(executor, requests, monkeypatch) for requests in traffic]
+    assert num_graphs() == before
+    _, eager = load(folder)
+    for requests, latents in zip(traffic, found, strict=True):
+        expected = final_latents(eager, requests, monkeypatch)
+        assert max(relative(latents[key], expected[key]) for key in expected) <= 1e-5
+
+
+def test_adapters_work_with_compiled_blocks(tmp_path, traced, monkeypatch):
+    folder = tiny_models.save_stable_diffusion(tmp_path / "model")
+    spec, executor = load(folder, compile_blocks=True)
+    (tmp_path / "loras").mkdir()
+    file = save_diffusers_lora(tmp_path / "loras" / "ink.safetensors", executor.model.lora_parts, "to_q", "to_v")
+    lora = Lora("ink", 1.0, digest_of(file))
+    adapted, eager = (
+        DiffusionExecutor(each.model, EngineConfig(**settings, loras=(str(tmp_path / "loras"),)))
+        for each, settings in (
+            (executor, {"dtype": "float32", "slots": 8, "threads": 1, "compile_blocks": True}),
+            (load(folder)[1], {"dtype": "float32", "slots": 8, "threads": 1}),
+        )
+    )
+    bare, mixed = (make_requests(spec, 3, size=(32, 32), loras=loras) for loras in ((), (lora,)))
+    compiled = []
+    for requests in (mixed, bare, mixed, bare):
+        ours, theirs = (final_latents(each, requests, monkeypatch) for each in (adapted, eager))
+        assert max(relative(ours[key], theirs[key]) for key in theirs) <= 1e-5
+        compiled.append(num_graphs())
+    assert compiled[0] == 0 < compiled[1] == compiled[2]  # calls with adapters are not compiled
+    assert relative(final_latents(adapted, mixed, monkeypatch)["r1"], ours["r1"]) > 1e-2
+
+
+def test_a_call_of_an_unknown_kind_is_computed_without_compiling(tmp_path, traced, monkeypatch):
+    spec, executor = load(tiny_models.save_stable_diffusion_3(tmp_path / "model"), compile_blocks=True)
+    torch.compiler.set_stance("eager_on_recompile")
+    assert final_latents(executor, make_requests(spec, 2, size=(32, 32)), monkeypatch)
+    assert num_graphs() == 0
+
+
+@pytest.mark.slow  # half a minute: a C++ compiler runs
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
+def test_compiled_code_computes_what_torch_does(tmp_path):
+    folder = tiny_models.save_krea2(tmp_path / "model")
+    spec, executor = load(folder, compile_blocks=True)
+    warm_up(executor, spec)
+    before, (_, eager) = num_graphs(), load(folder)
+    torch.compiler.set_stance("fail_on_recompile")
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        texts = eager.model.text_encode(PROMPTS)
+        for num_rows in (1, 2, 5, 8):
+            rows = collate([texts[k % 4] for k in range(num_rows)])
+            latents = torch.randn(num_rows, *eager.model.latent_shape(48, 32), generator=generator)
+            times = torch.linspace(900.0, 100.0, num_rows)
+            ours, theirs = (each.model.predict(latents, times, rows, None) for each in (executor, eager))
+            assert relative(ours, theirs) <= 1e-5
+            assert not torch.equal(ours, theirs)  # it is other code
+    assert num_graphs() == before

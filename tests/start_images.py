@@ -1,0 +1,108 @@
+"""Requests with start images and masks, and the images of diffusers' pipelines for them."""
+
+import warnings
+
+import diffusers
+import numpy as np
+import PIL.Image
+import torch
+
+from generating import generate
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.images import scheduler_names
+from noria.models.catalog import open_model
+from noria.models.families import FAMILIES
+from noria.testing.requests import make_image_request
+
+# As in `test_executor.py`: at most one step of uint8 by kernels at other batch sizes, two against the pipelines.
+NATURAL_TOLERANCE, PARITY_TOLERANCE = 1, 2
+SCHEDULERS = [each.name for each in scheduler_names.choices_of_family("diffusion") if each.takes_start_image]
+PIPELINES = {
+    "stable-diffusion": (diffusers.StableDiffusionImg2ImgPipeline, diffusers.StableDiffusionInpaintPipeline),
+    "stable-diffusion-xl": (diffusers.StableDiffusionXLImg2ImgPipeline, diffusers.StableDiffusionXLInpaintPipeline),
+}
+
+
+def load(folder, **settings):
+    torch.set_num_threads(1)
+    spec = open_model(str(folder))
+    config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+
+
+def open_pipelines(spec):
+    """diffusers' pipelines for a start image alone and for one with a mask."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
+        pipes = [each.from_pretrained(spec.folder, dtype=torch.float32) for each in PIPELINES[spec.family]]
+    for each in pipes:
+        each.set_progress_bar_config(disable=True)
+    return pipes
+
+
+def start_pixels(width, height, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def start_mask(width, height, number=0):
+    """255 where it is repainted: a band whose edges are in the middle of latents, and single pixels."""
+    mask = np.zeros((height, width), np.uint8)
+    mask[height // 4 + 1 :, 3 : width - 5] = 255
+    mask[:8:2, :8:2] = 255
+    return np.roll(mask, (number % 5, 3 * (number % 7)), (0, 1))
+
+
+def make_request(number, *, width=48, height=32, **fields):
+    settings = {
+        "prompt": ["a red circle", "a blue square above a green star", "a large ring"][number % 3],
+        "seed": 500 + number,
+        "inference_steps": 5,
+        "guidance_scale": [1.0, 5.0][number % 2],
+    }
+    return make_image_request(f"r{number}", width=width, height=height, **settings | fields)
+
+
+def mask_of(request):
+    """The mask of a request, which differs by its number."""
+    return start_mask(request.payload.width, request.payload.height, int(request.request_id[1:]))
+
+
+def frame(request):
+    """The data of a request; None if it has no start image."""
+    payload = request.payload
+    if payload.strength is None:
+        return None
+    pixels = start_pixels(payload.width, payload.height)
+    return memoryview(pixels.tobytes() + (mask_of(request).tobytes() if payload.has_mask else b""))
+
+
+def generate_all(executor, requests, arrivals=None):
+    return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
+
+
+def generate_with_pipeline(pipelines, request):
+    payload, choice = request.payload, scheduler_names.find(request.payload.scheduler)
+    pipe = pipelines[payload.has_mask]
+    image = PIL.Image.fromarray(start_pixels(payload.width, payload.height))
+    options = {"image": image}
+    if payload.has_mask:
+        mask_image = PIL.Image.fromarray(mask_of(request))
+        options |= {"mask_image": mask_image, "width": payload.width, "height": payload.height}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+        own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
+        is_xl = "XL" in type(pipe).__name__  # whose pipeline leaves steps_offset as the folder has it
+        overrides = {"clip_sample": False, **({} if is_xl else {"steps_offset": 1}), **choice.overrides}
+        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
+        (result,) = pipe(
+            payload.prompt,
+            strength=payload.strength,
+            negative_prompt=payload.negative_prompt,
+            num_inference_steps=payload.inference_steps,
+            guidance_scale=payload.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(payload.seed),
+            output_type="np",
+            **options,
+        ).images
+    return (result * 255).round().astype(np.uint8)
