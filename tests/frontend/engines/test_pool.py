@@ -3,6 +3,7 @@
 import asyncio
 import gc
 
+import msgspec
 import pytest
 
 from noria.errors import EngineUnavailable, GenerationFailed
@@ -199,6 +200,25 @@ def test_a_view_that_arrives_after_the_disconnect_is_ignored(new_engine):
             assert received == [("engine-0", view, None)]
 
     asyncio.run(scenario())
+
+
+def test_the_default_model_stays_while_its_group_has_no_engine(new_engine, folder):
+    other = msgspec.structs.replace(FAKE_MODEL, name="other")
+
+    async def scenario(first, second):
+        first, second = (
+            EngineEndpoint(name, each.address, group=name) for name, each in (("first", first), ("second", second))
+        )
+        async with EnginePool([]) as pool:
+            pool.set_engines([second, first], ["first", "second"])
+            await wait_until_async(lambda: len(pool.models) == 2)
+            assert pool.default_model(DiffusionModelSpec) == FAKE_MODEL
+            pool.set_engines([second], ["first", "second"])
+            await wait_until_async(lambda: pool.engine_names == ["second"])
+            assert pool.default_model(DiffusionModelSpec) == FAKE_MODEL
+
+    with FakeEngine(f"ipc://{folder}/other", models=(other,)) as engine:
+        asyncio.run(scenario(new_engine(), engine))
 
 
 def test_engines_join_and_leave_a_pool_that_serves(request_of, new_engine):

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -70,6 +70,7 @@ class EnginePool:
         self._engines: list[EngineClient] = []
         self._tasks: dict[EngineEndpoint, asyncio.Task[None]] = {}
         self._upkeep: asyncio.Task[None] | None = None
+        self._groups: dict[str, int] = {}  # their order
         self._left_models: dict[str, tuple[ModelSpec, ...]] = {}  # of the last engine that left, by its group
         self._changed = asyncio.Condition()
         self._submitter = RetryingSubmitter(self._route, self.unavailable_error, self._changed, restart_wait_s)
@@ -105,13 +106,14 @@ class EnginePool:
         for engine in self._engines:
             engine.connection.close()
 
-    def set_engines(self, endpoints: Iterable[EngineEndpoint]) -> None:
+    def set_engines(self, endpoints: Iterable[EngineEndpoint], groups: Sequence[str] = ()) -> None:
         """Use these engines from now on, in this order. To be called in the event loop.
 
+        `groups` are all groups of engines, the default models' first, also those that have no engine now.
         One that is no longer among them gets no more requests; when those that it has are done, or its connection is
         lost, it is forgotten.
         """
-        self._endpoints = list(endpoints)
+        self._endpoints, self._groups = list(endpoints), {name: number for number, name in enumerate(groups)}
         if not self._is_open:
             return
         present = {engine.endpoint: engine for engine in self._engines}
@@ -140,7 +142,8 @@ class EnginePool:
             if engine.is_connected and engine.num_results_in_flight:
                 continue
             self._engines.remove(engine)
-            self._left_models[engine.endpoint.group] = engine.known_models
+            if engine.known_models:
+                self._left_models[engine.endpoint.group] = engine.known_models
             self._tasks.pop(engine.endpoint).cancel()
             engine.remove()
 
@@ -319,7 +322,7 @@ class EnginePool:
                         self._changed.notify_all()
 
     def _update_models(self) -> None:
-        known = list(self._known_models())
+        known = self._known_models()
         known.sort(key=lambda spec: (spec.name != self._default_models.get(spec.kind), not self._is_control(spec)))
         self._models = {}
         for spec in known:
@@ -328,16 +331,13 @@ class EnginePool:
         self._known = {spec.key for spec in known}
         self.on_models(new)
 
-    def _known_models(self) -> Iterator[ModelSpec]:
-        """Yield what the engines held when they last reported, and what those held of which all have left."""
-        reported = set()
-        for engine in self._engines:
-            if engine.known_models:
-                reported.add(engine.endpoint.group)
-            yield from engine.known_models
-        for group, models in self._left_models.items():
-            if group not in reported:
-                yield from models
+    def _known_models(self) -> list[ModelSpec]:
+        """What the engines held when they last reported, and of a group that has none now what its last one held."""
+        known = [(engine.endpoint.group, engine.known_models) for engine in self._engines]
+        reported = {group for group, models in known if models}
+        known += [(group, models) for group, models in self._left_models.items() if group not in reported]
+        known.sort(key=lambda item: self._groups.get(item[0], len(self._groups)))
+        return [spec for _, models in known for spec in models]
 
     def _is_control(self, spec: ModelSpec) -> bool:
         """Whether requests that go to no canary go to this version."""
