@@ -21,7 +21,7 @@ def test_a_cluster_that_does_not_answer_is_reported_at_once():
         unused.bind(("127.0.0.1", 0))  # and does not listen
         target = f"ray://127.0.0.1:{unused.getsockname()[1]}"
         with (
-            pytest.raises(ConfigError, match="nothing answers there: .*ray start --head"),
+            pytest.raises(ConfigError, match="nothing answers there"),
             running_on(target, Config()),
         ):
             pass
