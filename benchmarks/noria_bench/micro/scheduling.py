@@ -1,34 +1,46 @@
-"""Measures the CPU time of `submit`, `plan` and `progress` of a full scheduler, in milliseconds. Needs no device.
+"""Measures `submit`, `plan`, `progress` and `expire` of a full scheduler, in milliseconds of CPU. Needs no device.
 
-    python -m noria_bench.micro.scheduling
+    python -m noria_bench.micro.scheduling [--waiting N …] [--rounds N] [-o FILE]
 
-32 images run and 256 wait, each of its own request, with random deadlines, priorities, guidance and steps, of one batch
-key and of three. The efficient batch has 32 rows, so that the policy must also select which images step.
+32 images run and others wait, each of its own request, with random deadlines, priorities, guidance and steps, of one
+batch key and of three. The efficient batch has 32 rows, so that the policy must also select which images step. Each
+`submit` and each `progress` computes a forecast, since an iteration or a departure is committed before.
+
+Also prints by how much the forecasts of the requests behind the simulated head of the queue differ from those of a
+simulation of the whole queue, as a share of the time to the finish.
 """
 
+import argparse
+import gc
+import json
+import pathlib
 import random
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES, Policy
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, IterationPlan, IterationResult, SchedulableRequest
+from noria_bench.measurement.provenance import collect_provenance
 
-NUM_RUNNING, NUM_WAITING, NUM_SUBSCRIBED, NUM_ROUNDS = 32, 256, 32, 30
+NUM_RUNNING, NUM_SUBSCRIBED = 32, 32
+ONE_KEY = [BatchKey(512, 512)]
+THREE_KEYS = [BatchKey(512, 512), BatchKey(768, 512), BatchKey(512, 768)]
 
 
-def full_scheduler(keys: list[BatchKey], policy: Policy) -> tuple[StepScheduler, random.Random]:
-    """A scheduler with 32 images after some steps, and 256 waiting."""
+def full_scheduler(keys: list[BatchKey], policy: Policy, num_waiting: int) -> tuple[StepScheduler, random.Random]:
+    """A scheduler with 32 images after some steps, and `num_waiting` waiting."""
     rng = random.Random(0)
     costs = CostModel(max_rows=32)
     for key in keys:
         costs.steps[key] = CostCurve({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.014, 16: 0.020, 32: 0.034})
         costs.decodes[key] = CostCurve({1: 0.010, 4: 0.030})
-    scheduler = StepScheduler(NUM_RUNNING, queue_limit=NUM_WAITING + 2, policy=policy, costs=costs)
-    for number in range(NUM_RUNNING + NUM_WAITING):
+    scheduler = StepScheduler(NUM_RUNNING, queue_limit=2 * num_waiting, policy=policy, costs=costs)
+    for number in range(NUM_RUNNING + num_waiting):
         scheduler.submit(make_request(f"r{number}", rng, keys), 0.0)
     for _ in range(5):
         commit_plan(scheduler, scheduler.plan(0.0))
@@ -42,7 +54,7 @@ def make_request(attempt_id: str, rng: random.Random, keys: list[BatchKey]) -> S
         rng.choice(keys),
         num_images=1,
         num_calls=rng.randrange(20, 60),
-        expires_at=None,
+        expires_at=1e7 + rng.random(),
         deadline=rng.choice([None, 1e6 + rng.random()]),
         rows=rng.choice([1, 2]),
         priority=rng.choice(["low", "normal", "high"]),
@@ -55,35 +67,33 @@ def commit_plan(scheduler: StepScheduler, plan: IterationPlan | None) -> None:
     scheduler.commit(plan, IterationResult(), 0.0)
 
 
-def _append_plan(scheduler: StepScheduler, plans: list[IterationPlan | None]) -> None:
-    plans.append(scheduler.plan(0.0))
+def measure(keys: list[BatchKey], policy: Policy, num_waiting: int, num_rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each call, in rounds of new requests, plans, and plans in which one image joins."""
+    ms: dict[str, list[float]] = {"submit": [], "plan": [], "plan with joins": [], "progress": [], "expire": []}
+    scheduler, rng = full_scheduler(keys, policy, num_waiting)
+    plans: list[IterationPlan | None] = []
 
+    def timed_plan(name: str) -> IterationPlan:
+        ms[name].append(cpu_milliseconds(lambda: plans.append(scheduler.plan(0.0))))
+        plan = plans.pop()
+        assert plan is not None
+        return plan
 
-def measure(keys: list[BatchKey], policy: Policy) -> dict[str, float]:
-    """Median milliseconds of each call."""
-    durations_ms: dict[str, list[float]] = {"submit": [], "plan": [], "plan with joins": [], "progress": []}
-    scheduler, rng = full_scheduler(keys, policy)
-    for number in range(NUM_ROUNDS):
+    gc.disable()
+    for number in range(num_rounds):
+        while scheduler.num_waiting < num_waiting:
+            scheduler.submit(make_request(f"more{number}.{scheduler.num_waiting}", rng, keys), 0.0)
+        commit_plan(scheduler, timed_plan("plan with joins" if scheduler.num_running < NUM_RUNNING else "plan"))
         name = f"new{number}"
-        new_request = make_request(name, rng, keys)
-        durations_ms["submit"].append(cpu_milliseconds(partial(scheduler.submit, new_request, 0.0)))
+        ms["submit"].append(cpu_milliseconds(partial(scheduler.submit, make_request(name, rng, keys), 0.0)))
         scheduler.cancel(name, 0.0)
         attempt_ids = [f"r{10 + 2 * each}" for each in range(NUM_SUBSCRIBED)]
-        durations_ms["progress"].append(cpu_milliseconds(partial(scheduler.progress, attempt_ids, 0.0)))
-        plans: list[IterationPlan | None] = []
-        durations_ms["plan"].append(cpu_milliseconds(partial(_append_plan, scheduler, plans)))
-        commit_plan(scheduler, plans[0])
-    scheduler, rng = full_scheduler(keys, policy)
-    for number in range(NUM_ROUNDS):
-        commit_plan(scheduler, plan := scheduler.plan(0.0))
-        assert plan is not None
-        # Frees a slot.
-        scheduler.cancel(plan.steps[-1].image.attempt_id, 0.0)
-        plans = []
-        durations_ms["plan with joins"].append(cpu_milliseconds(partial(_append_plan, scheduler, plans)))
-        commit_plan(scheduler, plans[0])
-        scheduler.submit(make_request(f"more{number}", rng, keys), 0.0)
-    return {name: statistics.median(each) for name, each in durations_ms.items()}
+        ms["progress"].append(cpu_milliseconds(partial(scheduler.progress, attempt_ids, 0.0)))
+        ms["expire"].append(cpu_milliseconds(partial(scheduler.expire, 0.0)))
+        if number % 2:
+            scheduler.cancel(scheduler.snapshot(0.0, 0).running[-1].image.attempt_id, 0.0)  # frees a slot
+    gc.enable()
+    return ms
 
 
 def cpu_milliseconds(call: Callable[[], object]) -> float:
@@ -93,15 +103,47 @@ def cpu_milliseconds(call: Callable[[], object]) -> float:
     return 1e3 * (time.thread_time() - started)
 
 
+def forecast_errors(keys: list[BatchKey], policy: Policy, num_waiting: int) -> list[float]:
+    """Return the relative differences from the exact forecast for the requests behind the head of the queue."""
+    scheduler, _ = full_scheduler(keys, policy, num_waiting)
+    predictor = scheduler._predictor
+    names = [active.request.attempt_id for active in predictor.queue(0.0)][predictor.head_images :]
+    found = predictor.predict_requests(names, 0.0)
+    predictor.head_images = 10**9
+    predictor.table.bump_version()
+    exact = predictor.predict_requests(names, 0.0)
+    return [abs(found[name].finish_in_s / exact[name].finish_in_s - 1) for name in names]
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "p99": statistics.quantiles(values, n=100, method="inclusive")[98]}
+
+
 def main() -> None:
-    """Print the medians for each policy."""
-    one_key, three_keys = [BatchKey(512, 512)], [BatchKey(512, 512), BatchKey(768, 512), BatchKey(512, 768)]
-    for name, policy in POLICIES.items():
-        for keys in (one_key, three_keys):
-            medians_ms = measure(keys, policy)
-            print(
-                f"{name:15} {len(keys)} batch keys  " + "  ".join(f"{what} {ms:.2f}" for what, ms in medians_ms.items())
-            )
+    """Print and write the median and the 99th percentile for each policy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--waiting", type=int, nargs="+", default=[256, 10_000], metavar="N")
+    parser.add_argument("--rounds", type=int, default=400, metavar="N")
+    parser.add_argument("-o", "--output", type=pathlib.Path, metavar="FILE")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for num_waiting in arguments.waiting:
+        for name, policy in POLICIES.items():
+            for keys in (ONE_KEY, THREE_KEYS):
+                measured = measure(keys, policy, num_waiting, arguments.rounds)
+                errors = _summary(forecast_errors(keys, policy, num_waiting))
+                calls = {what: _summary(values) for what, values in measured.items()}
+                rows.append({"waiting": num_waiting, "policy": name, "batch_keys": len(keys), "cpu_ms": calls})
+                rows[-1]["forecast_error"] = errors
+                print(
+                    f"{num_waiting:6} {name:15} {len(keys)} keys  "
+                    + "  ".join(f"{what} {each['median']:.3f}, {each['p99']:.3f}" for what, each in calls.items())
+                    + f"  forecast {errors['median']:.1%}, {errors['p99']:.1%}",
+                    flush=True,
+                )
+    if arguments.output is not None:
+        result = collect_provenance() | {"running": NUM_RUNNING, "rounds": arguments.rounds, "rows": rows}
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -148,11 +148,16 @@ def main() -> None:
         return select_batch(images, dataclasses.replace(limits, is_full=False), now)
 
     print("least-slack          ", *(f"{open_loop(load, 'least-slack'):.3f}" for load in loads), flush=True)
-    with mock.patch("noria.scheduling.step.predictor.uses_deadlines", return_value=False):
+    with (
+        mock.patch("noria.scheduling.step.predictor.uses_deadlines", return_value=False),
+        mock.patch.object(scheduler, "uses_deadlines", return_value=False),
+    ):
         print("  never small batches", *(f"{open_loop(load, 'least-slack'):.3f}" for load in loads), flush=True)
     with (
         mock.patch.object(scheduler, "select_batch", always_small),
         mock.patch.object(forecast, "select_batch", always_small),
+        mock.patch.object(scheduler, "all_fit", return_value=False),
+        mock.patch.object(forecast, "all_fit", return_value=False),
     ):
         print("  always small       ", *(f"{open_loop(load, 'least-slack'):.3f}" for load in loads), flush=True)
     for users in (4, 8, 16):

@@ -1,19 +1,21 @@
 """Scheduling policies: each is a pure function from an image and the time to a sort key; the lowest key goes first.
 
+The key of an image that waits does not change as time passes, unless its deadline becomes infeasible or costs change:
+so waiting images are kept sorted (`step/waiting_queue.py`).
+
 A policy orders images twice: which ones get slots when slots are scarce, and which ones step when the profitable batch
 is smaller than the running set (pausing an image is free: its latents stay in its slot). Under every policy, waiting
 improves an image's rank, so no image starves.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from noria.protocol.request import Priority
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """What a policy knows of an image; times are monotonic seconds."""
 
     arrived_at: float
@@ -45,11 +47,10 @@ def least_slack(image: Candidate, now: float) -> float:
     until it is first. An image that can no longer meet its deadline goes last, because it would only delay others.
     """
     if image.deadline is None:
-        return image.arrived_at + IMPLICIT_DEADLINE_S[image.priority] - now
-    left_s = image.deadline - now
-    if left_s < COST_UNCERTAINTY * image.min_remaining_s:
-        return left_s + INFEASIBLE_PENALTY_S
-    return left_s + _PRIORITY_OFFSET_S[image.priority]
+        return image.arrived_at + IMPLICIT_DEADLINE_S[image.priority]
+    if image.deadline - now < COST_UNCERTAINTY * image.min_remaining_s:
+        return image.deadline + INFEASIBLE_PENALTY_S
+    return image.deadline + _PRIORITY_OFFSET_S[image.priority]
 
 
 def fcfs(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's signature
@@ -57,12 +58,12 @@ def fcfs(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's si
     return image.arrived_at
 
 
-def shortest_first(image: Candidate, now: float) -> float:
+def shortest_first(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's signature
     """Least remaining work first; a second of waiting offsets half a second of work.
 
     Ignores deadlines and priorities.
     """
-    return image.remaining_s - _AGING_RATE * (now - image.arrived_at)
+    return image.remaining_s + _AGING_RATE * image.arrived_at
 
 
 def uses_deadlines(policy: Policy) -> bool:

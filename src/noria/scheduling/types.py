@@ -17,12 +17,11 @@ from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import Priority
 
 
-@dataclass(frozen=True, slots=True)
-class ItemId:
+class ItemId(NamedTuple):
     """Image or text `index` of a request."""
 
     attempt_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name
 
 
 class BatchKey(NamedTuple):
@@ -46,7 +45,7 @@ class BatchKey(NamedTuple):
     @property
     def decode_key(self) -> "BatchKey":
         """The key of images that are decoded together, and take as long."""
-        return self._replace(reference_px=0)
+        return self._replace(reference_px=0) if self.reference_px else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +92,14 @@ class SchedulableRequest:
         return (first, (self.batch_key._replace(stage=1), second)) if second else (first,)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotAssignment:
+class SlotAssignment(NamedTuple):
     """An image and its slot in the batch."""
 
     image: ItemId
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One model call for one running image: row `call` of its sampler's table."""
 
     image: ItemId

@@ -30,12 +30,25 @@ def make_admission(num_slots=2, queue_limit_s=float("inf")):
 def test_the_learned_correction_applies_to_predictions_and_not_to_admission():
     admission = make_admission()
     predictor, active = admission.predictor, admission.table.add(make_request("a", deadline=4.0), 0.0)
-    active.promised_forecast = predictor.predict_uncorrected(0.0)["a"]
+    active.promised_forecast = predictor.predict_uncorrected("a", 0.0)
     for _ in range(200):
         predictor.record_finished(active, 2.5)
-    assert predictor.predict_requests(0.0)["a"].finish_in_s == pytest.approx(2.5, rel=0.01)
+    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(2.5, rel=0.01)
     rejected = admission.reject_for_deadline(active.request, [], 0.0)
     assert "it would finish in 5.00 s, its deadline is in 4.00 s" in rejected.message
+
+
+def test_a_deadline_behind_the_simulated_head_is_not_broken():
+    """The last of 200 requests can be delayed by one more ahead of it, and not by two."""
+    admission = make_admission()
+    for number in range(199):
+        admission.table.add(make_request(f"r{number}", priority="high"), 0.0)
+    deadline = admission.predictor.predict_uncorrected("r198", 0.0).finish_in_s + 2.7 * 5
+    admission.table.add(make_request("last", deadline=deadline), 0.0)
+    first, second = (admission.table.add(make_request(name, priority="high"), 0.0) for name in ("first", "second"))
+    assert admission.deadlines_broken_by(second, 0.0) == ["last"]
+    admission.table.remove("second")
+    assert admission.deadlines_broken_by(first, 0.0) == []
 
 
 def test_a_deadline_that_can_be_met_is_not_rejected():
@@ -73,9 +86,10 @@ def test_finding_broken_deadlines_changes_nothing():
     predictor, table = admission.predictor, admission.table
     table.add(make_request("close", deadline=4.9), 0.0)
     newcomer = table.add(make_request("a", deadline=40.0), 0.0)
-    before = predictor.predict_requests(0.0), list(table.waiting), list(table.requests)
+    names = ["close", "a"]
+    before = predictor.predict_requests(names, 0.0), list(table.queue), list(table.requests)
     admission.deadlines_broken_by(newcomer, 0.0)
-    assert before == (predictor.predict_requests(0.0), list(table.waiting), list(table.requests))
+    assert before == (predictor.predict_requests(names, 0.0), list(table.queue), list(table.requests))
 
 
 def test_a_deprioritized_request_goes_behind_the_deadlines_it_would_break_and_no_further():
@@ -86,7 +100,7 @@ def test_a_deprioritized_request_goes_behind_the_deadlines_it_would_break_and_no
     newcomer = table.add(make_request("high", priority="high"), 0.0)
     table.add(make_request("low", priority="low"), 0.0)
     admission.deprioritize(newcomer, ["accepted"], 0.0)
-    order = [image.attempt_id for image in admission.predictor.sort_by_policy(list(table.waiting), 0.0)]
+    order = [active.request.attempt_id for active in admission.predictor.queue(0.0)]
     assert order == ["accepted", "high", "accepted, far deadline", "low"]
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from noria.scheduling.backlog import reject_for_backlog
 from noria.scheduling.policies import COST_UNCERTAINTY
-from noria.scheduling.step.predictor import CompletionPredictor, CostsCache
-from noria.scheduling.step.request_table import ActiveRequest, RequestTable
+from noria.scheduling.step.active_request import ActiveRequest
+from noria.scheduling.step.predictor import CompletionPredictor
+from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.types import FinishReason, RequestFinished, SchedulableRequest
 
 _ROUNDING_S = 1e-6  # larger than rounding errors of predictions
@@ -38,12 +39,12 @@ class AdmissionControl:
             return rejection
         if late_ids:
             self.deprioritize(active, late_ids, now)  # it has no deadline: it can wait for theirs
-        active.promised_forecast = self.predictor.predict_uncorrected(now)[request.attempt_id]
+        active.promised_forecast = self.predictor.predict_uncorrected(request.attempt_id, now)
         return None
 
     def reject_for_queue_length(self, request: SchedulableRequest) -> RequestFinished | None:
         """Return a rejection if more than `queue_limit` images would wait beyond the free slots, else None."""
-        num_waiting, num_running = len(self.table.waiting), len(self.table.running)
+        num_waiting, num_running = self.table.num_waiting, len(self.table.running)
         num_free = max(self.predictor.max_running - num_running, 0)
         num_excess = request.num_images + num_waiting - self.queue_limit - num_free
         if num_excess <= 0:
@@ -61,11 +62,9 @@ class AdmissionControl:
 
         An empty queue takes any request.
         """
-        if not self.table.waiting or math.isinf(self.queue_limit_s):
+        if not self.table.num_waiting or math.isinf(self.queue_limit_s):
             return None
-        added_s = self.predictor.device_time_s(
-            request, request.num_calls * request.num_images, needs_encode=request.has_start_image
-        )
+        added_s = self.predictor.device_time_s(request)
         return reject_for_backlog(request.attempt_id, self.predictor.backlog_s, added_s, self.queue_limit_s)
 
     def reject_for_deadline(
@@ -78,7 +77,7 @@ class AdmissionControl:
         if request.deadline is None:
             return None
         remaining_s = request.deadline - now
-        finish_s = self.predictor.predict_uncorrected(now)[request.attempt_id].finish_in_s
+        finish_s = self.predictor.predict_uncorrected(request.attempt_id, now).finish_in_s
         if finish_s > remaining_s:
             unloaded_s = self.predictor.unloaded_s(request)
             message = f"it would finish in {finish_s:.2f} s, its deadline is in {max(remaining_s, 0.0):.2f} s"
@@ -99,33 +98,28 @@ class AdmissionControl:
 
         A deadline missed without `newcomer` by no more than the uncertainty of costs counts as met without it.
         """
-        late_s = {
-            attempt_id: each.finish_in_s
-            for attempt_id, each in self.predictor.predict_uncorrected(now).items()
-            if attempt_id != newcomer.request.attempt_id
-            and each.finish_in_s > self._time_to_deadline_s(attempt_id, now)
-        }
-        if not late_s:
+        late = self.predictor.predict_late(newcomer, now)
+        if not late:
             return []
-        forecasts = self.predictor.predict_without(newcomer, now)
+        forecasts = self.predictor.predict_without(newcomer, late, now)
         return [
             attempt_id
-            for attempt_id, with_newcomer_s in late_s.items()
-            if (without_s := forecasts[attempt_id].finish_in_s) + _ROUNDING_S < with_newcomer_s
+            for attempt_id, with_newcomer in late.items()
+            if (without_s := forecasts[attempt_id].finish_in_s) + _ROUNDING_S < with_newcomer.finish_in_s
             and COST_UNCERTAINTY * without_s <= self._time_to_deadline_s(attempt_id, now)
         ]
 
     def deprioritize(self, newcomer: ActiveRequest, late_ids: Collection[str], now: float) -> None:
         """Rank `newcomer` behind the requests whose deadlines it would break."""
-        images = [image for attempt_id in late_ids for image in self.table.requests[attempt_id].images]
-        costs_cache: CostsCache = {}
+        late = [self.table.requests[attempt_id] for attempt_id in late_ids]
         last = max(
-            self.predictor.policy_key(image.attempt_id, self.table.next_call(image), costs_cache, now)
-            for image in images
+            self.predictor.policy_key(active, self.table.next_call(image), now)
+            for active in late
+            for image in active.images
         )
-        own = self.predictor.policy_key(newcomer.request.attempt_id, 0, costs_cache, now)
+        own = self.predictor.policy_key(newcomer, 0, now)
         newcomer.priority_penalty = max(last + _ROUNDING_S - own, 0.0)
-        self.table.bump_version()
+        self.predictor.rank_again(newcomer)
 
     def _time_to_deadline_s(self, attempt_id: str, now: float) -> float:
         deadline = self.table.requests[attempt_id].request.deadline

@@ -23,9 +23,20 @@ _DEADLINE_MARGIN = 0.9
 class BatchCandidate(Protocol):
     """What `select_batch` reads of an image."""
 
-    rows: int
-    calls_left: float
-    deadline_s: float | None  # on the same clock as `now`; None: no deadline
+    @property
+    def rows(self) -> int:
+        """Rows of it in a model call."""
+        ...
+
+    @property
+    def calls_left(self) -> float:
+        """Model calls until only its decode is left."""
+        ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Its deadline, on the same clock as `now`; None: no deadline."""
+        ...
 
 
 CandidateT = TypeVar("CandidateT", bound=BatchCandidate)
@@ -56,13 +67,18 @@ def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) 
             if rows >= limits.rows_limit:
                 break
             continue
-        if chosen and limits.step_s(rows + image.rows) > max_step_s:
+        if max_step_s < math.inf and limits.step_s(rows + image.rows) > max_step_s:
             break  # any further image would lengthen the step, too
         chosen.append(image)
         rows += image.rows
         if not limits.is_full:
             max_step_s = min(max_step_s, _affordable_step_s(image, limits, now))
     return chosen, max_step_s
+
+
+def all_fit(rows: int, rows_limit: int, *, is_full: bool) -> bool:
+    """Return whether all images step that have `rows` together: whether `select_batch` would select all of them."""
+    return is_full and rows <= rows_limit
 
 
 def can_encode(batch_key: BatchKey, encodes: Sequence[BatchKey], max_images: int) -> bool:

@@ -7,13 +7,15 @@ exact. Future arrivals are unknown; `expected_batch_size` stands in for them: a 
 many rows, the current average, even after the known images leave.
 """
 
+import math
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from noria.scheduling.costs import CostModel
-from noria.scheduling.step.batch_selection import BatchLimits, can_encode, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, all_fit, can_encode, select_batch
 from noria.scheduling.step.stride import kind_of
 from noria.scheduling.types import BatchKey, ItemId
 
@@ -31,13 +33,13 @@ class SimulatedImage:
     deadline_s: float | None = None  # seconds from now; None: no deadline
     largest_key: BatchKey | None = None  # of the largest size in its calls; None: `batch_key`
     needs_encode: bool = False  # whether its request's start image is encoded when it joins
+    call_work_s: float = 0.0  # device time of a call in full batches, its share of the decode included, if known
     later_calls: float = 0.0  # of `calls_left`, those of the second stage, while it is in the first
     rank: int = 0  # in the policy's order; set by `forecast`
     start_s: float = 0.0  # seconds from now; set by `forecast`
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Predicted start and finish, in seconds from now."""
 
     start_in_s: float
@@ -59,17 +61,43 @@ def forecast(
     decode ends. Each decode and each encoding delays all images.
     """
     simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
-    for rank, each in enumerate(in_order):
-        each.rank = rank
-        if each.running:
-            simulation.assign(each)
-        else:
-            simulation.queue.append(each)
+    simulation.start(in_order)
     while simulation.num_running or simulation.queue:
-        simulation.join()
-        simulation.step()
-        simulation.decode()
+        simulation.advance()
     return simulation.done
+
+
+class HeadForecast(NamedTuple):
+    """A forecast of the head of a queue; the simulation ends when a slot is free for the first image behind it."""
+
+    images: dict[ItemId, Forecast]
+    end_in_s: float  # of the simulation, from now
+    pace: float  # seconds of the simulation per second of `call_work_s`
+
+
+def forecast_head(
+    in_order: Sequence[SimulatedImage],
+    num_slots: int,
+    costs: CostModel,
+    expected_batch_size: Mapping[BatchKey, float],
+    decode_batch: int = 4,
+) -> HeadForecast:
+    """As `forecast`, of a queue that is longer than `in_order`.
+
+    Images that run at the end are assumed to share the device equally from then on, at the pace of the simulation.
+    """
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
+    work_s = sum([each.calls_left * each.call_work_s for each in in_order])
+    simulation.start(in_order)
+    while simulation.queue or simulation.num_running >= num_slots:
+        simulation.advance()
+    unfinished = [each for each in in_order if each.image not in simulation.done]
+    work_s -= sum([each.calls_left * each.call_work_s for each in unfinished])
+    pace = simulation.now / work_s if work_s > 0.0 else costs.slowdown
+    for each in unfinished:
+        left_s = pace * num_slots * each.calls_left * each.call_work_s
+        simulation.done[each.image] = Forecast(each.start_s, simulation.now + left_s)
+    return HeadForecast(simulation.done, simulation.now, pace)
 
 
 @dataclass(slots=True)
@@ -77,9 +105,10 @@ class _KeyGroup:
     """The running images that share calls and have calls left, by rank, and those of them that step."""
 
     batch_key: BatchKey  # of the largest
-    kind: BatchKey
+    kind: int  # equal for keys that differ only in the version of the model
     max_rows: int  # rows of a call
     expected_rows: int  # rows of a call at present, at most `max_rows`
+    decode_s: float  # of one image
     images: list[SimulatedImage] = field(default_factory=list)
     stepping: list[SimulatedImage] = field(default_factory=list)
     is_stale: bool = True  # images joined or left since `select`
@@ -95,8 +124,11 @@ class _KeyGroup:
                 self._step_s_by_rows[rows] = costs.step_s(self.batch_key, rows)
             return self._step_s_by_rows[rows]
 
-        limits = BatchLimits(self.max_rows, step_s, costs.decode_s(self.batch_key), share, is_full)
-        self.stepping, max_step_s = select_batch(self.images, limits, now)
+        if all_fit(sum([each.rows for each in self.images]), self.max_rows, is_full=is_full):
+            self.stepping, max_step_s = self.images[:], math.inf
+        else:
+            limits = BatchLimits(self.max_rows, step_s, self.decode_s, share, is_full)
+            self.stepping, max_step_s = select_batch(self.images, limits, now)
         known_s = step_s(sum([each.rows for each in self.stepping]))
         self.step_s = max(known_s, min(step_s(self.expected_rows), max_step_s)) if self.expected_rows else known_s
         self.min_calls_left = min([each.calls_left - each.later_calls for each in self.stepping])
@@ -126,10 +158,26 @@ class _Simulation:
     num_running: int = 0
     queue: deque[SimulatedImage] = field(default_factory=deque)
     groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
+    kinds: dict[BatchKey, int] = field(default_factory=dict)  # numbers of kinds
     denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
     exclusive_attempt_id: str | None = None  # of the running exclusive request
     has_postponed: bool = False  # whether images wait only because the last iteration encoded others' start images
     done: dict[ItemId, Forecast] = field(default_factory=dict)
+
+    def start(self, in_order: Sequence[SimulatedImage]) -> None:
+        """Let images run or wait, given in the policy's order."""
+        for rank, each in enumerate(in_order):
+            each.rank = rank
+            if each.running:
+                self.assign(each)
+            else:
+                self.queue.append(each)
+
+    def advance(self) -> None:
+        """Fill the free slots, and advance to the next departure."""
+        self.join()
+        self.step()
+        self.decode()
 
     def assign(self, each: SimulatedImage) -> None:
         """Give an image a slot at the current time."""
@@ -153,9 +201,10 @@ class _Simulation:
             max_rows = self.costs.rows_limit(batch_key)
             self.groups[batch_key] = _KeyGroup(
                 batch_key,
-                kind_of(batch_key),
+                self.kinds.setdefault(kind_of(batch_key), len(self.kinds)),
                 max_rows,
                 min(round(self.expected_batch_size.get(batch_key, 0.0)), max_rows),
+                self.costs.decode_s(batch_key),
             )
         group = self.groups[batch_key]
         insort(group.images, each, key=_rank)
@@ -173,7 +222,7 @@ class _Simulation:
             ):
                 break
             self.queue.popleft()
-            if any(each.image.attempt_id == first.image.attempt_id for each in postponed) or (
+            if (postponed and any(each.image.attempt_id == first.image.attempt_id for each in postponed)) or (
                 first.needs_encode and not can_encode(first.batch_key, encodes, self.decode_batch)
             ):
                 postponed.append(first)
@@ -225,10 +274,18 @@ class _Simulation:
         """Decode one batch of denoised images, which leave, if there are any."""
         if not self.denoised:
             return
+        if len(self.denoised) == 1:
+            departing, self.denoised = self.denoised, []
+            self.now += self.costs.decode_s(departing[0].batch_key)
+            self._depart(departing)
+            return
         batch_key = self.denoised[0].batch_key.decode_key
         departing = [each for each in self.denoised if each.batch_key.decode_key == batch_key][: self.decode_batch]
         self.denoised = [each for each in self.denoised if each not in departing]
         self.now += self.costs.decode_s(batch_key, len(departing))
+        self._depart(departing)
+
+    def _depart(self, departing: Sequence[SimulatedImage]) -> None:
         for each in departing:
             self.done[each.image] = Forecast(each.start_s, self.now)
         self.num_running -= len(departing)
@@ -244,10 +301,10 @@ def _iterations_s(groups: Sequence[_KeyGroup], num_images: int) -> list[float]:
     """
     if len(groups) == 1:
         return [groups[0].step_s]
-    turns_s, num_by_kind = dict.fromkeys([group.kind for group in groups], 0.0), Counter[BatchKey]()
+    turns_s, num_by_kind = dict[int, float](), dict[int, int]()
     for group in groups:
-        turns_s[group.kind] += group.step_s
-        num_by_kind[group.kind] += len(group.images)
+        turns_s[group.kind] = turns_s.get(group.kind, 0.0) + group.step_s
+        num_by_kind[group.kind] = num_by_kind.get(group.kind, 0) + len(group.images)
     return [turns_s[group.kind] * num_images / num_by_kind[group.kind] for group in groups]
 
 

@@ -2,34 +2,38 @@
 
 from collections.abc import Callable, Iterable
 
+from noria.scheduling.step.active_request import ActiveRequest
 from noria.scheduling.step.batch_selection import can_encode
 from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.types import BatchKey, ItemId
 
 
 def select_joins(
-    in_order: Iterable[ItemId], table: RequestTable, num_free: int, max_encodes: Callable[[BatchKey], int]
+    in_order: Iterable[ActiveRequest], table: RequestTable, num_free: int, max_encodes: Callable[[BatchKey], int]
 ) -> tuple[list[ItemId], list[ItemId]]:
-    """Return the images that join, at most `num_free`, and those of them whose requests' start images are encoded.
+    """Return the images of waiting requests that join, and those of them whose requests' start images are encoded.
 
+    At most `num_free` join.
     `max_encodes` is how many start images of a key an iteration encodes.
     """
-    in_flight = {image.attempt_id for image in table.running}
-    exclusive = any(table.requests[attempt_id].request.exclusive for attempt_id in in_flight)
+    first = next(iter(table.running), None)
+    in_flight = set() if first is None else {first.attempt_id}
+    exclusive = first is not None and table.request_of(first).exclusive  # then no other request runs
     joining: list[ItemId] = []
-    encodes: dict[str, ItemId] = {}  # by attempt
-    for image in in_order:
+    encodes: list[ItemId] = []
+    for active in in_order:
         if len(joining) == num_free:
             break
-        exclusive = exclusive or table.request_of(image).exclusive
-        if exclusive and in_flight - {image.attempt_id}:
+        attempt_id, request = active.request.attempt_id, active.request
+        exclusive = exclusive or request.exclusive
+        if exclusive and not in_flight.union([image.attempt_id for image in table.running]) <= {attempt_id}:
             break  # an exclusive request waits, and holds others back, until the batch is empty
-        if table.requests[image.attempt_id].needs_encode and image.attempt_id not in encodes:
-            batch_key = table.request_of(image).batch_key
-            encoding = [table.request_of(other).batch_key for other in encodes.values()]
-            if not can_encode(batch_key, encoding, max_encodes(batch_key)):
+        images = active.waiting_images[: num_free - len(joining)]
+        if active.needs_encode:
+            encoding = [table.request_of(other).batch_key for other in encodes]
+            if not can_encode(request.batch_key, encoding, max_encodes(request.batch_key)):
                 continue
-            encodes[image.attempt_id] = image
-        joining.append(image)
-        in_flight.add(image.attempt_id)
-    return joining, list(encodes.values())
+            encodes.append(images[0])
+        joining += images
+        in_flight.add(attempt_id)
+    return joining, encodes

@@ -5,6 +5,7 @@ Learns two values of its own: the *expected batch size*, the average rows of an 
 ratio of actual to predicted durations of finished requests.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +15,19 @@ from typing import NamedTuple
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Candidate, Policy, uses_deadlines
-from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast
-from noria.scheduling.step.request_table import ActiveRequest, RequestTable
+from noria.scheduling.step.active_request import ActiveRequest, Rank
+from noria.scheduling.step.device_time import DeviceTime
+from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast, forecast_head
+from noria.scheduling.step.request_table import RequestTable, RunningImage
 from noria.scheduling.step.shared_calls import share_calls
+from noria.scheduling.step.waiting_queue import WaitingQueue
 from noria.scheduling.types import BatchKey, ItemId, SchedulableRequest
 
 _BATCH_SIZE_ITERATIONS = 30.0  # over which the expected batch size is averaged
 _CORRECTION_WEIGHT = 0.05  # of one finished request
+HEAD_IMAGES = 48  # waiting images that a forecast simulates; `micro/scheduling.py` measures the error for those behind
+_REFRESHED = 4  # requests; a key takes a microsecond
+_MAX_PASSES = 4  # over the head of the queue; each brings other requests there
 
 
 class _ImageCosts(NamedTuple):
@@ -32,17 +39,24 @@ class _ImageCosts(NamedTuple):
 
 
 CostsCache = dict[tuple[BatchKey, int], _ImageCosts]
-"""Costs by batch key and rows of an image, valid while one list of images is sorted."""
+"""Costs by batch key and rows of an image, valid until the next iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """Forecasts for one version of the request table."""
+    """Forecasts of the running images and the head of the queue, for one version of the request table."""
 
     version: int
     images: Mapping[ItemId, Forecast]
-    requests: Mapping[str, Forecast]
-    queue_positions: Mapping[ItemId, int]
+    requests: Mapping[str, Forecast]  # of those images
+    end: Rank  # all waiting requests with lower ranks are in the head
+    # Of the requests behind the head:
+    start_in_s: float  # when the first of them joins
+    pace: float  # the device's time per second of `image_work_s`
+    head_work_s: float  # of the head's waiting images
+
+
+_NOTHING_BEHIND: Rank = (math.inf, 0)
 
 
 @dataclass(slots=True)
@@ -54,44 +68,40 @@ class CompletionPredictor:
     policy: Policy
     max_running: int
     decode_batch: int
+    head_images: int = HEAD_IMAGES  # waiting images that are simulated
     _expected_batch_size: dict[BatchKey, float] = field(init=False, default_factory=dict)
     # Of the largest size in the last call of each key, to which its rows were padded.
     _call_keys: dict[BatchKey, BatchKey] = field(init=False, default_factory=dict)
     _last_iteration: tuple[float, float] = field(init=False, default=(0.0, 0.0))  # its end and its duration
     _correction: float = field(init=False, default=1.0)
-    _cached: _Prediction = field(init=False, default=_Prediction(-1, {}, {}, {}))
+    _costs_cache: CostsCache = field(init=False, default_factory=dict)
+    _cached: _Prediction = field(init=False, default=_Prediction(-1, {}, {}, _NOTHING_BEHIND, 0.0, 0.0, 0.0))
 
     # Order.
 
-    def sort_by_policy(self, images: Iterable[ItemId], now: float) -> list[ItemId]:
-        """Sort `images` by the policy; images with equal keys, such as those of one request, keep their order."""
-        keys: dict[tuple[str, int], float] = {}
-        costs_cache: CostsCache = {}
-        next_call = self.table.next_call
+    def policy_keys(self, images: Iterable[RunningImage], now: float) -> dict[ItemId, float]:
+        """Return the policy's keys of running images."""
+        return {running.image: self.policy_key(running.active, running.call, now) for running in images}
 
-        def key(image: ItemId) -> float:
-            cursor = image.attempt_id, next_call(image)
-            if cursor not in keys:
-                keys[cursor] = self.policy_key(*cursor, costs_cache, now)
-            return keys[cursor]
-
-        return sorted(images, key=key)
-
-    def policy_key(self, attempt_id: str, call: int, costs_cache: CostsCache, now: float) -> float:
-        """Sort key of the images of a request whose next call is `call`; fills `costs_cache`."""
-        active = self.table.requests[attempt_id]
+    def policy_key(self, active: ActiveRequest, call: int, now: float) -> float:
+        """Sort key of the images of a request whose next call is `call`."""
         request = active.request
-        expected_s = min_s = 0.0
+        expected_s = min_s = decode_s = 0.0
         for batch_key, calls in request.calls_by_key(call):
             cost_key = batch_key, request.rows
-            if cost_key not in costs_cache:
-                costs_cache[cost_key] = self._image_costs(*cost_key)
-            expected_call_s, min_call_s, decode_s = costs_cache[cost_key]
+            found = self._costs_cache.get(cost_key)
+            if found is None:
+                found = self._costs_cache[cost_key] = self._image_costs(*cost_key)
+            expected_call_s, min_call_s, decode_s = found
             expected_s, min_s = expected_s + calls * expected_call_s, min_s + calls * min_call_s
         candidate = Candidate(
             active.arrived_at, request.deadline, request.priority, expected_s + decode_s, min_s + decode_s
         )
         return self.policy(candidate, now) + active.priority_penalty
+
+    def renew_costs(self) -> None:
+        """Compute the costs of images anew; call it before each plan and submission, and when costs have changed."""
+        self._costs_cache = {}
 
     def _image_costs(self, batch_key: BatchKey, rows: int) -> _ImageCosts:
         call_key, min_call_s = self._call_keys.get(batch_key, batch_key), self.costs.step_s(batch_key, rows)
@@ -99,35 +109,115 @@ class CompletionPredictor:
         expected_call_s = self.costs.step_s(call_key, expected_rows) if expected_rows >= rows else min_call_s
         return _ImageCosts(expected_call_s, min(min_call_s, expected_call_s), self.costs.decode_s(batch_key))
 
+    def queue(self, now: float) -> WaitingQueue:
+        """Return the queue with all of its requests in the policy's order.
+
+        A key can change while its request waits: its deadline becomes infeasible, or costs change. So each call updates
+        the keys of `_REFRESHED` requests at the head and of as many others in turn. The order is exact while no more
+        than these wait.
+        """
+        queue = self.table.queue
+        while queue.unranked:
+            _, active = queue.unranked.popitem()
+            active.image_work_s = self._image_work_s(active.request)
+            key = self.policy_key(active, 0, now)
+            queue.insert(active, key)
+            self._invalidate(active.rank)
+        for _ in range(_MAX_PASSES):
+            head = list(itertools.islice(queue, _REFRESHED))
+            if not sum(self._refresh(active, now) for active in head):
+                break
+        for active in queue.next_to_refresh(_REFRESHED):
+            self._refresh(active, now)
+        return queue
+
+    def _refresh(self, active: ActiveRequest, now: float) -> bool:
+        """Update the key of a waiting request; return whether it has changed."""
+        key = self.policy_key(active, 0, now)
+        if key == active.rank[0]:
+            return False
+        before = active.rank
+        self.table.queue.remove(active)
+        active.image_work_s = self._image_work_s(active.request)
+        self.table.queue.insert(active, key)
+        self._invalidate(min(before, active.rank))
+        return True
+
+    def _invalidate(self, rank: Rank) -> None:
+        """Drop the prediction if its head has changed at `rank`."""
+        if rank < self._cached.end:
+            self._cached = replace(self._cached, version=-1)
+
+    def rank_again(self, active: ActiveRequest) -> None:
+        """Sort a waiting request again whose penalty has changed."""
+        self.table.queue.remove(active)
+        self.table.queue.add(active)
+        self._invalidate(active.rank)
+
     # Forecasts.
 
-    def predict_requests(self, now: float) -> dict[str, Forecast]:
+    def predict_requests(self, attempt_ids: Iterable[str], now: float) -> dict[str, Forecast]:
         """First start and last finish of each request, in seconds from now, with the learned correction."""
-        return {attempt_id: self._corrected(each) for attempt_id, each in self.predict_uncorrected(now).items()}
+        prediction = self._predict(now)
+        return {
+            attempt_id: self._corrected(self._forecast_request(self.table.requests[attempt_id], prediction))
+            for attempt_id in attempt_ids
+        }
 
-    def predict_images(self, now: float) -> dict[ItemId, Forecast]:
-        """Start and finish of each image, in seconds from now, with the learned correction."""
-        return {image: self._corrected(each) for image, each in self._predict(now).images.items()}
+    def predict_running(self, now: float) -> dict[ItemId, Forecast]:
+        """Finish of each running image, with the learned correction."""
+        images = self._predict(now).images
+        return {image: self._corrected(images[image]) for image in self.table.running}
+
+    def predict_first_waiting(self, active: ActiveRequest, now: float) -> Forecast:
+        """Start and finish of the first waiting image of a request, with the learned correction."""
+        prediction = self._predict(now)
+        image = ItemId(active.request.attempt_id, active.waiting[0])
+        if image in prediction.images:
+            return self._corrected(prediction.images[image])
+        work_s = self.table.queue.ahead_of(active).work_s
+        return self._corrected(self._behind(work_s, active.image_work_s, prediction))
 
     def _corrected(self, each: Forecast) -> Forecast:
         return Forecast(self._correction * each.start_in_s, self._correction * each.finish_in_s)
 
-    def predict_uncorrected(self, now: float) -> Mapping[str, Forecast]:
-        """First start and last finish of each request by the cost model alone, without the learned correction."""
-        return self._predict(now).requests
+    def predict_uncorrected(self, attempt_id: str, now: float) -> Forecast:
+        """First start and last finish of a request by the cost model alone, without the learned correction."""
+        return self._forecast_request(self.table.requests[attempt_id], self._predict(now))
 
-    def predict_without(self, active: ActiveRequest, now: float) -> Mapping[str, Forecast]:
+    def predict_late(self, newcomer: ActiveRequest, now: float) -> dict[str, Forecast]:
+        """Forecasts of the other requests that miss their deadlines and can be delayed by `newcomer`."""
+        prediction, late = self._predict(now), dict[str, Forecast]()
+
+        def check(active: ActiveRequest) -> None:
+            if active.request.deadline is None or active is newcomer:
+                return
+            forecasted = self._forecast_request(active, prediction)
+            if forecasted.finish_in_s > active.request.deadline - now:
+                late[active.request.attempt_id] = forecasted
+
+        for attempt_id in prediction.requests:
+            check(self.table.requests[attempt_id])
+        first = max(prediction.end, newcomer.rank)
+        for block, work_s in self.table.queue.blocks_from(first) if first != _NOTHING_BEHIND else ():
+            _, finish_in_s = self._behind(work_s + block.work_s, block.max_image_work_s, prediction)
+            if block.min_deadline - now < finish_in_s:
+                for active in block.requests:
+                    if active.rank >= first:
+                        check(active)
+        return late
+
+    def predict_without(self, active: ActiveRequest, attempt_ids: Iterable[str], now: float) -> dict[str, Forecast]:
         """As `predict_uncorrected`, if `active`, the last request added to the table, were not in it."""
         cached = self._predict(now)
         self.table.remove(active.request.attempt_id)
-        forecasts = self.predict_uncorrected(now)
+        if active.rank >= cached.end:
+            self._cached = replace(cached, version=self.table.version)
+        forecasts = {attempt_id: self.predict_uncorrected(attempt_id, now) for attempt_id in attempt_ids}
         self.table.restore(active)
+        self.queue(now)
         self._cached = replace(cached, version=self.table.version)
         return forecasts
-
-    def queue_positions(self, now: float) -> Mapping[ItemId, int]:
-        """Waiting images, and the number of images that join before each."""
-        return self._predict(now).queue_positions
 
     def to_simulated(self, image: ItemId, now: float) -> SimulatedImage:
         """Convert `image` to the input of a forecast."""
@@ -144,33 +234,62 @@ class CompletionPredictor:
             request.exclusive,
             deadline_s,
             needs_encode=active.needs_encode and running is None and image.index == 0,  # which joins first
+            call_work_s=active.image_work_s / request.num_calls,
             later_calls=request.second_stage_calls(call) if call < (request.second_stage_from or 0) else 0,
         )
 
     def _predict(self, now: float) -> _Prediction:
-        """Forecast all images.
+        """Forecast the running images and the head of the queue.
 
         The result stays valid while only time passes: work starts only when the engine loop runs.
         """
+        queue = self.queue(now)
         if self._cached.version == self.table.version:
             return self._cached
-        in_order = self.sort_by_policy((*self.table.running, *self.table.waiting), now)
-        simulated = [self.to_simulated(image, now) for image in in_order]
-        self._mix_sizes(simulated)
-        waiting = [each.image for each in simulated if not each.running]
-        images = forecast(simulated, self.max_running, self.costs, self._expected_batch_size, self.decode_batch)
-        requests: dict[str, Forecast] = {}
-        for image, each in images.items():
-            other = requests.get(image.attempt_id)
-            if other is None:
-                requests[image.attempt_id] = each
-            else:
-                starts, finishes = (each.start_in_s, other.start_in_s), (each.finish_in_s, other.finish_in_s)
-                requests[image.attempt_id] = Forecast(min(starts), max(finishes))
-        self._cached = _Prediction(
-            self.table.version, images, requests, {image: position for position, image in enumerate(waiting)}
-        )
+        self._cached = self._forecast_head(queue, now)
         return self._cached
+
+    def _forecast_head(self, queue: WaitingQueue, now: float) -> _Prediction:
+        running = self.table.running
+        keys = self.policy_keys(running.values(), now)
+        ranked = [(key, self.to_simulated(image, now)) for image, key in keys.items()]
+        num_wanted, head_work_s, end = self.head_images + max(self.max_running - len(running), 0), 0.0, _NOTHING_BEHIND
+        for active in queue:
+            if num_wanted <= 0:
+                end = active.rank
+                break
+            num_wanted -= len(active.waiting)
+            head_work_s += len(active.waiting) * active.image_work_s
+            ranked += [(active.rank[0], self.to_simulated(image, now)) for image in active.waiting_images]
+        simulated = [each for _, each in sorted(ranked, key=_first)]
+        self._mix_sizes(simulated)
+        arguments = simulated, self.max_running, self.costs, self._expected_batch_size, self.decode_batch
+        if end == _NOTHING_BEHIND:
+            images, start_in_s, pace = forecast(*arguments), 0.0, 0.0
+        else:
+            images, start_in_s, pace = forecast_head(*arguments)
+        return _Prediction(self.table.version, images, _by_request(images), end, start_in_s, pace, head_work_s)
+
+    def _forecast_request(self, active: ActiveRequest, prediction: _Prediction) -> Forecast:
+        in_head = prediction.requests.get(active.request.attempt_id)
+        if not active.waiting or active.rank < prediction.end:
+            assert in_head is not None, active
+            return in_head
+        work_s = self.table.queue.ahead_of(active).work_s
+        start_in_s, _ = self._behind(work_s, active.image_work_s, prediction)
+        last_s = (len(active.waiting) - 1) * active.image_work_s
+        _, finish_in_s = self._behind(work_s + last_s, active.image_work_s, prediction)
+        if in_head is not None:  # some of its images run
+            return Forecast(in_head.start_in_s, max(in_head.finish_in_s, finish_in_s))
+        return Forecast(start_in_s, finish_in_s)
+
+    def _behind(self, work_s: float, image_work_s: float, prediction: _Prediction) -> Forecast:
+        """Forecast an image behind the head with `work_s` of waiting work ahead of it.
+
+        It joins when that work is done, and then has its share of the device.
+        """
+        start_in_s = prediction.start_in_s + prediction.pace * max(work_s - prediction.head_work_s, 0.0)
+        return Forecast(start_in_s, start_in_s + prediction.pace * self.max_running * image_work_s)
 
     def _mix_sizes(self, images: Sequence[SimulatedImage]) -> None:
         """Set which sizes share calls: as those do now that run, and the next ones, as many as there are slots."""
@@ -205,22 +324,17 @@ class CompletionPredictor:
     @property
     def backlog_s(self) -> float:
         """Duration of all accepted work if no further request arrives."""
-        return sum(
-            self.device_time_s(active.request, self.table.calls_left(attempt_id), needs_encode=active.needs_encode)
-            for attempt_id, active in self.table.requests.items()
-        )
+        return self._correction * self._device_time().of_table(self.table)
 
-    def device_time_s(self, request: SchedulableRequest, calls: int, *, needs_encode: bool) -> float:
-        """Device time that `calls` calls of a request take in full batches, and its start image if that is needed."""
-        num_images = calls / request.num_calls
-        steps_s = 0.0
-        for batch_key, calls_of_key in request.calls_by_key(0):
-            batch_size = max(min(self.costs.rows_limit(batch_key) // request.rows, self.max_running), 1)
-            step_s = self.costs.step_s(batch_key, batch_size * request.rows) / batch_size
-            steps_s += num_images * calls_of_key * step_s
-        decodes_s = num_images * self.costs.decode_s(request.batch_key, self.decode_batch) / self.decode_batch
-        encode_s = self.costs.image_encode_s(request.batch_key) if needs_encode else 0.0
-        return self._correction * (steps_s + decodes_s + encode_s)
+    def device_time_s(self, request: SchedulableRequest) -> float:
+        """Device time that a new request takes in full batches."""
+        return self._correction * self._device_time().of_request(request)
+
+    def _image_work_s(self, request: SchedulableRequest) -> float:
+        return self._device_time().of_image(request) / self.costs.slowdown
+
+    def _device_time(self) -> DeviceTime:
+        return DeviceTime(self.costs, self.max_running, self.decode_batch)
 
     # Learning.
 
@@ -265,3 +379,18 @@ class CompletionPredictor:
         if active.promised_forecast.finish_in_s > 0.0:
             ratio = (now - active.arrived_at) / active.promised_forecast.finish_in_s
             self._correction += _CORRECTION_WEIGHT * (min(max(ratio, 0.5), 2.0) - self._correction)
+
+
+def _first(pair: tuple[float, object]) -> float:
+    return pair[0]
+
+
+def _by_request(images: Mapping[ItemId, Forecast]) -> dict[str, Forecast]:
+    """Return the first start and the last finish of each request."""
+    requests: dict[str, Forecast] = {}
+    for image, each in images.items():
+        other = requests.get(image.attempt_id)
+        if other is not None:
+            each = Forecast(min(each.start_in_s, other.start_in_s), max(each.finish_in_s, other.finish_in_s))  # noqa: PLW2901
+        requests[image.attempt_id] = each
+    return requests

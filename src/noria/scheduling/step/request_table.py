@@ -1,63 +1,81 @@
 """The accepted requests and their images, waiting or running. Bookkeeping only: decides nothing."""
 
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from noria.scheduling.step.forecast import Forecast
+from noria.scheduling.step.active_request import ActiveRequest
 from noria.scheduling.step.slots import Slots
+from noria.scheduling.step.waiting_queue import WaitingQueue
 from noria.scheduling.types import NO_TIMINGS, BatchKey, ItemId, PhaseTimings, RequestTimings, SchedulableRequest
-
-
-@dataclass(slots=True)
-class ActiveRequest:
-    """A request that has not ended."""
-
-    request: SchedulableRequest
-    arrived_at: float
-    undecoded: set[int]  # indices of images not yet decoded
-    needs_encode: bool  # whether it has a start image, which is not encoded yet
-    timings: RequestTimings = RequestTimings()  # of the image decoded last
-    promised_forecast: Forecast = Forecast(0.0, 0.0)  # at admission, uncorrected
-    priority_penalty: float = 0.0  # added to the policy's key, to rank it behind accepted deadlines that it would break
-
-    @property
-    def images(self) -> list[ItemId]:
-        """Its images that are not yet decoded, in order."""
-        return [ItemId(self.request.attempt_id, index) for index in sorted(self.undecoded)]
 
 
 @dataclass(slots=True)
 class RunningImage:
     """An image with a slot."""
 
+    image: ItemId
+    active: ActiveRequest
     slot: int
-    request: SchedulableRequest
     joined_at: float
     call: int = 0  # the next row of its sampler's table
     join_timings: PhaseTimings = NO_TIMINGS  # of the iteration in which it joined
     batch_size_sum: int = 0  # images per call, itself included, summed over its calls so far
 
     @property
+    def request(self) -> SchedulableRequest:
+        """The request that it is of."""
+        return self.active.request
+
+    @property
+    def rows(self) -> int:
+        """Rows of it in a model call."""
+        return self.active.request.rows
+
+    @property
+    def calls_left(self) -> int:
+        """Model calls until only its decode is left."""
+        return self.active.request.num_calls - self.call
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Its deadline on the scheduler's clock."""
+        return self.active.request.deadline
+
+    @property
     def step_key(self) -> BatchKey:
         """The batch key of its next call, or of the last one."""
-        return self.request.step_key(self.call)
+        return self.active.request.step_key(self.call)
 
     @property
     def is_denoised(self) -> bool:
         """Whether only its decode is left."""
-        return self.call == self.request.num_calls
+        return self.call == self.active.request.num_calls
+
+
+@dataclass(slots=True)
+class Work:
+    """Images of one batch key with equal rows, each in its first stage, and their model calls."""
+
+    num_images: int = 0
+    num_calls: int = 0
 
 
 @dataclass(slots=True)
 class RequestTable:
-    """Requests by id; each unfinished image is either waiting, in order of arrival, or running, in order of joining."""
+    """Requests by id; each unfinished image is either waiting, or running, in order of joining."""
 
     num_slots: int
-    version: int = field(init=False, default=0)  # changes whenever forecasts become outdated
+    version: int = field(init=False, default=0)  # changes with all but new requests
     requests: dict[str, ActiveRequest] = field(init=False, default_factory=dict)
-    waiting: dict[ItemId, None] = field(init=False, default_factory=dict)
     running: dict[ItemId, RunningImage] = field(init=False, default_factory=dict)
+    queue: WaitingQueue = field(init=False, default_factory=WaitingQueue)
+    waiting_work: dict[tuple[BatchKey, int], Work] = field(init=False, default_factory=dict)  # by key and rows
+    unencoded: Counter[BatchKey] = field(init=False, default_factory=Counter)  # requests that need an encode
     _slots: Slots = field(init=False)
+    _expiries: list[tuple[float, str]] = field(init=False, default_factory=list)  # sorted
+    _arrivals: list[tuple[float, str]] = field(init=False, default_factory=list)  # of requests that wait; sorted
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.num_slots)
@@ -66,6 +84,21 @@ class RequestTable:
     def num_free_slots(self) -> int:
         """Number of free slots."""
         return self._slots.num_free
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of images without a slot."""
+        return sum(work.num_images for work in self.waiting_work.values())
+
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the oldest request with a waiting image arrived; None if none waits."""
+        return self._arrivals[0][0] if self._arrivals else None
+
+    def expired(self, now: float) -> list[tuple[str, float, float]]:
+        """Return the requests whose `expires_at` has passed, with that and their arrival, the earliest first."""
+        passed = self._expiries[: bisect_left(self._expiries, (now, "\U0010ffff"))]
+        return [(attempt_id, at, self.requests[attempt_id].arrived_at) for at, attempt_id in passed]
 
     def bump_version(self) -> None:
         """Mark forecasts as outdated."""
@@ -79,28 +112,75 @@ class RequestTable:
 
     def restore(self, active: ActiveRequest) -> None:
         """Add a request again that was removed before any of its images joined."""
-        self.requests[active.request.attempt_id] = active
-        self.waiting |= dict.fromkeys(active.images)
-        self.bump_version()
+        request = active.request
+        self.requests[request.attempt_id] = active
+        if request.expires_at is not None:
+            insort(self._expiries, (request.expires_at, request.attempt_id))
+        if active.needs_encode:
+            self.unencoded[request.batch_key] += 1
+        self._enqueue(active, active.undecoded)
+
+    def _enqueue(self, active: ActiveRequest, indices: Iterable[int], *, is_first: bool = False) -> None:
+        """Let further images of a request wait."""
+        if active.waiting:
+            self._leave_queue(active)
+        active.waiting = sorted({*active.waiting, *indices})
+        self._count_waiting(active, len(active.waiting))
+        insort(self._arrivals, (active.arrived_at, active.request.attempt_id))
+        self.queue.add(active, is_first=is_first)
+
+    def _leave_queue(self, active: ActiveRequest) -> None:
+        """Take a request with waiting images out of the queue."""
+        self.queue.remove(active)
+        _discard(self._arrivals, (active.arrived_at, active.request.attempt_id))
+        self._count_waiting(active, -len(active.waiting))
+
+    def _count_waiting(self, active: ActiveRequest, num_images: int) -> None:
+        request = active.request
+        for number, (batch_key, num_calls) in enumerate(request.calls_by_key(0)):
+            work = self.waiting_work.setdefault((batch_key, request.rows), Work())
+            work.num_images += 0 if number else num_images
+            work.num_calls += num_images * num_calls
+            if not work.num_images and not work.num_calls:
+                del self.waiting_work[batch_key, request.rows]
 
     def assign(self, image: ItemId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
-        del self.waiting[image]
-        self.running[image] = RunningImage(self._slots.acquire(), self.requests[image.attempt_id].request, now)
+        active = self.requests[image.attempt_id]
+        if len(active.waiting) == 1:
+            self._leave_queue(active)
+            active.waiting = []
+        else:
+            active.waiting.remove(image.index)
+            self._count_waiting(active, -1)
+            self.queue.update(active)
+        self.running[image] = RunningImage(image, active, self._slots.acquire(), now)
         self.bump_version()
+
+    def mark_encoded(self, attempt_id: str) -> None:
+        """Record that the start image of a request is encoded."""
+        active = self.requests[attempt_id]
+        if active.needs_encode:
+            active.needs_encode = False
+            self._count_encoded(active)
+
+    def _count_encoded(self, active: ActiveRequest) -> None:
+        self.unencoded[active.request.batch_key] -= 1
+        if not self.unencoded[active.request.batch_key]:
+            del self.unencoded[active.request.batch_key]
 
     def record_step(self, image: ItemId, call: int, batch_size: int) -> None:
         """Record a model call shared by `batch_size` images; the next one of this image is `call`."""
-        self.running[image].call = call
-        self.running[image].batch_size_sum += batch_size
-        self.bump_version()
+        running = self.running[image]
+        running.call = call
+        running.batch_size_sum += batch_size
+        self.version += 1
 
     def requeue(self, images: Iterable[ItemId]) -> None:
-        """Move running images to the front of the queue."""
-        images = list(images)
-        for image in images:
+        """Move running images back to the queue, ahead of others with equal keys."""
+        for image in reversed(list(images)):
             self._slots.release(self.running.pop(image).slot)
-        self.waiting = dict.fromkeys(images) | self.waiting
+            self._enqueue(self.requests[image.attempt_id], [image.index], is_first=True)
         self.bump_version()
 
     def complete(self, image: ItemId) -> RunningImage:
@@ -115,8 +195,14 @@ class RequestTable:
         """Remove a request; return it and the number of its images that left a slot unfinished."""
         active, num_departures = self.requests.pop(attempt_id), 0
         self.bump_version()
+        if active.request.expires_at is not None:
+            _discard(self._expiries, (active.request.expires_at, attempt_id))
+        if active.needs_encode:
+            self._count_encoded(active)
+        if active.waiting:
+            self._leave_queue(active)
+            active.waiting = []
         for image in active.images:
-            self.waiting.pop(image, None)
             if (running := self.running.pop(image, None)) is not None:
                 self._slots.release(running.slot)
                 num_departures += 1
@@ -146,7 +232,21 @@ class RequestTable:
         running = self.running.get(image)
         return running.call if running is not None else 0
 
-    def calls_left(self, attempt_id: str) -> int:
-        """Return the remaining calls of all images of the request together."""
-        active = self.requests[attempt_id]
-        return sum(active.request.num_calls - self.next_call(image) for image in active.images)
+
+def _discard(values: list[tuple[float, str]], value: tuple[float, str]) -> None:
+    """Remove a value from a sorted list."""
+    index = bisect_left(values, value)
+    assert values[index] == value, value
+    del values[index]
+
+
+def cost_key(images: Sequence[RunningImage]) -> BatchKey:
+    """Return the key of the largest size in a call, to which its rows are padded."""
+    if images[0].active.request.call_size is None:
+        return images[0].step_key
+    return max((running.active.request.batch_key for running in images), key=lambda key: key.area_px)
+
+
+def count_rows(images: Iterable[RunningImage]) -> int:
+    """Return the rows of images in a call."""
+    return sum([running.active.request.rows for running in images])

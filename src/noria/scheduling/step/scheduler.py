@@ -22,18 +22,17 @@ Time is monotonic seconds and always an argument. What a slot holds and how a st
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
-from noria.scheduling.policies import Policy, least_slack
+from noria.scheduling.policies import Policy, least_slack, uses_deadlines
 from noria.scheduling.step.admission import AdmissionControl
-from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, all_fit, select_batch
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
-from noria.scheduling.step.request_table import RequestTable
+from noria.scheduling.step.request_table import RequestTable, RunningImage, cost_key, count_rows
 from noria.scheduling.step.shared_calls import share_calls
 from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import (
@@ -56,6 +55,10 @@ from noria.scheduling.types import (
     Step,
     WaitingRequestSnapshot,
 )
+
+# Waiting requests that are considered when a slot is free: of those whose start images cannot be encoded yet, as many
+# can be overtaken.
+_MAX_CANDIDATES = 256
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class StepScheduler:
     @property
     def num_waiting(self) -> int:
         """Number of images without a slot."""
-        return len(self._table.waiting)
+        return self._table.num_waiting
 
     @property
     def num_running(self) -> int:
@@ -96,10 +99,8 @@ class StepScheduler:
 
     def oldest_age_s(self, now: float) -> float:
         """Age of the oldest request with an image that waits for a slot; 0 if there is none."""
-        arrivals = {
-            image.attempt_id: self._table.requests[image.attempt_id].arrived_at for image in self._table.waiting
-        }
-        return max(0.0, now - min(arrivals.values(), default=now))
+        oldest = self._table.oldest_arrival
+        return 0.0 if oldest is None else max(0.0, now - oldest)
 
     @property
     def backlog_s(self) -> float:
@@ -111,6 +112,7 @@ class StepScheduler:
         assert request.attempt_id not in self._table.requests, request.attempt_id
         if not self._table.requests:
             self._predictor.decay(now)
+        self._predictor.renew_costs()
         arrived_at = now if arrived_at is None else arrived_at
         rejection = self._admission.admit(request, arrived_at, now)
         if rejection is None:
@@ -123,11 +125,7 @@ class StepScheduler:
 
     def expire(self, now: float) -> list[SchedulerEvent]:
         """End every request whose `expires_at` has passed."""
-        expired = {
-            name: active.request.expires_at - active.arrived_at
-            for name, active in self._table.requests.items()
-            if active.request.expires_at is not None and active.request.expires_at <= now
-        }
+        expired = {name: expires_at - arrived_at for name, expires_at, arrived_at in self._table.expired(now)}
         message = "it did not finish within {:.2f} s: allow more time, or request fewer steps"
         return [
             event
@@ -140,40 +138,38 @@ class StepScheduler:
         known = [attempt_id for attempt_id in attempt_ids if attempt_id in self._table.requests]
         if not known:
             return {}
-        positions, forecasts = self._predictor.queue_positions(now), self._predictor.predict_requests(now)
-        found = {}
+        forecasts, found = self._predictor.predict_requests(known, now), {}
         for attempt_id in known:
-            images = self._table.requests[attempt_id].images
-            position = max((positions[image] for image in images if image in positions), default=None)
-            call = min(self._table.next_call(image) for image in images)
-            prediction = forecasts[attempt_id]
-            found[attempt_id] = RequestProgress(position, call, prediction.start_in_s, prediction.finish_in_s)
+            active = self._table.requests[attempt_id]
+            num_ahead = self._table.queue.ahead_of(active).num_images if active.waiting else 0
+            position = num_ahead + len(active.waiting) - 1 if active.waiting else None
+            call = 0 if active.waiting else min(self._table.next_call(image) for image in active.images)
+            found[attempt_id] = RequestProgress(position, call, *forecasts[attempt_id])
         return found
 
     def snapshot(self, now: float, max_waiting: int) -> SchedulerSnapshot:
         """Return all running images and the first `max_waiting` waiting requests, with predictions."""
-        forecasts, num_images, first = self._predictor.predict_images(now), Counter[str](), dict[str, ItemId]()
-        for image in self._predictor.queue_positions(now):
-            num_images[image.attempt_id] += 1
-            first.setdefault(image.attempt_id, image)
+        forecasts = self._predictor.predict_running(now)
         running = [
             RunningImageSnapshot(
                 image, each.request, each.slot, each.call, each.joined_at, forecasts[image].finish_in_s
             )
             for image, each in self._table.running.items()
         ]
-        waiting = []
-        for attempt_id, image in itertools.islice(first.items(), max_waiting):
-            active = self._table.requests[attempt_id]
-            waiting.append(
-                WaitingRequestSnapshot(
-                    active.request, num_images[attempt_id], active.arrived_at, forecasts[image].start_in_s
-                )
+        waiting = [
+            WaitingRequestSnapshot(
+                active.request,
+                len(active.waiting),
+                active.arrived_at,
+                self._predictor.predict_first_waiting(active, now).start_in_s,
             )
+            for active in itertools.islice(self._predictor.queue(now), max_waiting)
+        ]
         return SchedulerSnapshot(tuple(sorted(running, key=lambda each: each.slot)), tuple(waiting))
 
     def plan(self, now: float) -> IterationPlan | None:
         """Return the next iteration's plan, or None if there is nothing to do."""
+        self._predictor.renew_costs()
         joins, encodes = self._join(now)
         steps = self._next_steps(now)
         decodes = self._next_decodes(steps)
@@ -186,13 +182,14 @@ class StepScheduler:
         self._table.bump_version()
         if result.oom_phase is None and not result.failed:
             self._update_costs(plan, result, now, seconds)
+            self._predictor.renew_costs()
         events: list[SchedulerEvent] = []
         for image, reason in result.failed.items():
             if image in self._table.running:
                 events += self._finish(image.attempt_id, FinishReason.FAILED, reason, now)
         for assignment in plan.encodes if result.oom_phase != "encodes" else ():
             if assignment.image.attempt_id in self._table.requests:
-                self._table.requests[assignment.image.attempt_id].needs_encode = False
+                self._table.mark_encoded(assignment.image.attempt_id)
         events += self._handle_oom(plan, result, now)
         for assignment in plan.joins:
             if assignment.image in self._table.running:
@@ -218,7 +215,9 @@ class StepScheduler:
     def _join(self, now: float) -> tuple[tuple[SlotAssignment, ...], tuple[SlotAssignment, ...]]:
         """Give images slots; return them, and those of them whose requests' start images are encoded."""
         num_free = self._predictor.max_running - len(self._table.running)
-        in_order = self._predictor.sort_by_policy(self._table.waiting, now) if num_free > 0 else []
+        if num_free <= 0 or not self._table.queue:
+            return (), ()
+        in_order = itertools.islice(self._predictor.queue(now), _MAX_CANDIDATES)
         joining, encodes = select_joins(in_order, self._table, num_free, self._max_encodes)
         for image in joining:
             self._table.assign(image, now)
@@ -232,64 +231,65 @@ class StepScheduler:
         return self._encode_limits.get(batch_key, self.decode_batch)
 
     def _next_steps(self, now: float) -> tuple[Step, ...]:
-        by_key: dict[BatchKey, list[ItemId]] = {}
-        for image, running_image in self._table.running.items():
-            if not running_image.is_denoised:
-                by_key.setdefault(running_image.step_key, []).append(image)
+        by_key: dict[BatchKey, list[RunningImage]] = {}
+        for running in self._table.running.values():
+            if not running.is_denoised:
+                by_key.setdefault(running.step_key, []).append(running)
         if not by_key:
             return ()
+        keys: dict[ItemId, float] = {}
         batch_key = next(iter(by_key))
         if len(by_key) > 1:
-            running = [image for images in by_key.values() for image in images]
-            batch_key = self._table.running[self._predictor.sort_by_policy(running, now)[0]].step_key
+            candidates = [running for images in by_key.values() for running in images]
+            keys = self._predictor.policy_keys(candidates, now)
+            batch_key = min(candidates, key=lambda running: keys[running.image]).step_key
             by_key, batch_key = self._mix_sizes(by_key, batch_key)
         batch_key = self._stride.next({key: len(images) for key, images in by_key.items()}, batch_key)
-        chosen = self._select_batch(by_key[batch_key], batch_key, now)
+        chosen = self._select_batch(by_key[batch_key], batch_key, keys, now)
         # If nothing is measured, all calls count the same.
-        cost_s = self.costs.step_s(self._cost_key(chosen), self._count_rows(chosen)) or 1.0
+        cost_s = self.costs.step_s(cost_key(chosen), count_rows(chosen)) or 1.0
         self._stride.charge(batch_key, cost_s)
-        running_images = self._table.running
-        return tuple(Step(image, running_images[image].slot, running_images[image].call) for image in chosen)
+        return tuple([Step(running.image, running.slot, running.call) for running in chosen])
 
     def _mix_sizes(
-        self, by_key: dict[BatchKey, list[ItemId]], urgent: BatchKey
-    ) -> tuple[dict[BatchKey, list[ItemId]], BatchKey]:
+        self, by_key: dict[BatchKey, list[RunningImage]], urgent: BatchKey
+    ) -> tuple[dict[BatchKey, list[RunningImage]], BatchKey]:
         """Return the images by the largest size of the calls that they share, and that of the `urgent` key."""
-        requests = {key: self._table.request_of(images[0]) for key, images in by_key.items()}
+        requests = {key: images[0].active.request for key, images in by_key.items()}
         if all(request.call_size is None for request in requests.values()):
             return by_key, urgent
-        rows = {key: self._count_rows(images) for key, images in by_key.items()}
+        rows = {key: count_rows(images) for key, images in by_key.items()}
         largest = share_calls(rows, {key: request.call_key for key, request in requests.items()}, self.costs)
-        mixed: dict[BatchKey, list[ItemId]] = {}
+        mixed: dict[BatchKey, list[RunningImage]] = {}
         for key, images in by_key.items():
             mixed.setdefault(largest[key], []).extend(images)
         return mixed, largest[urgent]
 
-    def _cost_key(self, images: Sequence[ItemId]) -> BatchKey:
-        """Return the key of the largest size in a call of running images, to which its rows are padded."""
-        if self._table.request_of(images[0]).call_size is None:
-            return self._table.running[images[0]].step_key
-        return max((self._table.request_of(image).batch_key for image in images), key=lambda key: key.area_px)
-
-    def _select_batch(self, images: list[ItemId], batch_key: BatchKey, now: float) -> list[ItemId]:
-        running = self._table.running.values()
+    def _select_batch(
+        self, images: list[RunningImage], batch_key: BatchKey, keys: dict[ItemId, float], now: float
+    ) -> list[RunningImage]:
+        """Select from `images` those that step; `keys` are the policy's, if known already."""
+        num_running = len(self._table.running)
+        is_full = num_running >= self._predictor.max_running
+        has_deadline = uses_deadlines(self.policy) and any(each.deadline_s is not None for each in images)
+        rows_limit = self.costs.exploration_limit(batch_key)
+        if all_fit(count_rows(images), rows_limit, is_full=is_full or not has_deadline):
+            return images
         limits = BatchLimits(
-            rows_limit=self.costs.exploration_limit(batch_key),
+            rows_limit=rows_limit,
             step_s=lambda rows: self.costs.step_s(batch_key, rows),
             decode_s=self.costs.decode_s(batch_key),
-            share=len(images) / sum(not each.is_denoised for each in running),
-            is_full=len(running) >= self._predictor.max_running,
+            share=len(images) / sum([not each.is_denoised for each in self._table.running.values()]),
+            is_full=is_full or not has_deadline,
         )
-        in_order = [self._predictor.to_simulated(image, now) for image in self._predictor.sort_by_policy(images, now)]
-        chosen = {each.image for each in select_batch(in_order, limits, now=0.0)[0]}
-        return [image for image in images if image in chosen]
-
-    def _count_rows(self, images: Iterable[ItemId]) -> int:
-        return sum(self._table.request_of(image).rows for image in images)
+        known = keys or self._predictor.policy_keys(images, now)
+        in_order = sorted(images, key=lambda running: known[running.image])
+        chosen = {running.slot for running in select_batch(in_order, limits, now)[0]}
+        return [running for running in images if running.slot in chosen]
 
     def _next_decodes(self, steps: Iterable[Step]) -> tuple[SlotAssignment, ...]:
         running = self._table.running
-        last_steps = [step.image for step in steps if step.call + 1 == running[step.image].request.num_calls]
+        last_steps = [step.image for step in steps if step.call + 1 == running[step.image].active.request.num_calls]
         ready = [image for image, running_image in running.items() if running_image.is_denoised] + last_steps
         if not ready:
             return ()
@@ -321,15 +321,15 @@ class StepScheduler:
         if phase_timings is not None and decoded is not None and phase_timings.decode_s:
             self.costs.observe_decode(decoded, len(plan.decodes), phase_timings.decode_s)
         if plan.steps:
-            stepped = [step.image for step in plan.steps]
-            batch_key, rows = self._cost_key(stepped), self._count_rows(stepped)
+            stepped = [self._table.running[step.image] for step in plan.steps]
+            batch_key, rows = cost_key(stepped), count_rows(stepped)
             if phase_timings is not None:
                 step_s = phase_timings.step_s
             else:  # only the whole iteration was timed
                 decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
                 step_s = max(seconds - decode_s - result.join_s, 0.1 * seconds)
             self.costs.observe_step(batch_key, rows, step_s)
-            keys = {self._table.running[image].step_key for image in stepped}
+            keys = {running.step_key for running in stepped}
             self._predictor.record_iteration(keys, batch_key, rows, seconds, now)
 
     def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[SchedulerEvent]:
@@ -349,8 +349,9 @@ class StepScheduler:
             self._table.requeue(joining)
         if not images:
             return []
-        is_step = result.oom_phase == "steps"
-        batch_key = self._cost_key(images) if is_step else self._table.request_of(images[0]).batch_key
+        batch_key = self._table.request_of(images[0]).batch_key
+        if result.oom_phase == "steps":
+            batch_key = cost_key([self._table.running[image] for image in images])
         if len(named) == 1 and (result.oom_phase not in ("encodes", "joins") or num_others == 0):
             message = f"{batch_key.width_px}x{batch_key.height_px} pixels do not fit the device's memory, even alone"
             self._predictor.max_running = self.num_slots  # the image that left no memory for others is gone
@@ -365,7 +366,7 @@ class StepScheduler:
                 self._table.requeue(images)
             case "steps":
                 # Images cancelled meanwhile count as many rows as the others do on average.
-                rows = self._count_rows(images) * len(named) // len(images)
+                rows = sum(self._table.request_of(image).rows for image in images) * len(named) // len(images)
                 self.costs.record_oom(batch_key, rows)
             case _:  # "decodes"
                 self._decode_limits[batch_key.decode_key] = len(named) // 2

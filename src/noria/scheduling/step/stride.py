@@ -23,6 +23,8 @@ _MAX_OWED_S = 0.5
 
 def kind_of(batch_key: BatchKey) -> BatchKey:
     """Return the key without the version of its model."""
+    if not batch_key.model.version:
+        return batch_key
     return batch_key._replace(model=batch_key.model._replace(version=""))
 
 

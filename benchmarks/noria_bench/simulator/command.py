@@ -1,0 +1,190 @@
+"""The command `noria simulate`. Heavy imports wait until it runs."""
+
+import argparse
+import math
+import pathlib
+import sys
+from typing import Any
+
+from noria.cli.parser import Parser, add_plain_command, argument_type
+from noria_bench.option_values import read_number
+from noria_bench.simulator.workload import SimulateError, read_duration
+
+_KINDS = ("poisson", "bursty", "diurnal")
+
+
+def add_to(commands: Any) -> list[Parser]:
+    """Add the command to argparse's subparsers; returns its parser."""
+    parser = add_plain_command(commands, "simulate", _run, "a cluster in virtual time: devices for a p99, costs")
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument("--arrivals", choices=_KINDS, default="poisson", help="the process (poisson)")
+    traffic.add_argument("--rate", type=_number(1e-6, 1e6), default=1.0, metavar="N", help="mean requests a second (1)")
+    traffic.add_argument("--duration", type=argument_type(read_duration), default=600.0, metavar="TIME", help="10m")
+    traffic.add_argument("--shapes", type=pathlib.Path, metavar="FILE", help="JSON: what shares of requests ask for")
+    traffic.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="CSV of requests, instead of a process")
+    traffic.add_argument("--trace-format", choices=("noria", "gentd26", "burstgpt"), default="noria", help="(noria)")
+    traffic.add_argument("--write-trace", type=pathlib.Path, metavar="FILE", help="write requests, simulate nothing")
+    world = parser.add_argument_group("devices")
+    world.add_argument("--device", type=pathlib.Path, metavar="FILE", help="costs: saved by an engine, or a table")
+    world.add_argument("--devices", type=_whole(1, 100_000), default=1, metavar="N", help="how many (1)")
+    world.add_argument("--p99", type=_number(1e-3, 1e6), metavar="SECONDS", help="find the fewest devices for this p99")
+    world.add_argument("--slots", type=_whole(1, 1024), nargs="+", metavar="N", help="of each device; several compare")
+    world.add_argument("--policy", nargs="+", default=["least-slack"], metavar="NAME", help="several compare")
+    world.add_argument("--queue-limit", type=_whole(0, 10**6), default=256, metavar="N", help="waiting images (256)")
+    world.add_argument("--autoscale", type=argument_type(_bounds), metavar="MIN-MAX", help="devices, by their backlog")
+    world.add_argument("--target-backlog", type=_number(0.01, 1e6), default=10.0, metavar="S", help="of a device (10)")
+    world.add_argument("--failures", type=argument_type(read_duration), metavar="TIME", help="mean time to one")
+    world.add_argument("--spot", type=argument_type(read_duration), metavar="TIME", help="mean time to an interruption")
+    world.add_argument("--canary", type=_number(0.0, 1.0), default=0.0, metavar="SHARE", help="of requests (0)")
+    parser.add_argument(
+        "--calibrate", type=pathlib.Path, metavar="FOLDER", help="compare with a measured run: trace.csv and costs.json"
+    )
+    parser.add_argument("--engine", choices=("auto", "exact", "fast"), default="auto", help="(auto)")
+    parser.add_argument("--seed", type=_whole(0, 2**31 - 1), default=0, metavar="N", help="of all random numbers (0)")
+    parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="write results.json, plots and report.html")
+    return [parser]
+
+
+def _number(low: float, high: float) -> Any:
+    allowed = f"it must be a number from {low:g} to {high:g}"
+    return argument_type(lambda text: read_number(text, low, high, allowed))
+
+
+def _whole(low: int, high: int) -> Any:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
+            raise ValueError(f"{text!r}; it must be a whole number from {low} to {high}")
+        return int(text)
+
+    return argument_type(read)
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal()) or not 1 <= int(low) <= int(high) <= 10_000:
+        raise ValueError(f"{text!r}; it must be the fewest and the most devices, such as 2-16, at most 10000")
+    return int(low), int(high)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Simulate a cluster in virtual time, with the scheduler, the router and the autoscaler of the server.
+
+    Says latencies and costs, and with --p99 how many devices are needed. Several values of --slots or --policy are
+    compared; --spot adds the same devices without interruptions, and --canary those without a canary.
+    """
+    from noria_bench.simulator import page, trace
+    from noria_bench.simulator.study import Study
+
+    if arguments.calibrate is not None:
+        return _calibrate(arguments)
+    traffic = _traffic(arguments)
+    if arguments.write_trace is not None:
+        num = trace.write_trace(arguments.write_trace, iter(traffic.arrivals()))
+        print(f"{num} requests are in {arguments.write_trace}")
+        return 0
+    study = Study(traffic, arguments.engine)
+    results = [study.run(each, arguments.p99) for each in _scenarios(arguments)]
+    print(page.markdown(page.rows_of(results)))
+    if arguments.out is not None:
+        print(f"\nthe report is {page.write_report(arguments.out, ' '.join(sys.argv[1:]), results)}")
+    return 0
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    """Simulate the trace of a measured run, and print both."""
+    from noria_bench.simulator import calibration
+    from noria_bench.simulator.trace import read_trace
+    from noria_bench.simulator.world import simulate
+
+    measured = calibration.read_measured(arguments.calibrate)
+    arguments.device = arguments.calibrate / calibration.COSTS
+    scenario = _scenarios(arguments)[0]
+    simulated = simulate(scenario.settings, read_trace(arguments.calibrate / calibration.TRACE))
+    print(calibration.compare(measured, simulated))
+    return 0
+
+
+def _traffic(arguments: argparse.Namespace) -> Any:
+    import msgspec
+
+    from noria_bench.simulator import trace
+    from noria_bench.simulator.study import Traffic
+    from noria_bench.simulator.workload import Shape
+
+    if arguments.trace is not None:
+        read = trace.CONVERTERS.get(arguments.trace_format, trace.read_trace)
+        arrivals = tuple(read(arguments.trace))
+        if not arrivals:
+            raise SimulateError(f"{arguments.trace} has no requests below its header")
+        return Traffic("trace", seed=arguments.seed, trace=arrivals, shapes=_shapes_of(arrivals))
+    shapes: tuple[Shape, ...] = (Shape(),)
+    if arguments.shapes is not None:
+        try:
+            shapes = msgspec.json.decode(arguments.shapes.read_bytes(), type=tuple[Shape, ...])
+        except OSError as error:
+            raise SimulateError(f"{arguments.shapes} cannot be read: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise SimulateError(
+                f'{arguments.shapes}: {error}; shapes are a list such as [{{"share": 1, "steps": 20}}]'
+            ) from error
+        for number, shape in enumerate(shapes):
+            if problem := shape.problem():
+                raise SimulateError(f"{arguments.shapes}: shape {number}: {problem}")
+        if not shapes or not sum(shape.share for shape in shapes):
+            raise SimulateError(f"{arguments.shapes} has no shape with a share above 0")
+    return Traffic(arguments.arrivals, arguments.rate, arguments.duration, shapes, arguments.seed)
+
+
+def _shapes_of(arrivals: Any) -> Any:
+    """Return a shape for each kind of request in a trace."""
+    from collections import Counter
+
+    from noria_bench.simulator.workload import Shape
+
+    counts = Counter(each[1:] for each in arrivals)
+    return tuple(Shape(float(num), *fields) for fields, num in counts.most_common(1000))
+
+
+def _scenarios(arguments: argparse.Namespace) -> list[Any]:
+    from dataclasses import replace
+
+    from noria.scheduling.cluster.autoscaler import AutoscalerSettings
+    from noria.scheduling.policies import POLICIES
+    from noria_bench.simulator.devices import EXAMPLE, read_device
+    from noria_bench.simulator.study import Scenario, scenarios
+    from noria_bench.simulator.world import Settings
+
+    if unknown := [name for name in arguments.policy if name not in POLICIES]:
+        raise SimulateError(f"--policy {unknown[0]!r} is unknown; policies are {', '.join(POLICIES)}")
+    if arguments.autoscale is not None and arguments.p99 is not None:
+        raise SimulateError("--p99 searches a number of devices, and --autoscale changes it: use one of them")
+    device = EXAMPLE if arguments.device is None else read_device(arguments.device)
+    low, high = arguments.autoscale or (arguments.devices, arguments.devices)
+    settings = Settings(
+        device,
+        low,
+        queue_limit=arguments.queue_limit,
+        mean_time_to_failure_s=arguments.failures or math.inf,
+        canary_share=arguments.canary,
+        seed=arguments.seed,
+    )
+    autoscale = AutoscalerSettings(low, high, arguments.target_backlog) if arguments.autoscale else None
+    base = Scenario("", settings, device.price_per_hour, autoscale)
+    found = scenarios(base, arguments.policy, arguments.slots or [device.slots])
+    if arguments.canary:
+        without = [replace(each, settings=replace(each.settings, canary_share=0.0)) for each in found]
+        found = [*without, *(replace(each, name=f"{each.name}, canary {arguments.canary:g}") for each in found)]
+    if arguments.spot is not None:
+        price = device.spot_price_per_hour
+        if price is None:
+            raise SimulateError("--spot needs spot_price_per_hour in the file of --device")
+        found += [
+            replace(
+                each,
+                name=f"{each.name}, spot",
+                price_per_hour=price,
+                settings=replace(each.settings, mean_time_to_interruption_s=arguments.spot),
+            )
+            for each in found
+        ]
+    return found

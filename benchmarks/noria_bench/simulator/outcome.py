@@ -1,0 +1,54 @@
+"""What a simulation gives."""
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Latencies of the finished requests, counts of the others, and what was used."""
+
+    latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
+    unserved: Counter[str] = field(default_factory=Counter)  # by reason
+    num_images: int = 0  # of all finished requests, those of the warm-up included
+    num_failures: int = 0
+    num_interruptions: int = 0
+    num_restarted: int = 0  # requests whose device was lost
+    device_s: float = 0.0
+    max_devices: int = 0
+    duration_s: float = 0.0
+
+    def quantile_s(self, share: float) -> float:
+        """Return a quantile of the latencies; 0 if no request has finished."""
+        return float(np.quantile(np.asarray(self.latencies_s), share)) if len(self.latencies_s) else 0.0
+
+    @property
+    def num_requests(self) -> int:
+        """All requests."""
+        return len(self.latencies_s) + self.unserved.total()
+
+    @property
+    def served_share(self) -> float:
+        """The share of requests that finished; 1 if there were none."""
+        return len(self.latencies_s) / self.num_requests if self.num_requests else 1.0
+
+    def as_dict(self, price_per_hour: float) -> dict[str, float]:
+        """Return the figures of the report."""
+        cost = self.device_s / 3600.0 * price_per_hour
+        return {
+            "requests": self.num_requests,
+            "served_share": self.served_share,
+            "p50_s": self.quantile_s(0.5),
+            "p90_s": self.quantile_s(0.9),
+            "p99_s": self.quantile_s(0.99),
+            "images": self.num_images,
+            "mean_devices": self.device_s / self.duration_s if self.duration_s else 0.0,
+            "cost": cost,
+            "cost_per_1000_images": 1000.0 * cost / self.num_images if self.num_images else 0.0,
+            "failures": self.num_failures,
+            "interruptions": self.num_interruptions,
+            "restarted": self.num_restarted,
+        }
