@@ -184,8 +184,8 @@ class RequestReceiver:
 
     def receive(self, client: ClientId, message: ToEngine, data: memoryview | None = None) -> None:
         """Answer a message, or pass it on. Takes no longer than a request whose sampler and LoRAs are known."""
-        if client in self._leases:
-            self._leases[client].last_message = time.monotonic()
+        if (lease := self._leases.get(client)) is not None:  # without the lock: the loop may end it meanwhile
+            lease.last_message = time.monotonic()
         match message:
             case Hello(name, lease_s):
                 self._register_client(client, name, lease_s)
