@@ -1,5 +1,6 @@
 """The memory of models without their weights, against what torch's allocator counts when the real ones are called."""
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.folders.quantization import BitsAndBytes, Torchao
 from noria.models.diffusion.unet_models.controlnet import ControlRows
 from noria.models.families import FAMILIES
+from noria.protocol.diffusion import DiffusionModelSpec
 
 FOLDERS = {
     "stable-diffusion": tiny_models.save_stable_diffusion,
@@ -139,14 +141,20 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
     assert "refiner's text_encoder_2" not in elsewhere.weights
 
 
+def open_small_flux(folder: pathlib.Path) -> DiffusionModelSpec:
+    """A model whose images have few tiles, each of which is estimated."""
+    spec = open_model(str(tiny_models.save_flux(folder)))
+    return msgspec.structs.replace(spec, default_width_px=160, default_height_px=160)
+
+
 def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
-    spec = open_model(str(tiny_models.save_flux(tmp_path / "model")))
+    spec = open_small_flux(tmp_path / "model")
     gpu = Machine(1, has_cuda=True)
     config = resolve_auto(EngineConfig(dtype="float32"), spec, "cuda:0", gpu)
     now = estimate_memory(spec, config)
     changes = find_changes(spec, config, "cuda:0")
     names = [change.names for change in changes]
-    tiled = ("--vae-tiling",)  # 512 px are more than the 8 × 4 that the tiny VAE decodes as one
+    tiled = ("--vae-tiling",)  # 160 px are more than the 8 × 4 that the tiny VAE decodes as one
     apart, quantized = ("--text-encoder-device cpu",), ("a folder whose transformer is quantized to int8",)
     assert names == [("--dtype bfloat16",), tiled, apart, quantized, ("--dtype bfloat16", *tiled, *apart, *quantized)]
     assert all(change.estimate.needed(1) < now.needed(1) for change in changes)
@@ -163,7 +171,7 @@ def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
 def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = open_model(str(tiny_models.save_flux(tmp_path / "model")))
+    spec = open_small_flux(tmp_path / "model")
     config = resolve_auto(EngineConfig(dtype="float32"), spec, "cuda:0", Machine(1, has_cuda=True))
     float8 = {"default": {"_type": "Float8WeightOnlyConfig"}}
     quantizations = {
