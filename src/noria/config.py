@@ -539,6 +539,39 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 64.0
 
 
+class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a server on Ray is spread: `noria serve --on`, `serve run noria.cluster:app`. Else unused."""
+
+    engine_replicas: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)] | Annotated[str, Meta(pattern=r"^\d{1,5}-\d{1,5}\Z")],
+        Meta(
+            description="engines of each model, each with one device: a number, or the fewest and the most, such as "
+            "`1-8`, between which it follows the backlog: docs/ray.md"
+        ),
+    ] = 1
+    frontend_replicas: Annotated[int, Meta(ge=1, le=1000, description="front ends")] = 1
+    engine_gpus: Annotated[
+        Annotated[int, Meta(ge=0, le=1)] | Auto,
+        Meta(
+            description="GPUs that Ray reserves for an engine; `auto` is 1 if Ray has GPUs and `engine.devices` asks "
+            "for no CPU"
+        ),
+    ] = "auto"
+    engine_cpus: Annotated[
+        float,
+        Meta(ge=0, le=1024, description="CPUs that Ray reserves for an engine; without GPU also its `engine.threads`"),
+    ] = 1.0
+    target_backlog_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86400,
+            description="backlog of an engine, in seconds of work, above which a range of "
+            "`engine_replicas` adds engines",
+        ),
+    ] = 10.0
+
+
 VariableKind = Literal["scalar", "category", "value", "counter"]
 
 
@@ -585,7 +618,7 @@ class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole configuration: models, engines, front ends, jobs, registry, statistics, logs, traces."""
+    """The whole configuration: models, engines, front ends, jobs, registry, statistics, cluster, logs, traces."""
 
     model: Annotated[
         str, Meta(description="a folder in diffusers or transformers format, a hub id, `bundled` or `minilm`")
@@ -640,3 +673,4 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     jobs: JobsConfig = msgspec.field(default_factory=JobsConfig)
     registry: RegistryConfig = msgspec.field(default_factory=RegistryConfig)
     statistics: StatisticsConfig = msgspec.field(default_factory=StatisticsConfig)
+    cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)

@@ -379,6 +379,25 @@ def test_a_reconnecting_front_end_cancels_the_requests_of_its_previous_process(h
     assert len(harness.receiver._clients) == 1
 
 
+def test_a_client_that_falls_silent_loses_its_requests_when_its_lease_ends(harness):
+    harness.start()
+    harness.executor.iteration_s = short_iteration_s
+    silent, pinging = harness.client, harness.other
+    for client, attempt_id in ((silent, "silent"), (pinging, "pinging")):
+        client.send(Hello(attempt_id, lease_s=0.5), Submit(request(attempt_id, steps=ENDLESS)))
+        assert kinds(client.receive()) == [EngineState]
+
+    def is_forgotten():
+        pinging.send(Ping())
+        pinging.receive()
+        return list(harness.receiver._clients) == ["pinging"]
+
+    wait_until(is_forgotten)
+    assert [(message.attempt_id, message.code) for message in silent.receive()] == [("silent", "cancelled")]
+    pinging.send(Cancel("pinging"))
+    assert [(message.attempt_id, message.code) for message in pinging.receive()] == [("pinging", "cancelled")]
+
+
 def test_a_client_of_another_name_cancels_nothing(harness):
     harness.start()
     harness.client.send(Hello("one"), Submit(request("slow", scheduler="lms")), Submit(request("quick", steps=50)))

@@ -1,12 +1,19 @@
 """Messages between an engine's channel and a client's connection, over a real socket."""
 
 import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 import zmq
 
 from noria.protocol.messages import EngineLoad, Failed, Hello, LoadAck
-from noria.protocol.transport import Connected, Disconnected, EngineConnection
+from noria.protocol.transport import Connected, Disconnected, EngineChannel, EngineConnection, make_secret_key
 from noria.testing.fake_engine import open_channel
 from waiting import TIMEOUT_S
 
@@ -91,3 +98,72 @@ def test_a_lost_engine_is_noticed_and_found_again(address):
         channel.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.0.2.1", "eth0", "[::]"])
+def test_a_channel_that_other_machines_reach_needs_a_key(host):
+    with pytest.raises(ValueError, match="needs a secret key"):
+        EngineChannel(f"tcp://{host}:0")
+
+
+def test_a_channel_with_a_key_takes_only_connections_that_have_it():
+    """The same listening socket serves the engine's next process, too."""
+    key, listener = make_secret_key(), socket.create_server(("127.0.0.1", 0))
+    address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    channel, inbox = open_channel(address, key, listener.dup())
+
+    async def scenario():
+        for wrong in ("", make_secret_key()):
+            stranger = EngineConnection(address, wrong)
+            events = stranger.events()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    async for event in events:
+                        assert event == Disconnected()
+            stranger.close()
+        friend = EngineConnection(address, key)
+        events = friend.events()
+        assert await anext(events) == Connected()
+        await friend.send(Hello("a"), b"beside it")
+        assert (await asyncio.to_thread(inbox.get))[1] == Hello("a")
+        assert inbox.empty()
+        channel.close()
+        assert await anext(events) == Disconnected()
+        again, second_inbox = open_channel(address, key, listener)
+        while await anext(events) != Connected():
+            pass
+        await friend.send(Hello("a"))
+        assert (await asyncio.to_thread(second_inbox.get))[1] == Hello("a")
+        friend.close()
+        again.close()
+
+    run(scenario)
+
+
+@pytest.mark.slow  # a silent machine counts as lost after three seconds
+def test_a_machine_that_falls_silent_is_noticed():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address, fd = f"tcp://127.0.0.1:{listener.getsockname()[1]}", listener.fileno()
+        os.set_inheritable(fd, True)
+        code = (
+            "import socket, time; from noria.testing.fake_engine import open_channel; "
+            f"open_channel({address!r}, '', socket.socket(fileno={fd})); time.sleep(600)"
+        )
+        engine = subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd])
+
+    async def scenario():
+        connection = EngineConnection(address)
+        events = connection.events()
+        while await anext(events) != Connected():
+            pass
+        engine.send_signal(signal.SIGSTOP)  # the kernel keeps its connections open
+        stopped = time.monotonic()
+        assert await anext(events) == Disconnected()
+        assert 2 < time.monotonic() - stopped < 30
+        connection.close()
+
+    try:
+        run(scenario)
+    finally:
+        engine.kill()
+        engine.wait()

@@ -74,6 +74,7 @@ class BaseEngine(abc.ABC):
             self._publish_views()
             self._advance()
             self._change_models()
+            self._receiver.end_leases(time.monotonic())
         self._mounter.stop()
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)

@@ -8,7 +8,9 @@ new samplers, the *loop* (the main thread) drives the device, the *sender* waits
 import faulthandler
 import logging
 import os
+import pathlib
 import signal
+import socket
 import sys
 import threading
 import time
@@ -50,6 +52,8 @@ class EngineTask(msgspec.Struct, frozen=True):
     traces_endpoint: str = ""
     parent_pid: int | None = None  # the engine is killed when this process ends
     previous_exit: ExitCause = "none"  # how the previous process of this engine ended
+    fd: int | None = None  # a listening TCP socket for `address`, inherited
+    secret_key_file: str = ""  # of the channel; empty: it has none
     niceness: int = 0  # added to the process's on a CPU, once the models are loaded
 
 
@@ -59,7 +63,11 @@ def main(task: EngineTask) -> int:
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
     declarations.ENGINE_STARTS.labels(task.name, task.previous_exit).inc()
-    channel = EngineChannel(task.address)
+    channel = EngineChannel(
+        task.address,
+        pathlib.Path(task.secret_key_file).read_text(encoding="ascii") if task.secret_key_file else "",
+        None if task.fd is None else socket.socket(fileno=task.fd),
+    )
     watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
     crash_journal = CrashJournal(task.crash_journal)
     # Front ends decide which requests are sampled.

@@ -92,6 +92,13 @@ class _PreparingRequest(NamedTuple):
     model: ModelKey
 
 
+@dataclass
+class _Lease:
+    name: str  # the client's
+    lease_s: float
+    last_message: float  # monotonic seconds
+
+
 class RequestReceiver:
     """Answers clients and fills `commands`, the queue of the loop; requests that cannot be prepared are rejected here.
 
@@ -128,7 +135,9 @@ class RequestReceiver:
         # the last load sent to each client, until it is acknowledged
         self._unacked_loads: dict[ClientId, EngineLoad] = {}
         self._preparing: dict[tuple[ClientId, str], _PreparingRequest] = {}
-        # protects _models, _replaced, _executor, _clients, _load, _unacked_loads, _preparing and _compile_queue
+        self._leases: dict[ClientId, _Lease] = {}
+        # protects _models, _replaced, _executor, _clients, _load, _unacked_loads, _preparing, _leases and
+        # _compile_queue
         self._lock = threading.Lock()
         self._prepared = threading.Condition(self._lock)  # notified when a request has left _preparing
 
@@ -175,9 +184,11 @@ class RequestReceiver:
 
     def receive(self, client: ClientId, message: ToEngine, data: memoryview | None = None) -> None:
         """Answer a message, or pass it on. Takes no longer than a request whose sampler and LoRAs are known."""
+        if (lease := self._leases.get(client)) is not None:  # without the lock: the loop may end it meanwhile
+            lease.last_message = time.monotonic()
         match message:
-            case Hello(name):
-                self._register_client(client, name)
+            case Hello(name, lease_s):
+                self._register_client(client, name, lease_s)
             case LoadAck():
                 self._ack_load(client)
             case Submit(request):
@@ -191,19 +202,37 @@ class RequestReceiver:
             case Ping():
                 self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
 
-    def _register_client(self, client: ClientId, name: str) -> None:
+    def _register_client(self, client: ClientId, name: str, lease_s: float | None) -> None:
         """Register a connection under the client's name; requests of its previous connection are cancelled."""
         with self._lock:
             if name in self._clients:
-                previous_client = self._clients[name]
-                self._preparing = {key: each for key, each in self._preparing.items() if key[0] != previous_client}
-                self._prepared.notify_all()
-                self._discard(previous_client, None)
-                self.commands.put(CancelCommand(previous_client, None))
-                self._unacked_loads.pop(previous_client, None)
+                self._forget_client(self._clients[name])
             self._clients[name] = client
+            if lease_s is not None:
+                self._leases[client] = _Lease(name, lease_s, time.monotonic())
             self._channel.send(client, self._state())
             self._send_load(client)
+
+    def _forget_client(self, client: ClientId) -> None:
+        """Cancel the requests of a connection that will send nothing more. The caller holds the lock."""
+        self._preparing = {key: each for key, each in self._preparing.items() if key[0] != client}
+        self._prepared.notify_all()
+        self._discard(client, None)
+        self.commands.put(CancelCommand(client, None))
+        self._unacked_loads.pop(client, None)
+        self._leases.pop(client, None)
+
+    def end_leases(self, now: float) -> None:
+        """Forget the clients that have been silent for longer than their leases: their machine may be lost."""
+        if not self._leases:
+            return
+        with self._lock:
+            for client, lease in list(self._leases.items()):
+                if now - lease.last_message > lease.lease_s:
+                    extra = fields(event="client_lost", client=lease.name)
+                    _log.warning("%s has been silent for %g s", lease.name, lease.lease_s, extra=extra)
+                    del self._clients[lease.name]
+                    self._forget_client(client)
 
     def _send_load(self, client: ClientId) -> None:
         if self._load is not None and client not in self._unacked_loads:

@@ -34,6 +34,8 @@ class Hello(Struct, frozen=True, tag=True):
     """
 
     name: str  # the client's, which stays the same when its process restarts
+    # The engine cancels its requests, too, when it has sent nothing for so many seconds; None: never.
+    lease_s: float | None = None
 
 
 class Submit(Struct, frozen=True, tag=True):

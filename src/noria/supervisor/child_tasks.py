@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import signal
 import socket
 import uuid
 from collections.abc import Callable, Sequence
@@ -157,3 +158,8 @@ class ServerChildren:
 def _log_unusable(endpoint: str, target: Target, reason: str) -> None:
     extra = fields(event="version_unusable", endpoint=endpoint, deployment=target.deployment)
     log.error("deployment %d of %s: %s", target.deployment, endpoint, reason, extra=extra)
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, for messages: "with status 1", "by SIGKILL"."""
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -42,7 +42,7 @@ from noria.protocol.messages import EngineState, Hello, Ping, Pong
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 from noria.statistics.variables import Declarations
 from noria.supervisor.child_process import Child, ChildKind, EngineChild, FrontendChild
-from noria.supervisor.child_tasks import ServerChildren
+from noria.supervisor.child_tasks import ServerChildren, describe_status
 from noria.supervisor.frontend_group import FrontendGroup
 from noria.supervisor.frontend_scaler import process_bounds
 from noria.supervisor.listener import (
@@ -235,7 +235,7 @@ class Supervisor:
             decision = child.ended(status, time.monotonic())
             multiprocess.mark_process_dead(child.process.pid, self._directory)  # type: ignore[no-untyped-call]
             if self._stopping.is_set():
-                child.log(logging.DEBUG, "ended", f"ended {_describe_status(status)}", status=status)
+                child.log(logging.DEBUG, "ended", f"ended {describe_status(status)}", status=status)
                 return
             try:
                 merge_dead_processes(self._directory)
@@ -247,15 +247,15 @@ class Supervisor:
                 )
             match decision:
                 case None:
-                    child.log(logging.INFO, "ended", f"ended {_describe_status(status)}", status=status)
+                    child.log(logging.INFO, "ended", f"ended {describe_status(status)}", status=status)
                     return
                 case Restart(delay_s):
-                    message = f"ended {_describe_status(status)}; starting it again in {delay_s:.1f} s"
+                    message = f"ended {describe_status(status)}; starting it again in {delay_s:.1f} s"
                     child.log(logging.ERROR, "restarted", message, status=status, delay_s=delay_s)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stopping.wait(), delay_s)
                 case GiveUp(exit_status, reason):
-                    message = f"ended {_describe_status(status)}: {reason}; stopping"
+                    message = f"ended {describe_status(status)}: {reason}; stopping"
                     child.log(logging.ERROR, "given_up", message, status=status)
                     self._exit_status = exit_status
                     self._stopping.set()
@@ -353,7 +353,3 @@ def _child_environment(directory: str) -> dict[str, str]:
 
 def _serialize(task: dict[str, object]) -> str:
     return msgspec.json.encode(task).decode()
-
-
-def _describe_status(status: int) -> str:
-    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -10,6 +10,7 @@ the next message.
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 import uuid
@@ -89,9 +90,11 @@ _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
 Inbox = queue.SimpleQueue[tuple[ClientId, ToEngine, memoryview | None]]
 
 
-def open_channel(address: str) -> tuple[EngineChannel, Inbox]:
-    """Return an engine's channel at `address`, and the queue of the messages that it receives."""
-    channel, inbox = EngineChannel(address), Inbox()
+def open_channel(
+    address: str, secret_key: str = "", listener: socket.socket | None = None
+) -> tuple[EngineChannel, Inbox]:
+    """Return an engine's channel, as `EngineChannel` opens it, and the queue of the messages that it receives."""
+    channel, inbox = EngineChannel(address, secret_key, listener), Inbox()
     channel.start(lambda *received: inbox.put(received))
     return channel, inbox
 

@@ -9,6 +9,7 @@ from noria.frontend.engines.client import EngineClient
 from noria.frontend.services.request_validation import validate
 from noria.protocol.messages import Cancel, EngineState, Failed, Progress, Submit, Timings
 from noria.protocol.request import ImageRequestBody
+from noria.protocol.transport import EngineEndpoint
 from noria.testing.fake_engine import FAKE_MODEL
 
 
@@ -25,7 +26,7 @@ class Connection:
 def test_a_message_that_arrives_while_a_request_is_cancelled_is_not_lost():
     async def scenario():
         connection = Connection()
-        client = EngineClient(connection, "frontend-0")
+        client = EngineClient(connection, "frontend-0", EngineEndpoint("engine-0", "ipc://unused"))
         await client.send_hello()
         client.receive(EngineState("a", "ready", (FAKE_MODEL,), "cpu"), None)
         request = validate(ImageRequestBody("p"), FAKE_MODEL, FrontendConfig(), "name", lambda: 1, "alice")

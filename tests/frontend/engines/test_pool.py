@@ -3,6 +3,7 @@
 import asyncio
 import gc
 
+import msgspec
 import pytest
 
 from noria.errors import EngineUnavailable, GenerationFailed
@@ -10,9 +11,9 @@ from noria.frontend.engines.pool import EnginePool
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.live_views import RatesView
 from noria.protocol.messages import EngineView
-from noria.protocol.transport import Disconnected
+from noria.protocol.transport import Disconnected, EngineEndpoint
 from noria.testing.fake_encoder import FAKE_ENCODER
-from noria.testing.fake_engine import FakeEngine
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from waiting import wait_until_async
 
 
@@ -196,6 +197,54 @@ def test_a_view_that_arrives_after_the_disconnect_is_ignored(new_engine):
             await engine_pool._handle_event(engine_client, (view, None))
             await engine_pool._handle_event(engine_client, Disconnected())
             await engine_pool._handle_event(engine_client, (view, None))
-            assert received == [(0, view, None)]
+            assert received == [("engine-0", view, None)]
+
+    asyncio.run(scenario())
+
+
+def test_the_default_model_stays_while_its_group_has_no_engine(new_engine, folder):
+    other = msgspec.structs.replace(FAKE_MODEL, name="other")
+
+    async def scenario(first, second):
+        first, second = (
+            EngineEndpoint(name, each.address, group=name) for name, each in (("first", first), ("second", second))
+        )
+        async with EnginePool([]) as pool:
+            pool.set_engines([second, first], ["first", "second"])
+            await wait_until_async(lambda: len(pool.models) == 2)
+            assert pool.default_model(DiffusionModelSpec) == FAKE_MODEL
+            pool.set_engines([second], ["first", "second"])
+            await wait_until_async(lambda: pool.engine_names == ["second"])
+            assert pool.default_model(DiffusionModelSpec) == FAKE_MODEL
+
+    with FakeEngine(f"ipc://{folder}/other", models=(other,)) as engine:
+        asyncio.run(scenario(new_engine(), engine))
+
+
+def test_engines_join_and_leave_a_pool_that_serves(request_of, new_engine):
+    """One that leaves finishes what it has, and the models of the last one stay known."""
+    first, second = new_engine(), new_engine()
+    old, new = EngineEndpoint("old", first.address), EngineEndpoint("new", second.address)
+
+    async def scenario():
+        async with EnginePool([]) as pool:
+            with pytest.raises(EngineUnavailable):
+                await pool.submit(request_of())
+            pool.set_engines([old])
+            await wait_until_async(lambda: pool.ready)
+            first.never_answers = True
+            late = asyncio.create_task(pool.submit(request_of(seed=1)))
+            await wait_until_async(lambda: first.submitted)
+            pool.set_engines([new])
+            await wait_until_async(lambda: pool.ready)
+            assert (await pool.submit(request_of(seed=2))).images[0].seed == 2
+            assert len(first.submitted) == len(second.submitted) == 1
+            assert pool.engine_names == ["new", "old"]  # the old one has a request in flight
+            late.cancel()
+            await wait_until_async(lambda: pool.engine_names == ["new"])
+            pool.set_engines([])
+            await wait_until_async(lambda: pool.engine_names == [])
+            assert not pool.ready
+            assert list(pool.models) == [FAKE_MODEL.name]
 
     asyncio.run(scenario())

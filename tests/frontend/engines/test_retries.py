@@ -10,6 +10,7 @@ import pytest
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable
 from noria.frontend.engines import retries
 from noria.frontend.engines.pool import EnginePool
+from noria.protocol.transport import EngineEndpoint
 from waiting import wait_until_async
 
 
@@ -233,3 +234,29 @@ def test_a_request_to_an_engine_that_never_answers_fails_after_its_deadline(requ
             await wait_until_async(lambda: engine.cancelled)
 
     asyncio.run(scenario())
+
+
+def test_lost_machines_do_not_convict_a_request(request_of, new_engine, monkeypatch, captured_log_fields):
+    """They report nothing. Neither does an engine elsewhere that is silent for longer than a restart takes."""
+    monkeypatch.setattr(retries, "_EXIT_REPORT_TIMEOUT_S", 0.05)
+    engines = [new_engine() for _ in range(5)]
+    endpoints = [EngineEndpoint(f"e{number}", each.address) for number, each in enumerate(engines)]
+    for engine in engines[:4]:
+        engine.num_crashes_left, engine.restarts = 1, False
+
+    async def scenario():
+        async with EnginePool([]) as pool:
+            monkeypatch.setattr(EngineEndpoint, "is_remote", True)
+            pool.set_engines(endpoints[:1])
+            await wait_until_async(lambda: pool.ready)
+            task = asyncio.create_task(pool.submit(request_of(seed=9)))
+            for number in range(1, 5):
+                await wait_until_async(lambda number=number: engines[number - 1].submitted)
+                gone = endpoints[:number] if number == 3 else []  # the scheduler has not noticed yet
+                pool.set_engines([*gone, endpoints[number]])
+            assert (await task).images[0].seed == 9
+            assert [engine.submitted[0].exclusive for engine in engines] == [False, False, False, True, True]
+
+    with captured_log_fields("noria.frontend", logging.WARNING) as lines:
+        asyncio.run(scenario())
+    assert {line["loss_cause"] for line in lines()} == {"not_at_fault"}

@@ -26,6 +26,7 @@ NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="ffffffffffff")
 class Engine:
     models: tuple[ModelSpec, ...]
     num_results_in_flight: int = 0
+    expected_backlog_s: tuple[float, float] = (0.0, 0.0)
 
 
 def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
@@ -38,6 +39,14 @@ def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
     assert route(engines, "other", OTHER_MODEL.fingerprint) is busy
     assert route(engines, "other", NEWER.fingerprint) is None
     assert route(engines, "missing") is None
+
+
+def test_the_backlog_in_seconds_decides_before_the_number_of_results():
+    """Another front end may have filled an engine; and what was just submitted is in no report yet."""
+    filled, quick = Engine((FAKE_MODEL,), 0, (9.0, 0.0)), Engine((FAKE_MODEL,), 8, (2.0, 3.0))
+    assert route([filled, quick], "tiny") is quick
+    quick.expected_backlog_s = (2.0, 8.0)
+    assert route([filled, quick], "tiny") is filled
 
 
 def test_engines_with_different_versions_serve_their_own(tmp_path):

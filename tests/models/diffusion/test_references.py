@@ -237,7 +237,7 @@ def test_images_of_a_request_share_its_references_until_it_ends(model):
     assert references.waiting_bytes == 72 * 72 * 3
     loop.run_iteration()
     assert references.waiting_bytes == 0
-    assert len({id(each.references) for each in executor._guided.values()}) == 1
+    assert len({id(each.references) for each, *_ in executor._guided.values()}) == 1
     loop.cancel("r0")
     del references
     gc.collect()

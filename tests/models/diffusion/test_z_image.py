@@ -257,7 +257,7 @@ def test_a_scheduler_of_another_family_is_rejected(tiny, name):
 
 def test_loras_are_rejected_by_the_name_of_a_model_that_takes_none(tiny, monkeypatch):
     monkeypatch.setattr(tiny[1].model, "lora_parts", {})
-    with pytest.raises(InvalidField, match="LoRAs are not supported yet"):
+    with pytest.raises(InvalidField, match="has no parts that LoRAs can change"):
         tiny[1].prepare(make_request(0, loras=(Lora("ink"),)))
 
 

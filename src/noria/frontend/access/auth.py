@@ -190,10 +190,10 @@ def _check_tester(http: Request, api_client: ApiClient) -> None:
 
 def _is_local(http: Request) -> bool:
     """Return whether a request is from this machine; behind a proxy a header says that, which may be the client's."""
-    return _is_this_machine(http.scope["client"]) and "x-forwarded-for" not in http.headers
+    return is_this_machine(http.scope["client"]) and "x-forwarded-for" not in http.headers
 
 
-def _is_this_machine(client: Sequence[Any] | None) -> bool:
+def is_this_machine(client: Sequence[Any] | None) -> bool:
     """Return whether a connection is from a Unix socket or a loopback address."""
     host = "" if client is None else str(client[0])
     try:

@@ -35,6 +35,7 @@ from noria.protocol.messages import (
     ImageDone,
     LoadAck,
     MountResult,
+    Ping,
     Pong,
     Preview,
     Submit,
@@ -42,9 +43,13 @@ from noria.protocol.messages import (
 )
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import AnyRequest
-from noria.protocol.transport import EngineConnection
+from noria.protocol.transport import EngineConnection, EngineEndpoint
 
 log = logging.getLogger("noria.frontend")
+
+_LEASE_S = 20.0
+"""An engine on another machine cancels this front end's requests when it has been silent for so long: the machine may
+be lost, and another front end may never have its name. `EnginePool` pings more often than that."""
 
 # For the reply to a `Cancel`, which has the timings of the cancelled request. Most iterations are shorter.
 _CANCEL_REPLY_TIMEOUT_S = 0.5
@@ -112,12 +117,16 @@ class AttemptLostError(Exception):
     """The engine ended with an attempt in flight.
 
     `exit_report` is done when the engine's next process has reported how it ended; None if the attempt was never sent.
+    `is_remote`: it may be that the engine's machine was lost, which reports nothing.
     """
 
-    def __init__(self, attempt_id: str, exit_report: "asyncio.Future[ExitReport] | None") -> None:
+    def __init__(
+        self, attempt_id: str, exit_report: "asyncio.Future[ExitReport] | None", *, is_remote: bool = False
+    ) -> None:
         super().__init__(attempt_id)
         self.attempt_id = attempt_id
         self.exit_report = exit_report
+        self.is_remote = is_remote
 
 
 @dataclass
@@ -146,10 +155,11 @@ class _Attempt:
 class EngineClient:
     """Talks to one engine through its connection."""
 
-    def __init__(self, connection: EngineConnection, name: str) -> None:
-        """`name` is this front end's."""
+    def __init__(self, connection: EngineConnection, name: str, endpoint: EngineEndpoint) -> None:
+        """`name` is this front end's, `endpoint` is the engine's."""
         self._name = name
-        self.connection = connection
+        self.connection, self.endpoint = connection, endpoint
+        self.is_leaving = False  # it ends soon: it gets no more requests, and finishes those that it has
         self.load: EngineLoad | None = None
         self.known_models: tuple[ModelSpec, ...] = ()  # as it last reported them, also while it restarts
         self._connected = False
@@ -157,8 +167,11 @@ class EngineClient:
         self._lost_incarnation: str | None = None
         # Pending while the engine's process is gone and its successor has not reported yet.
         self._exit_report: asyncio.Future[ExitReport] | None = None
+        self._lost_attempts: frozenset[str] = frozenset()  # that were in flight when it was lost
         self._attempts: dict[str, _Attempt] = {}
         self.num_results_in_flight = 0  # that the requests in flight at it ask for
+        self._num_results_since_load = 0  # that were asked for after its last load
+        self._result_s = 0.0  # of its backlog for each result, as it last had any
         # Together unique among all attempts of all front ends; random bytes for each would cost a system call.
         self._nonce, self._numbers = secrets.token_hex(6), itertools.count()
 
@@ -169,8 +182,26 @@ class EngineClient:
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
-        """The models that it holds; none unless it is ready."""
-        return self._last_state.models if self._last_state is not None and self.ready else ()
+        """The models that it holds for new requests; none unless it is ready."""
+        if self._last_state is None or not self.ready or self.is_leaving:
+            return ()
+        return self._last_state.models
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connected
+
+    @property
+    def expected_backlog_s(self) -> tuple[float, float]:
+        """Its backlog as it last reported it, and that of what this front end has submitted since."""
+        reported_s = 0.0 if self.load is None else self.load.backlog_s
+        return reported_s, self._num_results_since_load * self._result_s
+
+    def _on_load(self, load: EngineLoad) -> None:
+        self.load, self._num_results_since_load = load, 0
+        if num_results := load.num_running + load.num_waiting:
+            self._result_s = load.backlog_s / num_results
 
     def status(self) -> EngineStatus:
         """Return its state for /readyz."""
@@ -195,6 +226,7 @@ class EngineClient:
         attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update)
         self._attempts[attempt_id] = attempt
         self.num_results_in_flight += request.payload.num_results
+        self._num_results_since_load += request.payload.num_results
         try:
             await self.connection.send(Submit(request), data)
             # Shielded: what arrives between a cancellation and the handling of it is not lost.
@@ -202,7 +234,7 @@ class EngineClient:
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
-            raise AttemptLostError(attempt_id, None) from error
+            raise AttemptLostError(attempt_id, None, is_remote=self.endpoint.is_remote) from error
         except asyncio.CancelledError:
             await self._cancel(attempt)
             raise
@@ -226,7 +258,12 @@ class EngineClient:
         """Introduce this front end on a new connection."""
         self._connected = True
         with contextlib.suppress(zmq.Again):  # disconnected again: another `Connected` follows
-            await self.connection.send(Hello(self._name))
+            await self.connection.send(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
+
+    async def ping(self) -> None:
+        """Renew the lease of this front end's requests."""
+        with contextlib.suppress(zmq.Again):  # disconnected
+            await self.connection.send(Ping())
 
     async def ack_load(self) -> None:
         """Acknowledge the last `EngineLoad`, so that the engine sends the next one."""
@@ -244,11 +281,24 @@ class EngineClient:
         if self._exit_report is None and self._last_state is not None:
             self._exit_report = asyncio.get_running_loop().create_future()
             self._lost_incarnation = self._last_state.incarnation
+            self._lost_attempts = frozenset(self._attempts)
         self._connected = False
         self._last_state = self.load = None
         for attempt_id, attempt in self._attempts.items():
             if not attempt.outcome.done():
-                attempt.outcome.set_exception(AttemptLostError(attempt_id, self._exit_report))
+                lost = AttemptLostError(attempt_id, self._exit_report, is_remote=self.endpoint.is_remote)
+                attempt.outcome.set_exception(lost)
+
+    def remove(self) -> None:
+        """Close the connection, because there is no such engine any more.
+
+        Its process, its machine or the cluster's scheduler has ended it, so its requests count as not at fault.
+        """
+        self.handle_disconnect()
+        if self._exit_report is not None:
+            self._exit_report.set_result(ExitReport("killed", self._lost_attempts))
+            self._exit_report = None
+        self.connection.close()
 
     def receive(self, message: FromEngine, data: memoryview | None) -> bool:
         """Process a message. Returns False, and ignores the message, if it arrives after the engine's disconnect."""
@@ -258,7 +308,7 @@ class EngineClient:
             case EngineState():
                 self._update_state(message)
             case EngineLoad():
-                self.load = message
+                self._on_load(message)
             case Pong() | MountResult() | EngineView():  # of other clients; views are passed on by the pool
                 pass
             case _:

@@ -6,6 +6,8 @@ Pure. The rules (ADR 6 has the reasons):
     crashed, or hung                       suspected              not_at_fault
     killed by a signal from outside        not_at_fault           not_started
     unknown, no report in time             suspected              suspected
+    the same, on another machine           not_at_fault           not_at_fault
+    with its machine, or replaced          not_at_fault           not_started
 
   - A suspected request is retried exclusively: nothing else is in flight at that engine, so a second crash is certainly
     its own.

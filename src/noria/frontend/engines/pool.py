@@ -20,15 +20,17 @@ from noria.frontend.engines.shadow_mirror import ShadowMirror
 from noria.frontend.engines.version_choice import VersionChooser
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
-from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest
+from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest, engine_name
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
 from noria.protocol.routes import Routes
-from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection
+from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection, EngineEndpoint
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 
 log = logging.getLogger("noria.frontend")
+
+_UPKEEP_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class PoolLoad:
 
 
 class EnginePool:
-    """The engines at `addresses`. An asynchronous context manager: connects on entry, disconnects on exit."""
+    """The engines at `addresses`, or those of `set_engines`.
+
+    An asynchronous context manager: connects on entry, disconnects on exit.
+    """
 
     def __init__(
         self,
@@ -59,10 +64,14 @@ class EnginePool:
         waits for the states of all engines.
         """
         self._name = name or uuid.uuid4().hex
-        self._addresses = tuple(addresses)
+        self._endpoints = [EngineEndpoint(engine_name(number), each) for number, each in enumerate(addresses)]
+        self._is_open = False
         self._first_states_wait_s = first_states_wait_s
         self._engines: list[EngineClient] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[EngineEndpoint, asyncio.Task[None]] = {}
+        self._upkeep: asyncio.Task[None] | None = None
+        self._groups: dict[str, int] = {}  # their order
+        self._left_models: dict[str, tuple[ModelSpec, ...]] = {}  # of the last engine that left, by its group
         self._changed = asyncio.Condition()
         self._submitter = RetryingSubmitter(self._route, self.unavailable_error, self._changed, restart_wait_s)
         self._models: dict[str, ModelSpec] = {}
@@ -72,26 +81,80 @@ class EnginePool:
         self.shadows = ShadowMirror(self.versions, self._find_ready, self._route)
         # Called with the models that became known; must not block.
         self.on_models: Callable[[Iterable[ModelSpec]], None] = lambda _: None
-        # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and
+        # For the live view; called in the event loop, must not block. `on_view` gets the engine's name, view and
         # thumbnails.
         self.on_change: Callable[[], None] = lambda: None
-        self.on_view: Callable[[int, EngineView, memoryview | None], None] = lambda *_: None
+        self.on_view: Callable[[str, EngineView, memoryview | None], None] = lambda *_: None
 
     async def __aenter__(self) -> Self:
-        self._engines = [EngineClient(EngineConnection(address), self._name) for address in self._addresses]
-        self._tasks = [asyncio.create_task(self._read_events(engine)) for engine in self._engines]
+        self._is_open = True
+        for endpoint in self._endpoints:
+            self._add(endpoint)
+        self._upkeep = asyncio.create_task(self._keep_up())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._first_states_wait_s), self._changed:
                 await self._changed.wait_for(lambda: all(engine.state != "unknown" for engine in self.engines))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._is_open = False
         await self.shadows.close()
-        for task in self._tasks:
+        tasks = [*self._tasks.values(), *([] if self._upkeep is None else [self._upkeep])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for engine in self._engines:
             engine.connection.close()
+
+    def set_engines(self, endpoints: Iterable[EngineEndpoint], groups: Sequence[str] = ()) -> None:
+        """Use these engines from now on, in this order. To be called in the event loop.
+
+        `groups` are all groups of engines, the default models' first, also those that have no engine now.
+        One that is no longer among them gets no more requests; when those that it has are done, or its connection is
+        lost, it is forgotten.
+        """
+        self._endpoints, self._groups = list(endpoints), {name: number for number, name in enumerate(groups)}
+        if not self._is_open:
+            return
+        present = {engine.endpoint: engine for engine in self._engines}
+        for endpoint in self._endpoints:
+            if endpoint in present:
+                present[endpoint].is_leaving = False
+            else:
+                self._add(endpoint)
+        for endpoint in present.keys() - set(self._endpoints):
+            present[endpoint].is_leaving = True
+        order = {endpoint: number for number, endpoint in enumerate(self._endpoints)}
+        self._engines.sort(key=lambda engine: order.get(engine.endpoint, len(order)))
+        self._remove_left()
+        self._update_models()
+        self.on_change()
+
+    def _add(self, endpoint: EngineEndpoint) -> None:
+        connection = EngineConnection(endpoint.address, endpoint.secret_key)
+        engine = EngineClient(connection, self._name, endpoint)
+        self._engines.append(engine)
+        self._tasks[endpoint] = asyncio.create_task(self._read_events(engine))
+
+    def _remove_left(self) -> None:
+        """Forget the engines that leave and have nothing more to do."""
+        for engine in [each for each in self._engines if each.is_leaving]:
+            if engine.is_connected and engine.num_results_in_flight:
+                continue
+            self._engines.remove(engine)
+            if engine.known_models:
+                self._left_models[engine.endpoint.group] = engine.known_models
+            self._tasks.pop(engine.endpoint).cancel()
+            engine.remove()
+
+    async def _keep_up(self) -> None:
+        """Renew the leases at engines on other machines, and forget the engines that have left."""
+        while True:
+            await asyncio.sleep(_UPKEEP_INTERVAL_S)
+            for engine in list(self._engines):
+                if engine.endpoint.is_remote:
+                    await engine.ping()
+            self._remove_left()
 
     @property
     def ready(self) -> bool:
@@ -136,8 +199,7 @@ class EnginePool:
 
     def find_model(self, name: str, version: str) -> ModelSpec | None:
         """The model in this version, if any engine held it when it last reported."""
-        known = (spec for engine in self._engines for spec in engine.known_models)
-        return next((spec for spec in known if spec.matches(name, version)), None)
+        return next((spec for spec in self._known_models() if spec.matches(name, version)), None)
 
     def _find_ready(self, name: str, version: str) -> ModelSpec | None:
         """The model in this version, if a ready engine holds it."""
@@ -193,13 +255,15 @@ class EnginePool:
         return [(engine.status(), engine.known_models) for engine in self._engines]
 
     @property
-    def num_engines(self) -> int:
-        """The number of engines, ready or not."""
-        return len(self._addresses)
+    def engine_names(self) -> list[str]:
+        """The names of all engines, ready or not, in the order of `engines`."""
+        return [engine.endpoint.name for engine in self._engines] or [each.name for each in self._endpoints]
 
-    async def request_view(self, number: int, message: ViewRequest) -> None:
-        """Ask engine `number` for a view of its running batch, if it is ready. The view goes to `on_view`."""
-        await self._engines[number].request_view(message)
+    async def request_view(self, name: str, message: ViewRequest) -> None:
+        """Ask engine `name` for a view of its running batch, if it is ready. The view goes to `on_view`."""
+        for engine in self._engines:
+            if engine.endpoint.name == name:
+                await engine.request_view(message)
 
     def unavailable_error(self, needed: str) -> EngineUnavailable:
         """Return a request's error while no engine that holds `needed` is ready; `needed` is part of its message."""
@@ -240,12 +304,13 @@ class EnginePool:
                 await engine.send_hello()
             case Disconnected():
                 engine.handle_disconnect()
+                self._remove_left()
                 self.on_change()
             case (message, data):
                 if not engine.receive(message, data):
                     return
                 if isinstance(message, EngineView):
-                    self.on_view(self._engines.index(engine), message, data)
+                    self.on_view(engine.endpoint.name, message, data)
                 if isinstance(message, EngineLoad):
                     await engine.ack_load()
                 if isinstance(message, EngineState):
@@ -257,7 +322,7 @@ class EnginePool:
                         self._changed.notify_all()
 
     def _update_models(self) -> None:
-        known = [spec for engine in self._engines for spec in engine.known_models]
+        known = self._known_models()
         known.sort(key=lambda spec: (spec.name != self._default_models.get(spec.kind), not self._is_control(spec)))
         self._models = {}
         for spec in known:
@@ -265,6 +330,14 @@ class EnginePool:
         new = [spec for spec in known if spec.key not in self._known]
         self._known = {spec.key for spec in known}
         self.on_models(new)
+
+    def _known_models(self) -> list[ModelSpec]:
+        """What the engines held when they last reported, and of a group that has none now what its last one held."""
+        known = [(engine.endpoint.group, engine.known_models) for engine in self._engines]
+        reported = {group for group, models in known if models}
+        known += [(group, models) for group, models in self._left_models.items() if group not in reported]
+        known.sort(key=lambda item: self._groups.get(item[0], len(self._groups)))
+        return [spec for _, models in known for spec in models]
 
     def _is_control(self, spec: ModelSpec) -> bool:
         """Whether requests that go to no canary go to this version."""

@@ -154,8 +154,10 @@ class RetryingSubmitter:
     async def _classify_loss(self, lost: AttemptLostError, request: AnyRequest, was_exclusive: bool) -> LossCause:
         """Wait for the report of how the engine ended. Return how the loss counts.
 
-        It is "suspected" if no report comes in time. If another engine is ready, the wait ends after a few seconds; but
-        a request whose attempt was exclusive waits as long as for a restart, so that it does not crash a second engine.
+        If no report comes in time, it is "suspected" on this machine, whose engines always report; the requests of an
+        engine elsewhere are "not_at_fault", because a lost machine would else convict them. If another engine is ready,
+        the wait ends after a few seconds; but a request whose attempt was exclusive waits as long as for a restart, so
+        that it does not crash a second engine.
         """
         if lost.exit_report is None:
             return "not_started"
@@ -168,7 +170,9 @@ class RetryingSubmitter:
                     await self._engines_changed.wait_for(lambda: exit_report.done() or self._route(request) is not None)
             except TimeoutError:
                 log.debug("%s: no report of how its engine ended", lost.attempt_id)
-        return exit_report.result().loss_cause(lost.attempt_id) if exit_report.done() else "suspected"
+        if exit_report.done():
+            return exit_report.result().loss_cause(lost.attempt_id)
+        return "not_at_fault" if lost.is_remote else "suspected"
 
 
 def _limit_s(request: AnyRequest) -> float:

@@ -19,7 +19,7 @@ from noria.frontend.http.sse import serialize_event
 from noria.frontend.live.sprite_sheet import make_sprite_sheet
 from noria.frontend.live.subscribers import LiveSubscribers, Subscriber
 from noria.protocol.live_views import IterationView
-from noria.protocol.messages import EngineView, ViewRequest, engine_name
+from noria.protocol.messages import EngineView, ViewRequest
 
 log = logging.getLogger("noria.frontend")
 
@@ -53,8 +53,8 @@ class LiveFeed:
     def __init__(self, engine_pool: EnginePool) -> None:
         self._engine_pool = engine_pool
         self._subscribers = LiveSubscribers()
-        self._histories = [_EngineHistory(engine_name(number)) for number in range(engine_pool.num_engines)]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._histories: dict[str, _EngineHistory] = {}  # of the pool's engines, by name
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by the engine's name; empty while there are no subscribers
         engine_pool.on_change, engine_pool.on_view = self._on_engines_changed, self._on_view
 
     def subscribe(self, client: str, *, wants_thumbnails: bool) -> Subscriber:
@@ -65,36 +65,42 @@ class LiveFeed:
 
         """
         subscriber = self._subscribers.add(client, wants_thumbnails=wants_thumbnails)
+        self._follow_engines()
         subscriber.put_engines(self._engines_event())
-        for number, history in enumerate(self._histories):
-            if (last := self._current_view(number, history)) is not None:
+        for history in self._histories.values():
+            if (last := self._current_view(history)) is not None:
                 full_view = msgspec.structs.replace(last, iterations=tuple(history.iterations), departures=())
                 subscriber.put_view(history.name, _serialize_view(history.name, full_view))
-        if not self._tasks:
-            self._tasks = [
+        return subscriber
+
+    def _follow_engines(self) -> None:
+        """Ask each engine of the pool for views, and no longer those that have left it."""
+        names = self._engine_pool.engine_names
+        for name in self._histories.keys() - set(names):
+            del self._histories[name]
+            self._tasks.pop(name).cancel()
+        for name in names:
+            if name not in self._histories:
+                history = self._histories[name] = _EngineHistory(name)
                 # In a context of its own: the task serves all subscribers, so it must not log or trace as the first
                 # one's request.
-                asyncio.create_task(self._request_views(number, history), context=contextvars.Context())
-                for number, history in enumerate(self._histories)
-            ]
-        return subscriber
+                self._tasks[name] = asyncio.create_task(self._request_views(history), context=contextvars.Context())
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Remove `subscriber`; with the last one, stop asking the engines and forget their views."""
         self._subscribers.remove(subscriber)
         if len(self._subscribers) == 0:
-            for task in self._tasks:
+            for task in self._tasks.values():
                 task.cancel()
-            self._tasks = []
-            self._histories = [_EngineHistory(history.name) for history in self._histories]
+            self._tasks, self._histories = {}, {}
 
-    async def _request_views(self, number: int, history: _EngineHistory) -> None:
+    async def _request_views(self, history: _EngineHistory) -> None:
         """Request a view, publish it, repeat. The request to an engine that is not ready is sent when it is ready."""
         while True:
-            last = self._current_view(number, history)
+            last = self._current_view(history)
             last_iteration = None if last is None else last.last_iteration
             await self._engine_pool.request_view(
-                number, ViewRequest(last_iteration, with_thumbnails=self._subscribers.wants_thumbnails)
+                history.name, ViewRequest(last_iteration, with_thumbnails=self._subscribers.wants_thumbnails)
             )
             reply = await history.inbox.get()
             if reply is None:
@@ -103,19 +109,20 @@ class LiveFeed:
             if last_iteration is None and not _is_complete(view):
                 continue  # it answers a request of earlier subscribers; the reply to this one is to come
             try:
-                await self._publish(number, history, history.record_view(view), pixels)
+                await self._publish(history, history.record_view(view), pixels)
             except Exception:  # an invalid view is dropped; the next one may be valid
                 log.exception("%s: dropped an invalid view", history.name)
 
-    def _current_view(self, number: int, history: _EngineHistory) -> EngineView | None:
+    def _current_view(self, history: _EngineHistory) -> EngineView | None:
         """The last view, if it is of the engine's current incarnation."""
         last = history.last_view
-        return last if last is not None and self._is_current(number, last) else None
+        return last if last is not None and self._is_current(history.name, last) else None
 
-    def _is_current(self, number: int, view: EngineView) -> bool:
-        return view.incarnation == self._engine_pool.engines[number].incarnation
+    def _is_current(self, name: str, view: EngineView) -> bool:
+        named = zip(self._engine_pool.engine_names, self._engine_pool.engines, strict=False)
+        return any(each == name and status.incarnation == view.incarnation for each, status in named)
 
-    async def _publish(self, number: int, history: _EngineHistory, view: EngineView, pixels: memoryview | None) -> None:
+    async def _publish(self, history: _EngineHistory, view: EngineView, pixels: memoryview | None) -> None:
         plain_event = _serialize_view(history.name, view)
         event_with_thumbnails = plain_event
         if view.thumbnails and pixels is not None and self._subscribers.wants_thumbnails:
@@ -136,28 +143,30 @@ class LiveFeed:
             event_with_thumbnails = _serialize_view(
                 history.name, view, thumbnails=thumbnails, sprite_sheet=sprite_sheet
             )
-        if not self._is_current(number, view):  # the engine ended meanwhile, and the subscribers have that event
+        if not self._is_current(history.name, view):  # the engine ended meanwhile, and the subscribers have that event
             return
         for subscriber in self._subscribers:
             subscriber.put_view(history.name, event_with_thumbnails if subscriber.wants_thumbnails else plain_event)
 
     def _on_engines_changed(self) -> None:
-        """The engine pool calls this when an engine's state changes."""
+        """The engine pool calls this when an engine's state changes, and when it has others."""
+        if len(self._subscribers):
+            self._follow_engines()
         engines_event = self._engines_event()
         for subscriber in self._subscribers:
             subscriber.put_engines(engines_event)
-        for history in self._histories if self._tasks else ():
+        for history in self._histories.values():
             history.inbox.put_nowait(None)
 
-    def _on_view(self, number: int, view: EngineView, pixels: memoryview | None) -> None:
+    def _on_view(self, name: str, view: EngineView, pixels: memoryview | None) -> None:
         """The engine pool calls this with each view."""
-        if self._tasks:
-            self._histories[number].inbox.put_nowait((view, pixels))
+        if name in self._histories:
+            self._histories[name].inbox.put_nowait((view, pixels))
 
     def _engines_event(self) -> bytes:
         engines = [
-            {"name": history.name, "state": status.state, "device": status.device, "incarnation": status.incarnation}
-            for history, status in zip(self._histories, self._engine_pool.engines, strict=True)
+            {"name": name, "state": status.state, "device": status.device, "incarnation": status.incarnation}
+            for name, status in zip(self._engine_pool.engine_names, self._engine_pool.engines, strict=False)
         ]
         return serialize_event(
             "engines",

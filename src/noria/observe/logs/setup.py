@@ -25,7 +25,16 @@ from noria.observe.logs.log_record import Line, Render, as_json, as_text, fields
 from noria.observe.logs.writer import NonBlockingWriter, SharedPipe
 from noria.observe.request_scope import CURRENT_REQUEST
 
-__all__ = ["LineHandler", "child_log_environment", "fields", "logging_here", "logging_to", "new_mark", "render_for"]
+__all__ = [
+    "LineHandler",
+    "child_log_environment",
+    "fields",
+    "logging_here",
+    "logging_to",
+    "new_mark",
+    "render_for",
+    "stderr_handler",
+]
 
 LogFormat = Literal["auto", "json", "text"]
 
@@ -116,7 +125,11 @@ def logging_here(process: str, level: str, log_format: LogFormat = "auto") -> It
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     mark = os.environ.get(_MARK_VARIABLE)
-    open_handler = _to_supervisor(process, mark.encode()) if mark else _to_stderr(process, log_format)
+    open_handler = (
+        _to_supervisor(process, mark.encode())
+        if mark
+        else contextlib.nullcontext(stderr_handler(process, log_format, sys.stderr))
+    )
     with open_handler as handler, logging_to(handler, level):
         yield
 
@@ -132,14 +145,13 @@ def _to_supervisor(process: str, mark: bytes) -> Iterator[LineHandler]:
         writer.close()
 
 
-@contextlib.contextmanager
-def _to_stderr(process: str, log_format: LogFormat) -> Iterator[LineHandler]:
-    """Yield a handler that writes directly, for a process without a supervisor."""
-    render, lock = render_for(log_format, sys.stderr, os.environ), threading.Lock()
+def stderr_handler(process: str, log_format: LogFormat, stream: TextIO) -> LineHandler:
+    """Return a handler that writes to `stream`, for a process without a supervisor."""
+    render, lock = render_for(log_format, stream, os.environ), threading.Lock()
 
     def put(line: Line) -> None:
         with lock:  # text streams are not thread-safe
-            sys.stderr.write(f"{render(line).decode()}\n")
-            sys.stderr.flush()
+            stream.write(f"{render(line).decode()}\n")
+            stream.flush()
 
-    yield LineHandler(process, put)
+    return LineHandler(process, put)

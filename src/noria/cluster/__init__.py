@@ -1,0 +1,34 @@
+"""Serves Noria on Ray Serve: front ends and engines as deployments, on many machines. docs/ray.md describes it.
+
+    client → Ray's proxy → frontend_replica: the ASGI application of a front end, N of them
+                              │ replica_list: which engines there are (Ray; control)
+                              │ ZeroMQ over TCP: the same messages as on one machine (data)
+                              ▼
+                           engine_replica: an actor with one device
+                              └ engine_runner: the engine process as its child
+
+Ray places, restarts, scales and drains replicas. Requests, previews and images never pass Ray: a handle's call takes 30
+times the CPU of a message. `serve run noria.cluster:app` and `noria serve --on` start it. This package needs the extra
+`ray`; no other one imports it but the command.
+"""
+
+from typing import Any
+
+from noria.extras import check_installed
+
+
+def app(args: dict[str, Any]) -> Any:
+    """Return the application, for `serve run noria.cluster:app` and the `import_path` of a Serve config file.
+
+    `args` are settings by their keys, such as `model=… engine.slots=8`, and `config`, the path of a TOML file; NORIA_
+    variables count, too.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        ConfigError: a setting is unknown, has a value that is not allowed, or cannot be served on Ray.
+
+    """
+    check_installed(("ray", "ray.serve"), "ray", "serving on Ray")
+    from noria.cluster.application import build, config_of
+
+    return build(config_of(args))

@@ -1,0 +1,145 @@
+"""The Serve application of a configuration: a deployment of front ends, and one of engines for each model."""
+
+import os
+import pathlib
+import re
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from noria.cluster.engine_replica import EngineReplica
+from noria.cluster.frontend_replica import FrontendReplica
+from noria.config import Config
+from noria.errors import ConfigError, did_you_mean
+from noria.settings import list_settings, load
+
+# Ray asks each replica for its health so often. One that has failed once is replaced.
+_HEALTH_CHECK_PERIOD_S = 1.0
+_HEALTH_CHECK_TIMEOUT_S = 30.0
+_STATS_PERIOD_S = 1.0
+# Requests of one front end at once. The engines' queues and the API keys limit them first.
+_MAX_ONGOING_REQUESTS = 4096
+_STOP_GRACE_S = 10.0
+_MAX_CONSTRUCTOR_RETRIES = 3
+
+
+def config_of(args: dict[str, Any]) -> Config:
+    """Return the configuration of the arguments of `noria.cluster.app`. Raises ConfigError."""
+    known = [setting.key for setting in list_settings()]
+    flags = {key: value for key, value in args.items() if key != "config"}
+    for key in flags:
+        if key not in known:
+            raise ConfigError(f"argument {key!r} is not a setting.{did_you_mean(key, known)} See docs/settings.md.")
+    return load(args.get("config"), os.environ, flags)
+
+
+def build(config: Config) -> Any:
+    """Return the application of `config`; connects to Ray first, which `serve run` does later.
+
+    Raises:
+        ConfigError: a setting cannot be served on Ray.
+
+    """
+    if not ray.is_initialized():  # as `serve run` does it; its GPUs and nodes are asked for below
+        ray.init(namespace="serve")
+    config = _check(config)
+    sources = list(dict.fromkeys([config.model, *config.additional_models]))
+    names = deployment_names(sources)
+    engines = {name: _engine(config, name, source) for name, source in zip(names, sources, strict=True)}
+    frontend = serve.deployment(
+        FrontendReplica,
+        name="frontend",
+        num_replicas=config.cluster.frontend_replicas,
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
+        ray_actor_options={"num_cpus": 0.1},
+    )
+    return frontend.bind(_json(config), engines)
+
+
+def _engine(config: Config, name: str, source: str) -> Any:
+    num_gpus = config.cluster.engine_gpus
+    if num_gpus == "auto":
+        num_gpus = int(config.engine.devices != ("cpu",) and ray.cluster_resources().get("GPU", 0) > 0)
+    engine = config.engine
+    if not num_gpus:
+        threads = max(1, int(config.cluster.engine_cpus)) if engine.threads == "auto" else engine.threads
+        engine = msgspec.structs.replace(engine, devices=("cpu",), threads=threads)
+    deployment = serve.deployment(
+        EngineReplica,
+        name=name,
+        **_scale(config),
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
+        max_constructor_retry_count=_MAX_CONSTRUCTOR_RETRIES,
+        ray_actor_options={"num_cpus": config.cluster.engine_cpus, "num_gpus": num_gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class="noria.cluster.request_router.BacklogRouter",
+            request_routing_stats_period_s=_STATS_PERIOD_S,
+        ),
+    )
+    return deployment.bind(_json(msgspec.structs.replace(config, engine=engine)), source, config.frontend.drain_s)
+
+
+def _scale(config: Config) -> dict[str, Any]:
+    replicas = config.cluster.engine_replicas
+    if isinstance(replicas, int):
+        return {"num_replicas": replicas}
+    fewest, most = (int(number) for number in replicas.split("-"))
+    if not 1 <= fewest <= most:
+        raise ConfigError(
+            f"setting cluster.engine_replicas is {replicas!r}; the first number is the fewest engines, at least 1, and "
+            "the second the most."
+        )
+    policy = AutoscalingPolicy(
+        policy_function="noria.cluster.autoscaling:BacklogPolicy",
+        policy_kwargs={"target_backlog_s": config.cluster.target_backlog_s},
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=fewest,
+            max_replicas=most,
+            policy=policy,
+            upscale_delay_s=0.0,  # the policy has its own
+            downscale_delay_s=0.0,
+        )
+    }
+
+
+def _check(config: Config) -> Config:
+    """Return the configuration as replicas use it. Raises ConfigError if Ray cannot serve it."""
+    if len(config.engine.devices) != 1:
+        raise ConfigError(
+            f"setting engine.devices is {', '.join(config.engine.devices)}; on Ray each engine has one device, which "
+            "Ray assigns: leave it, or set `cpu`, and set cluster.engine_replicas."
+        )
+    if config.endpoints:
+        raise ConfigError("setting endpoints is not supported on Ray yet; leave it out.")
+    shares_disk = len(ray.nodes()) < 2
+    if config.cluster.frontend_replicas > 1 and config.jobs.database == "auto" and not shares_disk:
+        raise ConfigError(
+            "setting jobs.database is 'auto', a file of one node, and there are several front ends, perhaps on several "
+            "nodes. Set it to postgresql://USER@HOST/NAME, and jobs.results to a folder that all nodes reach."
+        )
+    # Replicas have no registrar.
+    return msgspec.structs.replace(config, registry=msgspec.structs.replace(config.registry, deployments=False))
+
+
+def deployment_names(sources: list[str]) -> list[str]:
+    """Return a name for each model's engine deployment: that of its folder, numbered if it is taken."""
+    names: list[str] = []
+    for source in sources:
+        word = re.sub(r"[^A-Za-z0-9_.-]+", "-", pathlib.PurePath(source).name).strip("-") or "model"
+        name = f"engine-{word}"
+        names.append(name if name not in names else f"{name}-{len(names)}")
+    return names
+
+
+def _json(config: Config) -> str:
+    return msgspec.json.encode(config).decode()

@@ -1,0 +1,38 @@
+"""A replica of the front-end deployment: the ASGI application of a front end, behind Ray's proxy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from ray import serve
+from starlette.types import ASGIApp
+
+from noria.cluster.ray_application import RayApplication
+from noria.cluster.replica_logs import set_up_logs
+from noria.config import Config
+from noria.frontend.app import build_app
+from noria.frontend.engines.pool import EnginePool
+from noria.jobs.service import open_job_service, random_worker_id
+from noria.observe.traces.setup import open_tracer
+
+
+@serve.ingress()
+class FrontendReplica:
+    """Serves HTTP; sends requests to the engine replicas over ZeroMQ."""
+
+    def __init__(self, config_json: str, engines: Mapping[str, Any]) -> None:
+        """`engines` has the handle of each engine deployment, by its name, the default model's first."""
+        config = msgspec.json.decode(config_json, type=Config)
+        self._name, self._config = serve.get_replica_context().replica_id.unique_id, config
+        set_up_logs(self._name, config)
+        # Each handle makes a router in this process, which reports the replicas. Options make the router at once.
+        self._handles = {name: handle.options(method_name="engine_pid") for name, handle in engines.items()}
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Ray calls this after the constructor."""
+        config, worker_id = self._config, f"{random_worker_id().partition('/')[0]}/{self._name}"
+        engine_pool = EnginePool([], config.frontend.restart_wait_s, worker_id)
+        tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
+        jobs = open_job_service(config, worker_id, tracer)
+        app = build_app(config, engine_pool, lambda: jobs, tracer)
+        return RayApplication(app, engine_pool, list(self._handles))

@@ -1,0 +1,62 @@
+"""The application of a front end as Ray's proxy calls it, with what uvicorn and the supervisor do on one machine."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from noria.cluster.replica_list import REPLICAS
+from noria.frontend.access.auth import is_this_machine
+from noria.frontend.engines.pool import EnginePool
+from noria.protocol.transport import EngineEndpoint
+
+_FIRST_ENGINES_WAIT_S = 10.0
+"""A replica that joins others serves when it knows the engines; the first one of an application finds none."""
+
+
+class RayApplication:
+    """Wraps `app`, whose engines are the replicas of `deployments`, the default model's first."""
+
+    def __init__(self, app: Any, engine_pool: EnginePool, deployments: Sequence[str]) -> None:
+        self._app, self._engine_pool = app, engine_pool
+        self._endpoints: dict[str, list[EngineEndpoint]] = {name: [] for name in deployments}
+        self._found = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan."""
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        if is_this_machine(scope.get("client")):
+            scope["client"] = None  # it is the proxy's: clients of this machine have rights without a key
+        # uvicorn makes it. Ray ends a response whose client does not read, so `abort` has nothing to do.
+        scope.setdefault("state", {}).setdefault("abort", lambda: None)
+        await self._app(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app.state.load()
+        self._loop = asyncio.get_running_loop()
+        REPLICAS.follow(self._on_replicas)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_ENGINES_WAIT_S):
+                    await self._found.wait()
+            await self._app(scope, receive, send)
+        finally:
+            REPLICAS.unfollow(self._on_replicas)
+
+    def _on_replicas(self, deployment: str, endpoints: list[EngineEndpoint]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._set_engines, deployment, endpoints)
+
+    def _set_engines(self, deployment: str, endpoints: list[EngineEndpoint]) -> None:
+        if deployment not in self._endpoints:  # of another application of this process
+            return
+        self._endpoints[deployment] = endpoints
+        if any(self._endpoints.values()):
+            self._found.set()
+        endpoints = [each for group in self._endpoints.values() for each in group]
+        self._engine_pool.set_engines(endpoints, list(self._endpoints))

@@ -1,0 +1,67 @@
+"""The engine replicas that Ray knows, in the process of a front end.
+
+Ray Serve gives a deployment's replicas only to its request router, which Ray makes itself in each process that has a
+handle. So what passes them on is a table of the process.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from noria.protocol.transport import EngineEndpoint
+
+OnReplicas = Callable[[str, list[EngineEndpoint]], None]
+"""Called with a deployment's name and its replicas' endpoints, in any thread; must not block."""
+
+
+@dataclass
+class ReplicaTable:
+    """The endpoints of each deployment's running replicas, and who follows them."""
+
+    _endpoints: dict[str, list[EngineEndpoint]] = field(default_factory=dict)
+    _followers: list[OnReplicas] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def publish(self, deployment: str, metadata: list[Mapping[str, Any]]) -> None:
+        """Set the replicas of a deployment, given what each said of itself."""
+        endpoints = [found for each in metadata if (found := read_metadata(deployment, each)) is not None]
+        with self._lock:
+            self._endpoints[deployment] = endpoints
+            followers = list(self._followers)
+        for follow in followers:
+            follow(deployment, endpoints)
+
+    def follow(self, on_replicas: OnReplicas) -> None:
+        """Call `on_replicas` with what is known, and with each change."""
+        with self._lock:
+            self._followers.append(on_replicas)
+            known = dict(self._endpoints)
+        for deployment, endpoints in known.items():
+            on_replicas(deployment, endpoints)
+
+    def unfollow(self, on_replicas: OnReplicas) -> None:
+        """Call it no longer."""
+        with self._lock:
+            self._followers.remove(on_replicas)
+
+
+REPLICAS = ReplicaTable()
+
+
+def metadata_of(endpoint: EngineEndpoint, version: str) -> dict[str, Any]:
+    """What an engine replica says of itself; Ray passes it to the front ends."""
+    return {
+        "zmq": endpoint.address,
+        "key": endpoint.secret_key,
+        "name": endpoint.name,
+        "model": endpoint.group,
+        "version": version,
+    }
+
+
+def read_metadata(deployment: str, metadata: Mapping[str, Any]) -> EngineEndpoint | None:
+    """The endpoint of an engine replica; None: it has said nothing yet."""
+    if "zmq" not in metadata:
+        return None
+    return EngineEndpoint(str(metadata["name"]), str(metadata["zmq"]), str(metadata["key"]), deployment)

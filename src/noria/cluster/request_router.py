@@ -1,0 +1,50 @@
+"""Ray's request router for engine replicas: the replica of the model with the smallest backlog first.
+
+In a front end it also passes the replicas that Ray reports to `replica_list`, from which the front end knows the
+engines: requests go to them over ZeroMQ, and are distributed by `frontend/engines/router.py` from loads that are half a
+second old at most. Calls by handle, of other Ray applications, are distributed here.
+"""
+
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from noria.protocol.model_spec import ModelKey
+from noria.scheduling.cluster.router import ReplicaLoad, rank_replicas
+
+
+class BacklogRouter(RequestRouter):  # type: ignore[misc]
+    """Ranks replicas by their backlog in seconds, as each last reported it, among those of the wanted model."""
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Ray calls this when the running replicas have changed."""
+        super().update_replicas(replicas)
+        self._publish()
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        """Ray calls this when a call has found a replica dead."""
+        super().on_replica_actor_died(replica_id)
+        self._publish()
+
+    def _publish(self) -> None:
+        # Imported here: Ray pickles this class with its module's globals, and would make a copy of the table.
+        from noria.cluster.replica_list import REPLICAS
+
+        metadata = [each.replica_metadata for each in self.curr_replicas.values()]
+        REPLICAS.publish(self._deployment_id.name, metadata)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return a rank for each replica of the request's `model` and `version`, the smallest backlog first."""
+        wanted = {} if pending_request is None else pending_request.kwargs
+        loads = [_load_of(str(number), each) for number, each in enumerate(candidate_replicas)]
+        model = ModelKey(wanted.get("model", ""), wanted.get("version", ""))
+        if not model.name:
+            loads = [each._replace(models=frozenset({model})) for each in loads]
+        return [[candidate_replicas[int(name)]] for name in rank_replicas(loads, model)]
+
+
+def _load_of(name: str, replica: RunningReplica) -> ReplicaLoad:
+    held = ModelKey(replica.replica_metadata.get("model", ""), replica.replica_metadata.get("version", ""))
+    return ReplicaLoad(name, frozenset({held}), float(replica.routing_stats.get("backlog_s", 0.0)))

@@ -1,0 +1,47 @@
+"""A Ray cluster of three nodes on this machine, with Noria on it; run by Ray's own Python. Commands come on stdin.
+
+remove_node      a node that has an engine replica ends, with all its processes
+status           replies with the running replicas of each deployment
+stop             ends all
+"""
+
+import json
+import logging
+import sys
+
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from noria.cluster import app
+
+settings, port = json.loads(sys.argv[1]), int(sys.argv[2])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+workers = [cluster.add_node(num_cpus=2) for _ in range(2)]
+ray.init(address=cluster.address, logging_level=logging.WARNING)
+serve.start(http_options={"port": port}, proxy_location="HeadOnly")
+
+
+def say(**reply):
+    print(json.dumps(reply), flush=True)
+
+
+def running():
+    deployments = serve.status().applications["noria"].deployments
+    return {name: each.replica_states.get("RUNNING", 0) for name, each in deployments.items()}
+
+
+serve.run(app(settings), name="noria")
+say(ready=True)
+for line in sys.stdin:
+    match line.strip():
+        case "remove_node":
+            cluster.remove_node(workers.pop(), allow_graceful=False)
+            say(removed=True)
+        case "status":
+            say(running=running())
+        case "stop":
+            break
+serve.shutdown()
+ray.shutdown()
+cluster.shutdown()

@@ -1,0 +1,34 @@
+"""What `noria serve --on` says of a Ray that is not there. A Ray that is there is in test_ray_cluster.py."""
+
+import importlib.util
+import socket
+
+import pytest
+
+from noria.cluster.serving import running_on
+from noria.config import Config
+from noria.errors import ConfigError, MissingExtra
+
+
+@pytest.mark.parametrize("target", ["", "nonsense", "ray://host", "ray://:10001", "http://host:10001", "ray://h:1:2"])
+def test_a_target_that_is_none_is_rejected(target):
+    with pytest.raises(ConfigError, match="allowed are `local`"), running_on(target, Config()):
+        pass
+
+
+def test_a_cluster_that_does_not_answer_is_reported_at_once():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        target = f"ray://127.0.0.1:{unused.getsockname()[1]}"
+        with (
+            pytest.raises(ConfigError, match="nothing answers there"),
+            running_on(target, Config()),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("found", [(), ("ray",)])  # a folder `ray` in the working directory is found, too
+def test_without_ray_the_error_names_the_extra(found, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
+    with pytest.raises(MissingExtra, match=r"noria-serve\[ray\]"), running_on("local", Config()):
+        pass
