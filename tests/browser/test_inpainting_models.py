@@ -48,6 +48,7 @@ def test_nothing_is_sent_before_there_is_an_image_and_a_mask(page, server, check
     page.on("request", lambda request: sent.append(request) if request.url.endswith("/t2i") else None)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8))
     expect(page.locator("#image-needed")).to_be_visible()
+    expect(page.locator("#first-command")).to_contain_text("$(base64 < 'mask.png'")  # with a prompt alone it would fail
     generate(page, prompt="a ring", inference_steps=2, seed=3)
     expect(page.locator("#image-error")).to_have_text("repaint repaints a part of an image: choose one.")
     expect(page.locator("#image")).to_be_focused()

@@ -232,7 +232,7 @@ def test_controls_are_names_and_files(with_edges, generated, capsys):
         (":lines.png", "is not NAME:FILE"),
         ("edges:none.png", "none.png' cannot be read"),
         ("other:lines.png", "has no ControlNet 'other'; allowed are 'edges'"),
-        ("edges:lines.png:3", "the scale of 'edges' is 3.0"),
+        ("edges:lines.png:3", "controls[0].scale is 3.0"),
     ],
 )
 def test_other_controls_are_rejected(with_edges, capsys, control, words):

@@ -31,6 +31,7 @@ def test_every_error_code_is_documented_with_its_status():
     declared = {
         code: str(error_type.exit_status if issubclass(error_type, SetupError) else error_type.http_status)
         for code, error_type in error_types.items()
+        if error_type.__module__ == "noria.errors"  # others are the benches', if a test has loaded them as plugins
     }
     assert dict(rows) == declared
 

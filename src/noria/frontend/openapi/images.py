@@ -34,7 +34,8 @@ DESCRIPTIONS = {
     "width": "in pixels",
     "height": "in pixels",
     "inference_steps": "denoising steps",
-    "guidance_scale": "strength of classifier-free guidance; 1 or less switches it off and halves the work",
+    "guidance_scale": "strength of classifier-free guidance; 1 or less (Z-Image and Krea 2: 0) switches it off and "
+    "halves the work",
     "n": "number of images; more than one are returned as JSON",
     "scheduler": "the sampler: its short name, an alias or its class name in diffusers",
     "format": "the image file's format; webp has quality 90, jpeg 95",

@@ -217,7 +217,7 @@ export class Form {
     byId("refiner-field").hidden = !this.model.noria.refiner;
     byId("refiner").value = "";
     this.#controls.offer(this.model.noria);
-    byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
+    byId("guidance_scale-hint").textContent += "; 1 or less (Z-Image, Krea 2: 0) switches it off and halves the work";
     byId("strength-hint").textContent += ". 0.2 changes details, 1 keeps hardly anything";
     byId("scheduler").replaceChildren(
       ...schedulers.map(({ name, description }) => new Option(`${name} — ${description}`, name, name === defaultScheduler, name === defaultScheduler)),

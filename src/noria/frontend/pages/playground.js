@@ -32,14 +32,17 @@ function announce(text) {
 function showModels(models) {
   form.setModels(models);
   const { id, noria } = models[0];
-  byId("first-command").textContent = firstCommand();
+  byId("first-command").textContent = firstCommand(noria.start_image?.needs_mask);
   const { width, height, inference_steps: steps, guidance_scale: guidance } = noria.settings;
   byId("facts").textContent =
     `Serving ${models.map((model) => model.id).join(", ")}. ${id} is a ${noria.pipeline}, version ${noria.version}. Its defaults are ` +
     `${width.default} × ${height.default} pixels, ${steps.default} steps, guidance ${guidance.default} and the scheduler ${noria.default_scheduler}.`;
 }
 
-const firstCommand = () => SNIPPETS.curl({ prompt: byId("prompt").defaultValue }, location.origin, savedKey() !== "");
+function firstCommand(needsMask = false) {
+  const files = needsMask ? { image: { name: "image.png" }, mask: { name: "mask.png" } } : {};
+  return SNIPPETS.curl({ prompt: byId("prompt").defaultValue, ...files }, location.origin, savedKey() !== "");
+}
 
 async function generate(settings) {
   const bounds = form.model.noria.settings;
