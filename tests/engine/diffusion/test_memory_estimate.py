@@ -141,20 +141,20 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
     assert "refiner's text_encoder_2" not in elsewhere.weights
 
 
-def open_small_flux(folder: pathlib.Path) -> DiffusionModelSpec:
+def open_small_flux(folder: pathlib.Path, side_px: int) -> DiffusionModelSpec:
     """A model whose images have few tiles, each of which is estimated."""
     spec = open_model(str(tiny_models.save_flux(folder)))
-    return msgspec.structs.replace(spec, default_width_px=160, default_height_px=160)
+    return msgspec.structs.replace(spec, default_width_px=side_px, default_height_px=side_px)
 
 
 def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
-    spec = open_small_flux(tmp_path / "model")
+    spec = open_small_flux(tmp_path / "model", 256)
     gpu = Machine(1, has_cuda=True)
     config = resolve_auto(EngineConfig(dtype="float32"), spec, "cuda:0", gpu)
     now = estimate_memory(spec, config)
     changes = find_changes(spec, config, "cuda:0")
     names = [change.names for change in changes]
-    tiled = ("--vae-tiling",)  # 160 px are more than the 8 × 4 that the tiny VAE decodes as one
+    tiled = ("--vae-tiling",)  # 256 px are more than the 8 × 4 that the tiny VAE decodes as one
     apart, quantized = ("--text-encoder-device cpu",), ("a folder whose transformer is quantized to int8",)
     assert names == [("--dtype bfloat16",), tiled, apart, quantized, ("--dtype bfloat16", *tiled, *apart, *quantized)]
     assert all(change.estimate.needed(1) < now.needed(1) for change in changes)
@@ -171,7 +171,7 @@ def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
 def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = open_small_flux(tmp_path / "model")
+    spec = open_small_flux(tmp_path / "model", 64)  # too small for tiles
     config = resolve_auto(EngineConfig(dtype="float32"), spec, "cuda:0", Machine(1, has_cuda=True))
     float8 = {"default": {"_type": "Float8WeightOnlyConfig"}}
     quantizations = {
@@ -180,7 +180,7 @@ def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
     }
     monkeypatch.setattr(memory_estimate, "read_quantization", lambda file: quantizations.get(file.parent.name))
     names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
-    assert names == {"--vae-tiling", "a folder whose transformer is quantized to int8"}
+    assert names == {"a folder whose transformer is quantized to int8"}
     quantizations.clear()
     names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
     assert names > {"--dtype bfloat16", "--text-encoder-device cpu"}
