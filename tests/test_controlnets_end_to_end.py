@@ -96,4 +96,4 @@ def test_a_controlnet_that_fits_no_model_ends_the_start(tiny_xl_folder, controln
     assert main(["serve", str(tiny_xl_folder), "--controlnets", str(controlnets[0])]) != 0
     error = capsys.readouterr().err
     assert "fits no model of this server: it has " in error
-    assert "cross_attention_dim 32 (of " in error
+    assert "cross_attention_dim 32 where " in error

@@ -433,7 +433,11 @@ def open_start_images():
 TENSORS = {
     "text_encoder/model.safetensors": ("text_model.embeddings.token_embedding.weight", "vocab_size", "hidden_size"),
     "unet/diffusion_pytorch_model.safetensors": ("conv_in.weight", None, "in_channels"),
-    "vae/diffusion_pytorch_model.safetensors": ("decoder.layers.0.weight", None, "latent_channels"),
+    "vae/diffusion_pytorch_model-00001-of-00001.safetensors": ("decoder.layers.0.weight", None, "latent_channels"),
+}
+INDEX = {
+    "metadata": {},
+    "weight_map": {"decoder.layers.0.weight": "diffusion_pytorch_model-00001-of-00001.safetensors"},
 }
 
 
@@ -447,6 +451,7 @@ def _model_folder():
             config = json.loads((folder / file).with_name("config.json").read_text())
             shape = [1 if key is None else config[key] for key in keys]
             (folder / file).write_bytes(save({tensor: np.zeros(shape, np.int8)}))
+        (folder / "vae/diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(INDEX))
         yield folder
 
 
@@ -457,8 +462,6 @@ def model_folder_seeds():
             if file.suffix in (".json", ".safetensors") and file.stat().st_size < 40_000:
                 yield f"{file.relative_to(folder)}\n".encode() + file.read_bytes()
     yield b'noria.json\n{"name": "a/b", "default_scheduler": "ddim", "default_steps": 3, "default_guidance": 2.5}'
-    index = {"metadata": {}, "weight_map": {"conv_in.weight": "diffusion_pytorch_model.safetensors"}}
-    yield b"unet/diffusion_pytorch_model.safetensors.index.json\n" + json.dumps(index).encode()
 
 
 EMBEDDER = {
