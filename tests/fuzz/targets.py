@@ -435,10 +435,7 @@ TENSORS = {
     "unet/diffusion_pytorch_model.safetensors": ("conv_in.weight", None, "in_channels"),
     "vae/diffusion_pytorch_model-00001-of-00001.safetensors": ("decoder.layers.0.weight", None, "latent_channels"),
 }
-INDEX = {
-    "metadata": {},
-    "weight_map": {"decoder.layers.0.weight": "diffusion_pytorch_model-00001-of-00001.safetensors"},
-}
+SHARD_OF_TENSOR = {"decoder.layers.0.weight": "diffusion_pytorch_model-00001-of-00001.safetensors"}
 
 
 @contextlib.contextmanager
@@ -451,7 +448,8 @@ def _model_folder():
             config = json.loads((folder / file).with_name("config.json").read_text())
             shape = [1 if key is None else config[key] for key in keys]
             (folder / file).write_bytes(save({tensor: np.zeros(shape, np.int8)}))
-        (folder / "vae/diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(INDEX))
+        index = folder / "vae/diffusion_pytorch_model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": SHARD_OF_TENSOR}))
         yield folder
 
 
