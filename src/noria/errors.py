@@ -5,7 +5,8 @@
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
     │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
     │   │   ├── LoraNotFound             404
-    │   │   └── ControlNetNotFound       404
+    │   │   ├── ControlNetNotFound       404
+    │   │   └── RefinerNotFound          404
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── MissingScope                 403  the API key may not do this
@@ -147,6 +148,13 @@ class ControlNetNotFound(InvalidField):
     """The model has no ControlNet of this name."""
 
     code = "controlnet_not_found"
+    http_status = 404
+
+
+class RefinerNotFound(InvalidField):
+    """The model has no refiner, or none of this name or digest."""
+
+    code = "refiner_not_found"
     http_status = 404
 
 

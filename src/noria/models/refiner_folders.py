@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError, InvalidField, short_repr
+from noria.errors import ConfigError, RefinerNotFound, short_repr
 from noria.models.catalog import fingerprint_of
 from noria.models.diffusion.folders.refiner_folder import check_refiner, misfit
 from noria.models.families import FAMILIES
@@ -98,7 +98,7 @@ class RefinerFolders:
         """Return `refinement` with the name and the digest of the model's refiner.
 
         Raises:
-            InvalidField: the model has none, or one of another name or digest.
+            RefinerNotFound: the model has none, or one of another name or digest.
 
         """
         folder = self.for_model(spec)
@@ -106,7 +106,7 @@ class RefinerFolders:
             raise no_refiner(spec)
         for got, known in ((refinement.name, folder.name), (refinement.digest, folder.digest)):
             if got not in (None, known):
-                raise InvalidField(
+                raise RefinerNotFound(
                     f"refiner: {spec.name} has no refiner {short_repr(got)}; allowed is {short_repr(known)}.",
                     field="refiner",
                 )
@@ -118,9 +118,9 @@ class RefinerFolders:
         return own or [folder for only_for, folder in fitting if only_for is None]
 
 
-def no_refiner(spec: DiffusionModelSpec) -> InvalidField:
+def no_refiner(spec: DiffusionModelSpec) -> RefinerNotFound:
     """Return the error for a model without a refiner."""
-    return InvalidField(f"refiner: {spec.name} has no refiner: {NO_REFINER}.", field="refiner")
+    return RefinerNotFound(f"refiner: {spec.name} has no refiner: {NO_REFINER}.", field="refiner")
 
 
 @functools.lru_cache(maxsize=64)

@@ -27,6 +27,7 @@ from noria.errors import (
     ModelNotFound,
     QueueFull,
     RateLimited,
+    RefinerNotFound,
     RequestCancelled,
 )
 from noria.observe.metrics import declarations
@@ -47,6 +48,7 @@ REJECTION_REASONS = tuple(
         IdempotencyConflict,
         LoraNotFound,
         ControlNetNotFound,
+        RefinerNotFound,
         ModelNotFound,
     )
 )
