@@ -162,10 +162,13 @@ def test_requests_and_pings_are_answered_while_a_model_loads(harness):
     harness.may_load.clear()
     harness.client.send(Mount("a", NEWER))
     wait_until(lambda: harness.loads)
+    loading_since = time.monotonic()
     harness.generate(request("1"), request("2"))
+    loading_s = time.monotonic() - loading_since
     harness.client.send(Ping(), Submit(request("3", NEWER)))
     pong, failed = harness.client.receive(2)
-    assert (pong.busy_s, failed.code) == (0.0, "engine_unavailable")
+    assert failed.code == "engine_unavailable"
+    assert pong.busy_s < loading_s  # of the end of an iteration, if at all, and not of the load
     harness.may_load.set()
     assert harness.client.receive(2)[1] == MountResult("a")
 
