@@ -24,7 +24,7 @@ class ReplicaTable:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def publish(self, deployment: str, metadata: list[Mapping[str, Any]]) -> None:
-        """Set the replicas of a deployment, given what each said of itself."""
+        """Set the replicas of a deployment from the metadata that each replica published."""
         endpoints = [found for each in metadata if (found := read_metadata(deployment, each)) is not None]
         with self._lock:
             self._endpoints[deployment] = endpoints
