@@ -46,6 +46,8 @@ def test_later_sources_override_earlier_ones_key_by_key(file: pathlib.Path) -> N
         ("NORIA_ENGINE_BUCKETS", "", ()),
         ("NORIA_FRONTEND_REQUEST_TIMEOUT_S", "1.5", 1.5),
         ("NORIA_MODEL", "123", "123"),
+        ("NORIA_CLUSTER_ENGINE_REPLICAS", "3", 3),
+        ("NORIA_CLUSTER_ENGINE_REPLICAS", "3-5", "3-5"),
         ("NORIA_ENDPOINTS", '[{name = "a", code = "a.py:A"}]', (EndpointConfig("a", "a.py:A"),)),
     ],
 )

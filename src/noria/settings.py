@@ -146,10 +146,17 @@ def _parse(text: str, setting: Setting, source: str) -> Any:
         value = [part.strip() for part in text.strip("[]").split(",") if part.strip()]
         if isinstance(get_args(declared)[0], type) and issubclass(get_args(declared)[0], Struct):
             value = _parse_toml(text, setting, source)
+    if text.isascii() and text.isdecimal() and _takes_int_and_text(declared):
+        value = int(text)  # msgspec would keep the text
     try:
         return msgspec.to_builtins(msgspec.convert(value, setting.annotation, strict=False))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source} is {short_repr(text)}: {_error_text(error)}. {_describe(setting)}") from error
+
+
+def _takes_int_and_text(declared: Any) -> bool:
+    members = [get_args(part)[0] for part in get_args(declared) if get_origin(part) is Annotated]
+    return {int, str} <= set(members)
 
 
 def _parse_toml(text: str, setting: Setting, source: str) -> Any:
