@@ -7,6 +7,7 @@ from typing import Any
 from noria.cli.parser import Parser, add_command, add_plain_command, config_from
 from noria_bench.benches import commands as image_benches
 from noria_bench.canary import command as canary
+from noria_bench.cluster import command as cluster
 from noria_bench.command_arguments import add_diffusion_model, add_output
 from noria_bench.cost import command as cost
 from noria_bench.deploys import command as deploys
@@ -40,7 +41,16 @@ def add_benches(commands: Any) -> list[Parser]:
     add_output(streaming)
     device = add_plain_command(benches, "device", _device, "the speed of this device, with UNets of published sizes")
     add_arguments(device)
-    return [*with_settings, report, install, streaming, device, soak.add_to(benches), canary.add_to(benches)]
+    return [
+        *with_settings,
+        report,
+        install,
+        streaming,
+        device,
+        soak.add_to(benches),
+        canary.add_to(benches),
+        cluster.add_to(benches),
+    ]
 
 
 def _quick(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""Noria on Ray beside the plain server, with engines whose device sleeps."""
