@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from noria.config import EngineConfig
-from noria.engine.diffusion import calibration
-from noria.engine.diffusion.calibration import (
+from noria.engine.diffusion.loading import load_executors, load_or_measure_costs
+from noria.engine.diffusion.warmup import calibration
+from noria.engine.diffusion.warmup.calibration import (
     CachedCosts,
     CostCache,
     cost_folder,
@@ -17,7 +18,6 @@ from noria.engine.diffusion.calibration import (
     measure_costs,
     run_warmup_request,
 )
-from noria.engine.diffusion.loading import load_executors, load_or_measure_costs
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.protocol.model_spec import ModelKey

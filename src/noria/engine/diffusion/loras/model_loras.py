@@ -5,8 +5,8 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters, LoraCache
-from noria.engine.diffusion.lora_rows import LoraRows
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters, LoraCache
+from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt, Prompt
 from noria.engine.resources.priority import run_apart
 from noria.errors import ConfigError, InvalidField, ModelError

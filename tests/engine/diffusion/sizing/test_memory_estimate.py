@@ -10,9 +10,9 @@ import torch
 
 import tiny_models
 from noria.config import EngineConfig
-from noria.engine.diffusion import memory_estimate
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto
-from noria.engine.diffusion.memory_estimate import LONGEST_PROMPT, MemoryEstimate, estimate_memory, find_changes
+from noria.engine.diffusion.sizing import memory_estimate
+from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
+from noria.engine.diffusion.sizing.memory_estimate import LONGEST_PROMPT, MemoryEstimate, estimate_memory, find_changes
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.folders.quantization import BitsAndBytes, Torchao

@@ -9,7 +9,7 @@ import torch
 
 import tiny_models
 from generating import difference, generate
-from noria.engine.diffusion.start_latents import StartFrameReader
+from noria.engine.diffusion.input_images.start_latents import StartFrameReader
 from noria.engine.loop import EngineLoop, RequestEnded
 from noria.errors import InvalidField, QueueFull
 from noria.protocol.diffusion import min_strength

@@ -12,8 +12,8 @@ from generating import final_latents, generate, relative
 from lora_files import save_diffusers_lora, save_kohya_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapter, Adapters
-from noria.engine.diffusion.lora_rows import LoraRows, _LayerHook
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapter, Adapters
+from noria.engine.diffusion.loras.lora_rows import LoraRows, _LayerHook
 from noria.errors import ConfigError, InvalidField, QueueFull
 from noria.models.catalog import open_model
 from noria.models.diffusion.lora_file import LoraLayer, LoraWeights, read_lora

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from noria.engine.diffusion.lora_cache import Adapters, AdaptersKey, padded_rank
+from noria.engine.diffusion.loras.lora_cache import Adapters, AdaptersKey, padded_rank
 from noria.models.diffusion.lora_file import LoraLayer
 
 _MAX_RUNS = 2  # of a guided batch, whose rows with and without a prompt are apart

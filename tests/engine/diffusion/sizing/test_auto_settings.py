@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
+from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto, resolve_device
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.models.families import FAMILIES

@@ -16,9 +16,9 @@ import tiny_models
 from generating import difference, final_latents, generate, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
-from noria.engine.diffusion.controls import ControlImage, call_scales
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.start_latents import StartFrameReader
+from noria.engine.diffusion.input_images.controls import ControlImage, call_scales
+from noria.engine.diffusion.input_images.start_latents import StartFrameReader
 from noria.engine.loop import EngineLoop
 from noria.errors import ConfigError, ControlNetNotFound, InvalidField, ModelError, QueueFull
 from noria.images import scheduler_names

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noria.engine.diffusion.controls import ControlImage
-from noria.engine.diffusion.references import ReferenceImages
+from noria.engine.diffusion.input_images.controls import ControlImage
+from noria.engine.diffusion.input_images.references import ReferenceImages
 from noria.errors import InvalidField, QueueFull
 from noria.models.diffusion.diffusion_model import DiffusionModel, InpaintingInput
 from noria.models.diffusion.vae import LatentDistribution

@@ -12,7 +12,7 @@ import tiny_models
 from generating import difference, final_latents, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
-from noria.engine.diffusion.calibration import run_warmup_request
+from noria.engine.diffusion.warmup.calibration import run_warmup_request
 from noria.engine.loop import EngineLoop
 from noria.errors import InvalidField, ModelError
 from noria.models.catalog import open_model

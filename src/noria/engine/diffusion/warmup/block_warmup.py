@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.memory_estimate import input_channels
+from noria.engine.diffusion.sizing.memory_estimate import input_channels
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.diffusion_model import DiffusionModel, LatentRows
 from noria.observe.logs.log_record import fields

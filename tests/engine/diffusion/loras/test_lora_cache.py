@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from noria.engine.diffusion.lora_cache import LoraCache
+from noria.engine.diffusion.loras.lora_cache import LoraCache
 from noria.errors import InvalidField, QueueFull
 from noria.models.diffusion.lora_file import LoraLayer, LoraWeights
 from noria.protocol.diffusion import Lora

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
+from noria.engine.diffusion.sizing.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
 from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens, collate
 from noria.models.diffusion.diffusion_model import (
     ControlledModel,
