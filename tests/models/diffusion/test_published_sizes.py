@@ -35,7 +35,7 @@ from transformers import (
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, collate
-from noria.models.diffusion.flow_models.qwen_image import QwenImage
+from noria.models.diffusion.transformer_models.qwen_image import QwenImage
 
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77}
 T5_XXL = T5Config(
