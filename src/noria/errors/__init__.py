@@ -47,15 +47,13 @@
         ├── ImageFileError               an image file that cannot be read, or has no generation metadata
         └── LiveError                    `noria top`: the server is unreachable, is not Noria, or rejects
 
-A message states the value received, the values allowed and what to do. Only `frontend/http/errors.py` turns these into
-responses.
+A message states the value received, the values allowed and what to do. `frontend/http/errors.py` makes them responses.
 """
 
 from typing import ClassVar
 
 from noria.errors.value_text import did_you_mean as did_you_mean
 from noria.errors.value_text import short_repr as short_repr
-
 
 
 class NoriaError(Exception):
@@ -67,9 +65,7 @@ class NoriaError(Exception):
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.field = field
-        self.retry_after_s = retry_after_s
+        self.message, self.field, self.retry_after_s = message, field, retry_after_s
 
 
 class RequestError(NoriaError):
@@ -350,21 +346,19 @@ class RequestCancelled(ServingError):
 class SetupError(NoriaError):
     """The operator's mistake: the process prints the message and exits with `exit_status`."""
 
-    exit_status: ClassVar[int] = 1
+    exit_status: ClassVar[int] = 2
 
 
 class ConfigError(SetupError):
     """A setting is unknown or has a value that is not allowed."""
 
     code = "config"
-    exit_status = 2
 
 
 class MissingExtra(SetupError):
     """An optional package is not installed; the message names the extra of noria-serve that has it."""
 
     code = "missing_extra"
-    exit_status = 2
 
 
 class ModelError(SetupError):
@@ -378,20 +372,19 @@ class RegistryError(SetupError):
     """The registry does not have what is named, or cannot be changed as asked."""
 
     code = "registry"
-    exit_status = 2
 
 
 class ImageFileError(SetupError):
     """An image file is missing, damaged, no image, or has no generation metadata."""
 
     code = "image_file"
-    exit_status = 2
 
 
 class LiveError(SetupError):
     """The live view of a server is unavailable: nothing answers there, it is not Noria, or it rejects the request."""
 
     code = "live"
+    exit_status = 1
 
 
 def all_codes() -> dict[str, type[NoriaError]]:
