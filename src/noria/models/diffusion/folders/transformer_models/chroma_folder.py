@@ -16,6 +16,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_layer,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.flux_folder import packed_sides
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
@@ -25,7 +27,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_t5,
 )
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # diffusers' pipeline gives all others noise levels: UniPC other ones than it does for FLUX.1, and the rest take none.
@@ -56,10 +58,9 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     pipeline = check_files(folder, family)
     read_flow_scheduler(folder)
     overrides, t5 = read_overrides(folder, Overrides), read_t5(folder, family, "")
-    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
-    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
-    family.check_class(file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    file = folder / "transformer" / "config.json"
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", VaeConfig)
     channels = vae.latent_channels * PATCH**2
     check_fit(
         file,
@@ -86,7 +87,7 @@ def _check_weights(
     folder: pathlib.Path, family: Family, transformer: _Transformer, vae: VaeConfig, vocab_size: int
 ) -> int:
     """Check the first layers of each part; return the transformer's parameters."""
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     embeddings = ("shared.weight", "encoder.embed_tokens.weight")
     inner = transformer.num_attention_heads * transformer.attention_head_dim
     embedder = {"num_attention_heads × attention_head_dim": (0, inner), "in_channels": (1, transformer.in_channels)}

@@ -18,6 +18,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_vocabulary,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.flux_folder import packed_sides
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
@@ -28,7 +30,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_flow_scheduler,
 )
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _MAX_REFERENCES = 4  # its authors'; diffusers' pipeline has no limit
@@ -75,9 +77,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     scheduler, overrides = read_flow_scheduler(folder), read_overrides(folder, Overrides)
     text_file, file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "transformer", "vae"))
     text_encoder = read_struct(text_file, Qwen3Config)
-    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, _Vae)
-    family.check_class(file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", _Vae)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
     if text_encoder.num_hidden_layers < TEXT_LAYERS[-1]:
         raise ModelError(
@@ -118,7 +119,7 @@ def _check_weights(
     folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: Qwen3Config, vae: _Vae
 ) -> int:
     """Check the first layers of each part; return the transformer's parameters."""
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     inner = transformer.num_attention_heads * transformer.attention_head_dim
     embedder = {"num_attention_heads × attention_head_dim": (0, inner), "in_channels": (1, transformer.in_channels)}
     joint = {"joint_attention_dim": (1, transformer.joint_attention_dim)}

@@ -18,6 +18,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_layer,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
     PATCH,
@@ -29,7 +31,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
 )
 from noria.models.diffusion.folders.unet_models.unet_folder import read_text_encoder
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters
 from noria.protocol.diffusion import DiffusionModelSpec
 
 KONTEXT = "FluxKontextPipeline"
@@ -60,7 +62,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     pipeline = check_files(folder, family)
     scheduler, overrides = read_flow_scheduler(folder), read_overrides(folder, Overrides)
     transformer, vae = _read_sizes(folder, family)
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     expected = {"in_channels": (1, transformer.in_channels)}
     check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight", "img_in.weight"), expected)
     fills, is_kontext = transformer.in_channels != vae.latent_channels * PATCH**2, pipeline == KONTEXT
@@ -93,10 +95,9 @@ def packed_sides(vae: VaeConfig) -> Sides:
 
 def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, VaeConfig]:
     """Read the configurations, and check that the parts fit together."""
-    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
-    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
-    family.check_class(file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    file = folder / "transformer" / "config.json"
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", VaeConfig)
     t5, clip = read_t5(folder, family, "_2"), read_text_encoder(folder, family, "")
     channels = vae.latent_channels * PATCH**2
     fill_channels = 2 * channels + vae.factor**2 * PATCH**2

@@ -18,6 +18,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_layer,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
     check_qwen_layers,
@@ -31,7 +33,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_euler_scheduler,
 )
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _DEFAULT_LATENTS = 128  # of a side, diffusers' default
@@ -84,8 +86,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
             f"{text_encoder.num_hidden_layers}, the text encoder's num_hidden_layers."
         )
     file = folder / "transformer" / "config.json"
-    transformer = read_struct(file, _Transformer)
-    family.check_class(file, "transformer", transformer.class_name)
+    transformer = read_part(folder, family, "transformer", _Transformer)
     channels, heads = vae.z_dim * PATCH**2, transformer.attention_head_dim
     check_fit(
         file,
@@ -94,7 +95,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         ("num_text_layers", transformer.num_text_layers, len(index.text_layers), "as many as the pipeline selects"),
         ("the sum of axes_dims_rope", sum(transformer.axes_dims_rope), heads, "attention_head_dim"),
     )
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     check_qwen_layers(folder, family, shapes, text_encoder, vae)
     expected = {
         "num_attention_heads × attention_head_dim": (0, transformer.num_attention_heads * heads),

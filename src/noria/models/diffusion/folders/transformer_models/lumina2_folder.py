@@ -20,6 +20,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_vocabulary,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
     PATCH,
@@ -29,7 +31,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_euler_scheduler,
 )
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 MAX_PROMPT_TOKENS = 256
@@ -68,7 +70,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     text_encoder = read_struct(folder / "text_encoder" / "config.json", Gemma2Config)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
     transformer = _read_transformer(folder, family, text_encoder)
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
     caption = {"hidden_size": (0, transformer.hidden_size), "cap_feat_dim": (1, transformer.cap_feat_dim)}
     for part, names, expected in (
@@ -95,10 +97,9 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
 
 def _read_transformer(folder: pathlib.Path, family: Family, text_encoder: Gemma2Config) -> _Transformer:
     """Read the configurations of transformer and VAE, and check that the parts fit together."""
-    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
-    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
-    family.check_class(file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    file = folder / "transformer" / "config.json"
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", VaeConfig)
     heads = transformer.hidden_size // transformer.num_attention_heads
     check_fit(
         file,
@@ -108,7 +109,7 @@ def _read_transformer(folder: pathlib.Path, family: Family, text_encoder: Gemma2
         ("cap_feat_dim", transformer.cap_feat_dim, text_encoder.hidden_size, "hidden_size of text_encoder"),
         ("the sum of axes_dim_rope", sum(transformer.axes_dim_rope), heads, "hidden_size by num_attention_heads"),
     )
-    check_fit(vae_file, ("its downscaling", vae.factor, _FACTOR, "that of the pipeline"))
+    check_fit(folder / "vae" / "config.json", ("its downscaling", vae.factor, _FACTOR, "that of the pipeline"))
     if transformer.axes_lens[0] <= MAX_PROMPT_TOKENS:  # the positions of a prompt begin at 0; its image has the next
         raise ModelError(
             f"{file}: axes_lens is {transformer.axes_lens}; the first must be above {MAX_PROMPT_TOKENS}, for prompts "

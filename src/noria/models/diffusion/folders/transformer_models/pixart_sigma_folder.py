@@ -19,12 +19,14 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_layer,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
     sides_around,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import check_fit, read_t5
 from noria.models.diffusion.folders.unet_models.unet_folder import check_does_not_clip, check_scheduler
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _ALPHA_SIZE = 128  # of latents, at which diffusers has more inputs by default, which only PixArt-α takes
@@ -57,10 +59,9 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     check_scheduler(scheduler_file)
     check_does_not_clip(scheduler_file)
     overrides, t5 = read_overrides(folder, Overrides), read_t5(folder, family, "")
-    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
-    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
-    family.check_class(file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    file = folder / "transformer" / "config.json"
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", VaeConfig)
     conditions = transformer.use_additional_conditions
     if conditions or (conditions is None and transformer.sample_size == _ALPHA_SIZE):
         raise ModelError(
@@ -77,7 +78,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
     if out_channels != 2 * transformer.in_channels:  # of those the second half, a variance, is not used
         check_fit(file, ("out_channels", out_channels, vae.latent_channels, "in_channels or twice as many"))
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     heads = "num_attention_heads × attention_head_dim"
     for part, names, expected in (
         ("text_encoder", ("shared.weight", "encoder.embed_tokens.weight"), {"vocab_size": (0, t5.vocab_size)}),

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import Count, check_layer, check_vocabulary
+from noria.models.diffusion.folders.pipeline_folder import Count, check_layer, check_vocabulary, read_part
 from noria.models.families import Family
-from noria.models.weights import REDOWNLOAD_HINT, Shapes, convert, read_object, read_struct
+from noria.models.weights import REDOWNLOAD_HINT, Shapes, convert, read_object
 
 SYSTEM_PROMPT = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -64,8 +64,7 @@ class QwenTextConfig(Struct, frozen=True):
 def read_qwen_vae(folder: pathlib.Path, family: Family) -> QwenVaeConfig:
     """Return the VAE's settings. Raises ModelError if it is of another class, or they do not fit each other."""
     file = folder / "vae" / "config.json"
-    vae = read_struct(file, QwenVaeConfig)
-    family.check_class(file, "vae", vae.class_name)
+    vae = read_part(folder, family, "vae", QwenVaeConfig)
     for name, got, wanted, whose in (
         ("temperal_downsample", len(vae.temperal_downsample), len(vae.dim_mult) - 1, "one less than dim_mult"),
         ("latents_mean", len(vae.latents_mean), vae.z_dim, "z_dim"),

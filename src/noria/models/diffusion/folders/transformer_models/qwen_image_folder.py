@@ -18,6 +18,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_layer,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
     check_qwen_layers,
@@ -31,7 +33,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_euler_scheduler,
 )
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _DEFAULT_LATENTS = 128  # of a side, diffusers' default; trained at about 1.3 to 1.7 million pixels
@@ -72,8 +74,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     overrides = read_overrides(folder, Overrides)
     text_encoder, vae = read_qwen_text_encoder(folder, ("qwen2_5_vl",)), read_qwen_vae(folder, family)
     file = folder / "transformer" / "config.json"
-    transformer = read_struct(file, _Transformer)
-    family.check_class(file, "transformer", transformer.class_name)
+    transformer = read_part(folder, family, "transformer", _Transformer)
     for setting, model in _OTHER_MODELS.items():
         if getattr(transformer, setting):
             raise ModelError(f"{file}: {setting} is true: {model}; supported is Qwen-Image, text to image.")
@@ -86,7 +87,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         ("joint_attention_dim", transformer.joint_attention_dim, text_encoder.hidden_size, "that of text_encoder"),
         ("the sum of axes_dims_rope", sum(transformer.axes_dims_rope), heads, "attention_head_dim"),
     )
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     check_qwen_layers(folder, family, shapes, text_encoder, vae)
     expected = {
         "num_attention_heads × attention_head_dim": (0, transformer.num_attention_heads * heads),

@@ -21,6 +21,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_vocabulary,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
     sides_around,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
@@ -29,7 +31,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_flow_scheduler,
 )
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _MULTIPLE_PX = 32  # of widths and heights, whatever the VAE, in diffusers' pipeline
@@ -66,10 +68,9 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     overrides = read_overrides(folder, Overrides)
     text_encoder = read_struct(folder / "text_encoder" / "config.json", Gemma2Config)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
-    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
-    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
-    family.check_class(file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    file = folder / "transformer" / "config.json"
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", VaeConfig)
     width = transformer.num_attention_heads * transformer.attention_head_dim
     out_channels = transformer.out_channels or transformer.in_channels
     check_fit(
@@ -80,7 +81,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
     if out_channels != 2 * transformer.in_channels:  # of those the second half, a variance, is not used
         check_fit(file, ("out_channels", out_channels, vae.latent_channels, "in_channels or twice as many"))
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
     heads = "num_attention_heads × attention_head_dim"
     caption = {heads: (0, width), "caption_channels": (1, transformer.caption_channels)}

@@ -17,11 +17,13 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_layer,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import check_fit, read_flow_scheduler, read_t5
 from noria.models.diffusion.folders.unet_models.unet_folder import read_text_encoder
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # Not: flow-euler-a and flow-lcm, whose noise diffusers' pipeline draws without the seed.
@@ -52,7 +54,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     pipeline = check_files(folder, family)
     scheduler, overrides = read_flow_scheduler(folder), read_overrides(folder, Overrides)
     transformer, vae = _read_sizes(folder, family)
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     expected = {"in_channels": (1, transformer.in_channels)}
     names = ("pos_embed.proj.weight", "x_embedder.proj.weight")
     check_layer(folder, family, "transformer", shapes["transformer"], names, expected)
@@ -75,10 +77,9 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
 
 def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, VaeConfig]:
     """Read the configurations, and check that the parts fit together."""
-    file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
-    transformer, vae = read_struct(file, _Transformer), read_struct(vae_file, VaeConfig)
-    family.check_class(file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    file = folder / "transformer" / "config.json"
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", VaeConfig)
     t5 = read_t5(folder, family, "_3")
     clips = [read_text_encoder(folder, family, suffix) for suffix in ("", "_2")]
     pooled = sum(clip.projection_dim for clip in clips)

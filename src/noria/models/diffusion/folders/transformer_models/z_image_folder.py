@@ -20,6 +20,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_vocabulary,
     make_spec,
     read_overrides,
+    read_part,
+    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
     MAX_PROMPT_TOKENS,
@@ -29,7 +31,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_euler_scheduler,
 )
 from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct, read_weights
+from noria.models.weights import num_tensor_parameters, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _SCHEDULERS = ("flow-euler",)
@@ -74,10 +76,9 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     scheduler = read_euler_scheduler(folder)
     text_encoder = read_struct(folder / "text_encoder" / "config.json", Qwen3Config)
     check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
-    transformer_file, vae_file = folder / "transformer" / "config.json", folder / "vae" / "config.json"
-    transformer, vae = read_struct(transformer_file, _Transformer), read_struct(vae_file, VaeConfig)
-    family.check_class(transformer_file, "transformer", transformer.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
+    transformer_file = folder / "transformer" / "config.json"
+    transformer = read_part(folder, family, "transformer", _Transformer)
+    vae = read_part(folder, family, "vae", VaeConfig)
     _check_fit(transformer_file, transformer, text_encoder, vae)
     num_parameters = _check_weights(folder, family, transformer, text_encoder, vae)
     overrides, is_turbo = read_overrides(folder, _ZImageOverrides), scheduler.shift == _TURBO_SHIFT
@@ -130,7 +131,7 @@ def _check_weights(
     folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig
 ) -> int:
     """Check one tensor of each part; return the transformer's parameters."""
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
     caption = {"dim": (0, transformer.dim), "cap_feat_dim": (1, transformer.cap_feat_dim)}
     for part, names, expected in (

@@ -9,7 +9,7 @@ import pathlib
 from typing import NoReturn
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import check_files
+from noria.models.diffusion.folders.pipeline_folder import check_files, read_shapes
 from noria.models.diffusion.folders.unet_models.stable_diffusion_xl_folder import check_added_input
 from noria.models.diffusion.folders.unet_models.unet_folder import (
     UnetConfig,
@@ -21,7 +21,7 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     read_unet,
 )
 from noria.models.families import Family
-from noria.models.weights import read_object, read_struct, read_weights
+from noria.models.weights import read_object, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _NUM_SIZES = 5  # original size and crop: two numbers each, and the aesthetic score
@@ -61,7 +61,7 @@ def check_refiner(folder: pathlib.Path, family: Family) -> None:
     check_added_input(
         folder / "unet" / "config.json", unet, text_encoder.projection_dim, _NUM_SIZES, "this is no refiner"
     )
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     check_text_layers(folder, family, [text_encoder], shapes)
     check_unet_layer(folder, family, unet, shapes)
 

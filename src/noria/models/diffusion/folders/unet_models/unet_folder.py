@@ -25,6 +25,7 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_vocabulary,
     make_spec,
     read_overrides,
+    read_shapes,
 )
 from noria.models.families import Family
 from noria.models.weights import (
@@ -34,7 +35,6 @@ from noria.models.weights import (
     num_tensor_parameters,
     read_object,
     read_struct,
-    read_weights,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -129,7 +129,7 @@ def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
             f"{of_latents} latent channels: a depth, editing or upscaling model; supported are text to image, with "
             f"in_channels {of_latents}, and inpainting, with {2 * of_latents + 1}."
         )
-    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
+    shapes = read_shapes(folder, family)
     found = UnetFolder(pipeline, text_encoders, unet, vae, shapes)
     check_text_layers(folder, family, text_encoders, shapes)
     in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
