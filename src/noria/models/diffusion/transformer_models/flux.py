@@ -17,8 +17,7 @@ image, M of references, D numbers of a token.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -27,28 +26,19 @@ from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, 
 from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
 from noria.models.diffusion.folders.transformer_models.flux_folder import KONTEXT
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
 from noria.models.diffusion.transformer_models.packed_model import PackedModel, positions
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
 from noria.models.diffusion.transformer_models.token_rows import (
     RowPositions,
     Sizes,
+    can_mix_sizes,
     image_rows,
     length_class,
+    reference_tokens,
     token_rows,
 )
-from noria.models.diffusion.transformer_models.transformer_model import text_outputs
+from noria.models.diffusion.transformer_models.transformer_model import TransformerParts, text_outputs
 from noria.models.diffusion.vae import LatentDistribution
-from noria.models.families import MASKLESS_ATTENTION
-from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
 
@@ -58,52 +48,21 @@ _MAX_TOKENS = 512  # of T5: the pipeline's default, for schnell too
 class Flux(PackedModel):
     """The parts of one FluxPipeline folder, ready on a device."""
 
-    def __init__(
-        self,
-        clip: tuple[Any, Any],
-        t5: tuple[Any, Any],
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-        *,
-        is_kontext: bool = False,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
+    transformer_class = "FluxTransformer2DModel"
+    text_classes = (("CLIPTokenizer", "CLIPTextModel"), ("T5TokenizerFast", "T5EncoderModel"))
 
-        `clip` and `t5` are tokenizers with their text encoders.
-        """
-        self._is_kontext = is_kontext
-        super().__init__(transformer, vae, scheduler_config, config, Guidance(embedded=True))
-        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer, "text_encoder": clip[1]}
-        self._clip, self._t5 = clip, t5
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, Guidance(embedded=True))
+        transformer = parts.transformer
+        self._is_kontext = parts.spec.pipeline == KONTEXT
+        self._clip, self._t5 = parts.text_encoders
+        self.lora_parts = {"transformer": transformer, "text_encoder": self._clip[1]}
         if transformer.config.in_channels != transformer.out_channels:
             self.inpainting = InpaintingInput(self.latent_scale**2, mask_is_first=False, always_has_start=True)
         self._takes_guidance: bool = transformer.config.guidance_embeds
-        # Not in buckets, in which a batch changes no bit, and not if attention takes no masks.
-        takes_masks = config.attention not in MASKLESS_ATTENTION
-        self._mixes_sizes = takes_masks and not config.buckets
+        self._mixes_sizes = can_mix_sizes(config)
         transformer.pos_embed = RowPositions(transformer.pos_embed)
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Flux":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import FluxTransformer2DModel
-            from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
-
-            clip = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement)
-            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_2", *placement)
-            transformer = load_part(FluxTransformer2DModel, spec, "transformer", dtype, device)
-            vae = load_vae(spec, dtype, device)
-            is_kontext = spec.pipeline == KONTEXT
-            return cls(clip, t5, transformer, vae, load_scheduler_config(spec), config, is_kontext=is_kontext)
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, of Kontext for all schedulers, and a shift by the number of tokens."""
@@ -136,8 +95,7 @@ class Flux(PackedModel):
     def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
         """Return the tokens of reference images, the modes of the VAE's distributions."""
         latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
-        tokens_MD = torch.cat([to_tokens(latents_1CHW.to(self.dtype))[0] for latents_1CHW in latents])
-        return ReferenceTokens(tokens_MD, tuple((each.shape[2], each.shape[3]) for each in latents))
+        return reference_tokens(latents, lambda latents_1CHW: to_tokens(latents_1CHW.to(self.dtype)))
 
     def predict(
         self,

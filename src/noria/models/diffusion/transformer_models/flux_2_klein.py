@@ -17,8 +17,8 @@ tokens of an image, M of references, D = C numbers of a token.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -27,26 +27,17 @@ from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, 
 from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.folders.transformer_models.flux_2_klein_folder import TEXT_LAYERS, is_distilled
 from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
 from noria.models.diffusion.transformer_models.token_rows import (
     RowPositions,
     Sizes,
+    can_mix_sizes,
     image_rows,
     length_class,
+    reference_tokens,
     token_rows,
 )
-from noria.models.diffusion.transformer_models.transformer_model import QWEN_CHAT, TransformerModel
+from noria.models.diffusion.transformer_models.transformer_model import QWEN_CHAT, TransformerModel, TransformerParts
 from noria.models.diffusion.vae import LatentVae, PatchedVae
-from noria.models.families import MASKLESS_ATTENTION
-from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length_and_steps
 
@@ -58,50 +49,16 @@ class Flux2Klein(TransformerModel):
     """The parts of one Flux2KleinPipeline folder, ready on a device."""
 
     vae_class: ClassVar[type[LatentVae]] = PatchedVae
+    transformer_class = "Flux2Transformer2DModel"
+    text_classes = (("Qwen2Tokenizer", "Qwen3Model"),)
 
-    def __init__(
-        self,
-        text: tuple[Any, Any],
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-        guidance: Guidance,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
-
-        `text` is a tokenizer with its text encoder, of which the layers that change nothing are deleted.
-        """
-        super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
-        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
-        self._tokenizer, self._text_encoder = text
-        del self._text_encoder.layers[TEXT_LAYERS[-1] + 1 :]
-        # Not in buckets, in which a batch changes no bit.
-        takes_masks = config.attention not in MASKLESS_ATTENTION
-        self._mixes_sizes = takes_masks and not config.buckets
-        transformer.pos_embed = RowPositions(transformer.pos_embed)
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Flux2Klein":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import Flux2Transformer2DModel
-            from transformers import Qwen2Tokenizer, Qwen3Model
-
-            return cls(
-                load_text_encoder((Qwen2Tokenizer, Qwen3Model), spec, "", *placement),
-                load_part(Flux2Transformer2DModel, spec, "transformer", dtype, device),
-                load_vae(spec, dtype, device),
-                load_scheduler_config(spec),
-                config,
-                Guidance(active_above=math.inf) if is_distilled(spec.path) else CLASSIFIER_FREE,
-            )
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        guidance = Guidance(active_above=math.inf) if is_distilled(parts.spec.path) else CLASSIFIER_FREE
+        super().__init__(parts, config, guidance)
+        del self._text_encoder.layers[TEXT_LAYERS[-1] + 1 :]  # they change nothing
+        self._mixes_sizes = can_mix_sizes(config)
+        parts.transformer.pos_embed = RowPositions(parts.transformer.pos_embed)
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, and a shift by the number of the image's tokens and of steps."""
@@ -117,20 +74,14 @@ class Flux2Klein(TransformerModel):
             truncation=True,
             return_tensors="pt",
         )
-        hidden_states = self._text_encoder(
-            input_ids=tokens.input_ids.to(self._text_encoder.device),
-            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
-            output_hidden_states=True,
-            use_cache=False,
-        ).hidden_states
+        hidden_states = self._text_outputs(tokens, output_hidden_states=True, use_cache=False).hidden_states
         tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.device, self.dtype)
         return [Conditioning({"encoder_hidden_states": tokens_TD}) for tokens_TD in tokens_BTD]
 
     def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
         """Return the tokens of reference images, the modes of the VAE's distributions."""
         latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
-        tokens_MD = torch.cat([_to_tokens(latents_1CHW.to(self.dtype))[0] for latents_1CHW in latents])
-        return ReferenceTokens(tokens_MD, tuple((each.shape[2], each.shape[3]) for each in latents))
+        return reference_tokens(latents, lambda latents_1CHW: _to_tokens(latents_1CHW.to(self.dtype)))
 
     def call_size(self, num_pixels: int) -> tuple[int, int] | None:
         """Return the class of a row's number of tokens, whose rows share calls."""

@@ -16,8 +16,7 @@ Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -31,19 +30,9 @@ from noria.models.diffusion.folders.transformer_models.qwen_folder import (
     SYSTEM_PROMPT,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
-from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel
+from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
 from noria.models.weights import read_struct
-from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
@@ -54,53 +43,21 @@ _DISTILLED_SHIFT = 1.15
 class Krea2(TransformerModel):
     """The parts of one Krea2Pipeline folder, ready on a device."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        text_encoder: Any,
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-        index: Krea2Index,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        guidance, channels = Guidance("cond", active_above=0.0), transformer.config.in_channels // PATCH**2
-        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
-        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
-        self._tokenizer, self._text_encoder, self._index = tokenizer, text_encoder, index
+    transformer_class = "Krea2Transformer2DModel"
+    text_classes = (("Qwen2Tokenizer", "Qwen3VLModel"),)
+    pads_right = True
 
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Krea2":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ConfigError: a setting does not work with this family.
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import Krea2Transformer2DModel
-            from transformers import Qwen2Tokenizer, Qwen3VLModel
-
-            classes = Qwen2Tokenizer, Qwen3VLModel
-            tokenizer, text_encoder = load_text_encoder(classes, spec, "", *placement, padding_side="right")
-            return cls(
-                tokenizer,
-                text_encoder.language_model,  # its layers for images are not kept
-                load_part(Krea2Transformer2DModel, spec, "transformer", dtype, device),
-                load_vae(spec, dtype, device),
-                load_scheduler_config(spec),
-                config,
-                read_struct(spec.path / "model_index.json", Krea2Index),
-            )
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        channels = parts.transformer.config.in_channels // PATCH**2
+        super().__init__(parts, config, Guidance("cond", active_above=0.0), channels)
+        self._text_encoder = self._text_encoder.language_model  # its layers for images are not kept
+        self._index = read_struct(parts.spec.path / "model_index.json", Krea2Index)
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens, or a constant."""
-        _, height, width = self.latent_shape(width_px, height_px)
-        mu = shift_of_length(height // PATCH * (width // PATCH), self.scheduler_config)
-        mu = _DISTILLED_SHIFT if self._index.is_distilled else mu
+        num_tokens = self.num_tokens(width_px, height_px)
+        mu = _DISTILLED_SHIFT if self._index.is_distilled else shift_of_length(num_tokens, self.scheduler_config)
         return Schedule(evenly_falling_sigmas(num_steps), mu=mu, gives_flow_sigmas=True)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
@@ -109,19 +66,10 @@ class Krea2(TransformerModel):
         max_length = NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS - _NUM_END_TOKENS
         end_ids = self._tokenizer(END_OF_CHAT).input_ids
         chats = [ids + end_ids for ids in self._tokenizer(texts, max_length=max_length, truncation=True).input_ids]
-        lengths = [len(ids) for ids in chats]
         tokens = self._tokenizer.pad({"input_ids": chats}, return_tensors="pt")
-        outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self._text_encoder.device),
-            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
-            output_hidden_states=True,
-            use_cache=False,
-        )
+        outputs = self._text_outputs(tokens, output_hidden_states=True, use_cache=False)
         hidden_BTLD = torch.stack([outputs.hidden_states[layer] for layer in self._index.text_layers], dim=2)
-        return [
-            Conditioning({"encoder_hidden_states": hidden_TLD[NUM_SYSTEM_TOKENS:length]})
-            for hidden_TLD, length in zip(hidden_BTLD.to(self.device, self.dtype), lengths, strict=True)
-        ]
+        return self._without_padding(hidden_BTLD, tokens, NUM_SYSTEM_TOKENS)
 
     def predict(
         self,

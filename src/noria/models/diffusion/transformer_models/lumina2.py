@@ -14,7 +14,7 @@ Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent
 the longest row, D numbers of a token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,17 +24,7 @@ from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.folders.transformer_models.lumina2_folder import MAX_PROMPT_TOKENS
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
-from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
@@ -47,43 +37,15 @@ _SYSTEM_PROMPT = (
 class Lumina2(TransformerModel):
     """The parts of one Lumina2Pipeline folder, ready on a device."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        text_encoder: Any,
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        guidance, channels = Guidance(equal_norms="lines", prompt_prefix=_SYSTEM_PROMPT), transformer.config.in_channels
-        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
+    transformer_class = "Lumina2Transformer2DModel"
+    text_classes = (("GemmaTokenizer", "Gemma2Model"),)
+    pads_right = True
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, Guidance(equal_norms="lines", prompt_prefix=_SYSTEM_PROMPT))
+        transformer = parts.transformer
         self._positions = transformer.rope_embedder = _Positions(transformer.rope_embedder, transformer.device)
-        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
-        self._tokenizer, self._text_encoder = tokenizer, text_encoder
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Lumina2":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ConfigError: a setting does not work with this family.
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import Lumina2Transformer2DModel
-            from transformers import Gemma2Model, GemmaTokenizer
-
-            return cls(
-                *load_text_encoder((GemmaTokenizer, Gemma2Model), spec, "", *placement, padding_side="right"),
-                load_part(Lumina2Transformer2DModel, spec, "transformer", dtype, device),
-                load_vae(spec, dtype, device),
-                load_scheduler_config(spec),
-                config,
-            )
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
         """Return evenly falling sigmas, and a shift that is the same for all sizes."""
@@ -96,18 +58,8 @@ class Lumina2(TransformerModel):
         tokens = self._tokenizer(
             texts, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt"
         )
-        outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self._text_encoder.device),
-            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
-            output_hidden_states=True,
-            use_cache=False,
-        )
-        lengths = tokens.attention_mask.sum(1).tolist()
-        hidden_BTD = outputs.hidden_states[-2].to(self.device, self.dtype)
-        return [
-            Conditioning({"encoder_hidden_states": hidden_TD[:length]})
-            for hidden_TD, length in zip(hidden_BTD, lengths, strict=True)
-        ]
+        outputs = self._text_outputs(tokens, output_hidden_states=True, use_cache=False)
+        return self._without_padding(outputs.hidden_states[-2], tokens)
 
     def predict(
         self,

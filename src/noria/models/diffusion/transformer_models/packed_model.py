@@ -5,37 +5,27 @@ D = 4 · C.
 """
 
 import functools
-from typing import Any
 
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
-from noria.models.diffusion.transformer_models.transformer_model import TransformerModel
-from noria.sampling.guidance import Guidance
+from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts
+from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
 
 class PackedModel(TransformerModel):
     """A model whose transformer takes packed latents; elsewhere they stay [C, H, W]."""
 
-    def __init__(
-        self, transformer: Any, vae: Any, scheduler_config: dict[str, Any], config: EngineConfig, guidance: Guidance
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
-
-        Raises:
-            ConfigError: a setting does not work with these models.
-
-        """
-        channels = transformer.out_channels // PATCH**2
-        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
+    def __init__(self, parts: TransformerParts, config: EngineConfig, guidance: Guidance = CLASSIFIER_FREE) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, guidance, parts.transformer.out_channels // PATCH**2)
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
-        _, height, width = self.latent_shape(width_px, height_px)
-        num_tokens = height // PATCH * (width // PATCH)
-        return Schedule(evenly_falling_sigmas(num_steps), mu=shift_of_length(num_tokens, self.scheduler_config))
+        mu = shift_of_length(self.num_tokens(width_px, height_px), self.scheduler_config)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=mu)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,29 +10,17 @@ diffusers' pipeline, and with its numbers. What differs from Stable Diffusion:
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
-from noria.models.diffusion.transformer_models.transformer_model import TransformerModel
+from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts
 from noria.models.diffusion.vae import without_overflow
-from noria.protocol.diffusion import DiffusionModelSpec
-from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.previews import alpha_bars, clean_weights
-from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
 _MAX_TOKENS = 300  # of a prompt, the pipeline's default; longer ones are cut
 _NO_CONDITIONS = {"resolution": None, "aspect_ratio": None}  # inputs of PixArt-α
@@ -41,42 +29,15 @@ _NO_CONDITIONS = {"resolution": None, "aspect_ratio": None}  # inputs of PixArt-
 class PixArtSigma(TransformerModel):
     """The parts of one PixArtSigmaPipeline folder, ready on a device."""
 
-    def __init__(
-        self, t5: tuple[Any, Any], transformer: Any, vae: Any, scheduler_config: dict[str, Any], config: EngineConfig
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's.
+    transformer_class = "PixArtTransformer2DModel"
+    text_classes = (("T5TokenizerFast", "T5EncoderModel"),)
 
-        `t5` is a tokenizer with its text encoder.
-        """
-        channels = transformer.config.in_channels
-        super().__init__(transformer, vae, scheduler_config, config, CLASSIFIER_FREE, channels)
-        self.lora_parts: Mapping[str, torch.nn.Module] = {}  # diffusers has no loader for them
-        self._tokenizer, self._text_encoder = t5
-        self._alpha_bars = alpha_bars(scheduler_config)
-        self._prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "PixArtSigma":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ConfigError: a setting does not work with this family.
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import PixArtTransformer2DModel
-            from transformers import T5EncoderModel, T5TokenizerFast
-
-            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "", *placement)
-            transformer = load_part(PixArtTransformer2DModel, spec, "transformer", dtype, device)
-            vae = without_overflow(load_vae(spec, dtype, device))
-            return cls(t5, transformer, vae, load_scheduler_config(spec), config)
-
-    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
-        """Return the scheduler's own times, whatever the size."""
-        return DEFAULT_SCHEDULE
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(dataclasses.replace(parts, vae=without_overflow(parts.vae)), config)
+        self.lora_parts = {}  # diffusers has no loader for them
+        self._alpha_bars = alpha_bars(parts.scheduler_config)
+        self._prediction_type: str = parts.scheduler_config.get("prediction_type", "epsilon")
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview; see `clean_weights` in `sampling/previews.py`."""
@@ -91,14 +52,7 @@ class PixArtSigma(TransformerModel):
         tokens = self._tokenizer(
             texts, padding=True, padding_side="right", max_length=_MAX_TOKENS, truncation=True, return_tensors="pt"
         )
-        mask_BT = tokens.attention_mask.to(self._text_encoder.device)
-        outputs_BTD = self._text_encoder(tokens.input_ids.to(self._text_encoder.device), attention_mask=mask_BT)[0]
-        return [
-            Conditioning({"encoder_hidden_states": output_TD[:length]})
-            for output_TD, length in zip(
-                outputs_BTD.to(self.device, self.dtype), tokens.attention_mask.sum(1).tolist(), strict=True
-            )
-        ]
+        return self._without_padding(self._text_outputs(tokens)[0], tokens)
 
     def predict(
         self,

@@ -13,7 +13,7 @@ Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent
 a token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,18 +30,8 @@ from noria.models.diffusion.folders.transformer_models.qwen_folder import (
     SYSTEM_PROMPT,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
-from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
@@ -49,47 +39,18 @@ from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_le
 class QwenImage(TransformerModel):
     """The parts of one QwenImagePipeline folder, ready on a device."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        text_encoder: Any,
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        guidance = Guidance(equal_norms="patches", negative_absent="unguided")
-        channels = transformer.config.in_channels // PATCH**2
+    transformer_class = "QwenImageTransformer2DModel"
+    text_classes = (("Qwen2Tokenizer", "Qwen2_5_VLForConditionalGeneration"),)
+    pads_right = True
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        transformer = parts.transformer
         transformer.set_attn_processor(_RowAttention())
-        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
-        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
-        self._tokenizer, self._text_encoder, self._pos_embed = tokenizer, text_encoder, transformer.pos_embed
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "QwenImage":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ConfigError: a setting does not work with this family.
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import QwenImageTransformer2DModel
-            from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
-
-            classes = Qwen2Tokenizer, Qwen2_5_VLForConditionalGeneration
-            tokenizer, text_encoder = load_text_encoder(classes, spec, "", *placement, padding_side="right")
-            return cls(
-                tokenizer,
-                text_encoder.model.language_model,  # its layers for images and its head are not kept
-                load_part(QwenImageTransformer2DModel, spec, "transformer", dtype, device),
-                load_vae(spec, dtype, device),
-                load_scheduler_config(spec),
-                config,
-            )
+        guidance = Guidance(equal_norms="patches", negative_absent="unguided")
+        super().__init__(parts, config, guidance, transformer.config.in_channels // PATCH**2)
+        self._text_encoder = self._text_encoder.model.language_model  # its layers for images and its head are not kept
+        self._pos_embed = transformer.pos_embed
 
     def call_size(self, num_pixels: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
@@ -97,9 +58,7 @@ class QwenImage(TransformerModel):
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
-        _, height, width = self.latent_shape(width_px, height_px)
-        num_tokens = height // PATCH * (width // PATCH)
-        mu = shift_of_length(num_tokens, self.scheduler_config)
+        mu = shift_of_length(self.num_tokens(width_px, height_px), self.scheduler_config)
         return Schedule(evenly_falling_sigmas(num_steps), mu=mu, gives_flow_sigmas=True)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
@@ -107,17 +66,8 @@ class QwenImage(TransformerModel):
         chats = [SYSTEM_PROMPT + ("" if prompt is None else prompt) + END_OF_CHAT for prompt in prompts]
         max_length = NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS
         tokens = self._tokenizer(chats, padding=True, max_length=max_length, truncation=True, return_tensors="pt")
-        outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self._text_encoder.device),
-            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
-            use_cache=False,
-        )
-        lengths = tokens.attention_mask.sum(1).tolist()
-        hidden_BTD = outputs.last_hidden_state.to(self.device, self.dtype)
-        return [
-            Conditioning({"encoder_hidden_states": hidden_TD[NUM_SYSTEM_TOKENS:length]})
-            for hidden_TD, length in zip(hidden_BTD, lengths, strict=True)
-        ]
+        outputs = self._text_outputs(tokens, use_cache=False)
+        return self._without_padding(outputs.last_hidden_state, tokens, NUM_SYSTEM_TOKENS)
 
     def predict(
         self,

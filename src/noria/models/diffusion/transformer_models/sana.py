@@ -12,26 +12,14 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
-from noria.models.diffusion.transformer_models.transformer_model import TransformerModel
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts
 from noria.sampling.guidance import Guidance
-from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 
 MAX_TOKENS = 300
 """Of a prompt, the pipeline's default; longer ones are cut."""
@@ -58,49 +46,16 @@ _INSTRUCTION = (
 class Sana(TransformerModel):
     """The parts of one SanaPipeline folder, ready on a device."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        text_encoder: Any,
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        guidance, channels = Guidance(prompt_prefix=_INSTRUCTION), transformer.config.in_channels
-        super().__init__(transformer, vae, scheduler_config, config, guidance, channels)
+    transformer_class = "SanaTransformer2DModel"
+    text_classes = (("GemmaTokenizer", "Gemma2Model"),)
+    pads_right = True
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, Guidance(prompt_prefix=_INSTRUCTION))
         self.noise_dtype = torch.float32
-        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
-        self._timestep_scale: float = transformer.config.timestep_scale
-        self._tokenizer, self._text_encoder = tokenizer, text_encoder
-        self._num_instruction_tokens = len(tokenizer(_INSTRUCTION).input_ids)
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Sana":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ConfigError: a setting does not work with this family.
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import SanaTransformer2DModel
-            from transformers import Gemma2Model, GemmaTokenizer
-
-            return cls(
-                *load_text_encoder((GemmaTokenizer, Gemma2Model), spec, "", *placement, padding_side="right"),
-                load_part(SanaTransformer2DModel, spec, "transformer", dtype, device),
-                load_vae(spec, dtype, device),
-                load_scheduler_config(spec),
-                config,
-            )
-
-    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
-        """Return the scheduler's own times, whatever the size."""
-        return DEFAULT_SCHEDULE
+        self._timestep_scale: float = parts.transformer.config.timestep_scale
+        self._num_instruction_tokens = len(self._tokenizer(_INSTRUCTION).input_ids)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' `encode_prompt`, without padding.
@@ -116,11 +71,7 @@ class Sana(TransformerModel):
             ids_B.append(self._tokenizer(text, max_length=start + MAX_TOKENS - 1, truncation=True).input_ids)
             starts.append(start)
         tokens = self._tokenizer.pad({"input_ids": ids_B}, return_tensors="pt")
-        outputs_BTD = self._text_encoder(
-            input_ids=tokens.input_ids.to(self._text_encoder.device),
-            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
-            use_cache=False,
-        )[0].to(self.device, self.dtype)
+        outputs_BTD = self._text_outputs(tokens, use_cache=False)[0].to(self.device, self.dtype)
         return [
             Conditioning({"encoder_hidden_states": torch.cat([output_TD[:1], output_TD[start : len(ids)]])})
             for output_TD, start, ids in zip(outputs_BTD, starts, ids_B, strict=True)

@@ -9,25 +9,13 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 Shapes: B images, R rows (two for a guided image), T tokens, C latent channels, H × W latent size.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
-)
-from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, text_outputs
-from noria.protocol.diffusion import DiffusionModelSpec
-from noria.sampling.guidance import CLASSIFIER_FREE
+from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts, text_outputs
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule, shift_of_length
 
 _MAX_TOKENS = 256  # of T5: the pipeline's default
@@ -36,47 +24,23 @@ _MAX_TOKENS = 256  # of T5: the pipeline's default
 class StableDiffusion3(TransformerModel):
     """The parts of one StableDiffusion3Pipeline folder, ready on a device."""
 
-    def __init__(
-        self,
-        clips: Sequence[tuple[Any, Any]],
-        t5: tuple[Any, Any],
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
+    transformer_class = "SD3Transformer2DModel"
+    text_classes = (
+        ("CLIPTokenizer", "CLIPTextModelWithProjection"),
+        ("CLIPTokenizer", "CLIPTextModelWithProjection"),
+        ("T5TokenizerFast", "T5EncoderModel"),
+    )
 
-        `clips` and `t5` are tokenizers with their text encoders.
-        """
-        channels = transformer.config.in_channels
-        super().__init__(transformer, vae, scheduler_config, config, CLASSIFIER_FREE, channels)
-        self.lora_parts: Mapping[str, torch.nn.Module] = {
-            "transformer": transformer,
-            "text_encoder": clips[0][1],
-            "text_encoder_2": clips[1][1],
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config)
+        *self._clips, self._t5 = parts.text_encoders
+        self.lora_parts = {
+            "transformer": parts.transformer,
+            "text_encoder": self._clips[0][1],
+            "text_encoder_2": self._clips[1][1],
         }
-        self._clips, self._t5 = clips, t5
-        self._patch: int = transformer.config.patch_size
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "StableDiffusion3":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import SD3Transformer2DModel
-            from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
-
-            clip_classes = CLIPTokenizer, CLIPTextModelWithProjection
-            clips = [load_text_encoder(clip_classes, spec, suffix, *placement) for suffix in ("", "_2")]
-            t5 = load_text_encoder((T5TokenizerFast, T5EncoderModel), spec, "_3", *placement)
-            transformer = load_part(SD3Transformer2DModel, spec, "transformer", dtype, device)
-            return cls(clips, t5, transformer, load_vae(spec, dtype, device), load_scheduler_config(spec), config)
+        self._patch: int = parts.transformer.config.patch_size
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:  # noqa: ARG002
         """Return the scheduler's own times, with a shift by the image's size if its configuration wants one."""

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import ReferenceTokens
 from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.families import MASKLESS_ATTENTION
 
 Sizes = tuple[tuple[int, int], ...]
 _CLASS_LENGTH = 4096
@@ -29,6 +31,22 @@ def length_class(num_tokens: float) -> int:
     The longest of classes are those of square images of 1024 px, 512 px and so on.
     """
     return math.floor(math.log2(_CLASS_LENGTH / num_tokens) / 2 * _CLASSES_PER_FACTOR_4)
+
+
+def can_mix_sizes(config: EngineConfig) -> bool:
+    """Return whether calls take rows of several sizes: not in buckets, in which a batch changes no bit.
+
+    Nor if attention takes no masks.
+    """
+    return config.attention not in MASKLESS_ATTENTION and not config.buckets
+
+
+def reference_tokens(
+    latents: Sequence[torch.Tensor], to_tokens: Callable[[torch.Tensor], torch.Tensor]
+) -> ReferenceTokens:
+    """Return the tokens of reference images, whose latents are each [1, C, H, W]."""
+    tokens_MD = torch.cat([to_tokens(latents_1CHW)[0] for latents_1CHW in latents])
+    return ReferenceTokens(tokens_MD, tuple((each.shape[2], each.shape[3]) for each in latents))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,11 @@
-"""What models with a transformer share: the transformer that denoises latents, and the VAE that decodes them.
+"""What models with a transformer share: the transformer that denoises latents, how it is loaded, and its text encoders.
 
-Shapes: B images, T tokens of a prompt, C latent channels, H × W latent size.
+Shapes: B images or prompts, T tokens of a prompt, C latent channels, H × W latent size.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -12,10 +13,20 @@ import torch
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.block_compilation import compile_blocks
-from noria.models.diffusion.diffusion_model import InpaintingInput
-from noria.models.diffusion.part_loading import unquantized_dtype
-from noria.models.diffusion.vae import LatentDistribution, LatentVae
-from noria.sampling.guidance import Guidance
+from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
+from noria.models.diffusion.latent_model import LatentModel
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_text_encoder,
+    load_vae,
+    loading,
+    text_encoder_placement,
+)
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 
 TRAIN_STEPS = 1000
 """Of the scheduler, whose timesteps are this times the noise level."""
@@ -24,25 +35,37 @@ QWEN_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 """What Qwen's chat template makes of one message. A folder's own template is a program, and is not run."""
 
 
-class TransformerModel:
+@dataclass(frozen=True, slots=True)
+class TransformerParts:
+    """The loaded parts of a folder."""
+
+    spec: DiffusionModelSpec
+    text_encoders: tuple[tuple[Any, Any], ...]  # tokenizers with their text encoders
+    transformer: Any
+    vae: Any
+    scheduler_config: dict[str, Any]
+
+
+class TransformerModel(LatentModel):
     """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer.
 
     The transformer predicts a velocity, or else a family has its own `clean_weights`.
     """
 
-    vae_class: ClassVar[type[LatentVae]] = LatentVae
-    inpainting: InpaintingInput | None = None
+    transformer_class: ClassVar[str]  # of diffusers
+    text_classes: ClassVar[tuple[tuple[str, str], ...]]  # of transformers: of each text encoder the tokenizer, itself
+    pads_right: ClassVar[bool] = False  # tokenizers pad at the end, whatever their files say
 
     def __init__(
         self,
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
+        parts: TransformerParts,
         config: EngineConfig,
-        guidance: Guidance,
-        latent_channels: int,
+        guidance: Guidance = CLASSIFIER_FREE,
+        latent_channels: int | None = None,
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
+
+        By default `latent_channels` are the inputs of the transformer.
 
         Raises:
             ConfigError: a setting does not work with these models.
@@ -53,36 +76,69 @@ class TransformerModel:
                 f"engine.compile does not work with {type(self).__name__}, only with UNets: each mixture of sizes and "
                 "prompt lengths would be compiled. Switch it off, or use engine.compile_blocks."
             )
+        transformer = self._transformer = parts.transformer
         set_attention(transformer, config.attention)
         if config.compile_blocks:
             compile_blocks(transformer)
-        self.scheduler_config, self.guidance = scheduler_config, guidance
-        self.device: torch.device = transformer.device
-        self.dtype = self.noise_dtype = unquantized_dtype(transformer)
-        self._transformer = transformer
-        self._latent_channels = latent_channels
-        self._vae = self.vae_class(vae, config)
-        self.latent_scale, self.preview_colours = self._vae.scale, self._vae.fit_preview_colours()
+        channels = transformer.config.in_channels if latent_channels is None else latent_channels
+        super().__init__(transformer, parts.vae, parts.scheduler_config, config, guidance, channels)
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
+        self._tokenizer, self._text_encoder = parts.text_encoders[0]
 
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
-        """Return [C, H, W] of the latents of an image of this size."""
-        return self._latent_channels, height_px // self.latent_scale, width_px // self.latent_scale
+    @classmethod
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> Self:
+        """Read the parts of `spec.folder` onto `device`.
 
-    def call_size(self, num_pixels: int) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return None: a call takes images of one size."""
-        return None
+        Raises:
+            ConfigError: a setting does not work with this family.
+            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
+
+        """
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
+        options: dict[str, Any] = {"padding_side": "right"} if cls.pads_right else {}
+        with loading(spec):
+            import diffusers
+            import transformers
+
+            text_encoders = tuple(
+                load_text_encoder(
+                    (getattr(transformers, tokenizer), getattr(transformers, text_encoder)),
+                    spec,
+                    f"_{number}" if number > 1 else "",
+                    *placement,
+                    **options,
+                )
+                for number, (tokenizer, text_encoder) in enumerate(cls.text_classes, start=1)
+            )
+            transformer = load_part(getattr(diffusers, cls.transformer_class), spec, "transformer", dtype, device)
+            vae = load_vae(spec, dtype, device)
+            return cls(TransformerParts(spec, text_encoders, transformer, vae, load_scheduler_config(spec)), config)
+
+    def num_tokens(self, width_px: int, height_px: int) -> int:
+        """Return the number of an image's tokens, blocks of 2 × 2 latents."""
+        _, height, width = self.latent_shape(width_px, height_px)
+        return height // PATCH * (width // PATCH)
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview: x₀ = x - σ·v."""
         return np.stack([np.ones_like(timesteps_B), -timesteps_B / TRAIN_STEPS]).astype(np.float32)
 
-    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
-        """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
-        return self._vae.encode(pixels_BHW3)
+    def _text_outputs(self, tokens: Any, **options: bool) -> Any:
+        """Return the outputs of the text encoder, which does not attend to padding."""
+        device = self._text_encoder.device
+        return self._text_encoder(
+            input_ids=tokens.input_ids.to(device), attention_mask=tokens.attention_mask.to(device), **options
+        )
 
-    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return pixels [B, height, width, 3], uint8."""
-        return self._vae.decode(latents_BCHW)
+    def _without_padding(
+        self, outputs_BTD: torch.Tensor, tokens: Any, start: int = 0, name: str = "encoder_hidden_states"
+    ) -> list[Conditioning]:
+        """Return the conditioning of each prompt: its outputs from `start` to the padding at the end."""
+        lengths = tokens.attention_mask.sum(1).tolist()
+        return [
+            Conditioning({name: output_TD[start:length]})
+            for output_TD, length in zip(outputs_BTD.to(self.device, self.dtype), lengths, strict=True)
+        ]
 
 
 def set_attention(transformer: Any, name: str) -> None:

@@ -11,26 +11,20 @@ As the other families, without diffusers' pipeline, and with its numbers. What d
 Shapes: B images, R rows (two for a guided image), T tokens of a prompt, C latent channels, H × W latent size.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import LatentRows
-from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS, PATCH
-from noria.models.diffusion.part_loading import (
-    DTYPES,
-    load_part,
-    load_scheduler_config,
-    load_text_encoder,
-    load_vae,
-    loading,
-    text_encoder_placement,
+from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS
+from noria.models.diffusion.transformer_models.transformer_model import (
+    QWEN_CHAT,
+    TRAIN_STEPS,
+    TransformerModel,
+    TransformerParts,
 )
-from noria.models.diffusion.transformer_models.transformer_model import QWEN_CHAT, TRAIN_STEPS, TransformerModel
-from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, shift_of_length
 
@@ -38,44 +32,14 @@ from noria.sampling.schedule import Schedule, shift_of_length
 class ZImage(TransformerModel):
     """The parts of one ZImagePipeline folder, ready on a device."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        text_encoder: Any,
-        transformer: Any,
-        vae: Any,
-        scheduler_config: dict[str, Any],
-        config: EngineConfig,
-        guidance: Guidance,
-    ) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are the transformer's."""
-        super().__init__(transformer, vae, scheduler_config, config, guidance, transformer.config.in_channels)
+    transformer_class = "ZImageTransformer2DModel"
+    text_classes = (("Qwen2Tokenizer", "Qwen3Model"),)
+    pads_right = True
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, Guidance("cond", active_above=0.0, norm_limit=parts.spec.cfg_normalization))
         self.noise_dtype = torch.float32
-        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
-        self._tokenizer, self._text_encoder = tokenizer, text_encoder
-
-    @classmethod
-    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "ZImage":
-        """Read the parts of `spec.folder` onto `device`.
-
-        Raises:
-            ConfigError: a setting does not work with this family.
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
-        """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
-        with loading(spec):
-            from diffusers import ZImageTransformer2DModel
-            from transformers import Qwen2Tokenizer, Qwen3Model
-
-            return cls(
-                *load_text_encoder((Qwen2Tokenizer, Qwen3Model), spec, "", *placement, padding_side="right"),
-                load_part(ZImageTransformer2DModel, spec, "transformer", dtype, device),
-                load_vae(spec, dtype, device),
-                load_scheduler_config(spec),
-                config,
-                Guidance("cond", active_above=0.0, norm_limit=spec.cfg_normalization),
-            )
 
     def call_size(self, num_pixels: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
@@ -86,8 +50,7 @@ class ZImage(TransformerModel):
         sigmas = tuple(torch.linspace(1.0, 1 / num_steps, num_steps).tolist())  # in float32, as the pipeline
         if not self.scheduler_config.get("use_dynamic_shifting"):
             return Schedule(sigmas)
-        _, height, width = self.latent_shape(width_px, height_px)
-        return Schedule(sigmas, mu=shift_of_length(height // PATCH * (width // PATCH), self.scheduler_config))
+        return Schedule(sigmas, mu=shift_of_length(self.num_tokens(width_px, height_px), self.scheduler_config))
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, truncated as by diffusers' `encode_prompt`, without padding."""
@@ -95,17 +58,8 @@ class ZImage(TransformerModel):
         tokens = self._tokenizer(
             chats, padding=True, max_length=MAX_PROMPT_TOKENS, truncation=True, return_tensors="pt"
         )
-        outputs = self._text_encoder(
-            input_ids=tokens.input_ids.to(self._text_encoder.device),
-            attention_mask=tokens.attention_mask.to(self._text_encoder.device),
-            output_hidden_states=True,
-            use_cache=False,
-        )
-        lengths = tokens.attention_mask.sum(1).tolist()
-        hidden_BTD = outputs.hidden_states[-2].to(self.device, self.dtype)
-        return [
-            Conditioning({"caption": hidden_TD[:length]}) for hidden_TD, length in zip(hidden_BTD, lengths, strict=True)
-        ]
+        outputs = self._text_outputs(tokens, output_hidden_states=True, use_cache=False)
+        return self._without_padding(outputs.hidden_states[-2], tokens, name="caption")
 
     def predict(
         self,
