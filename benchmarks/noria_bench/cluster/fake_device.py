@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.calibration import shape_costs
 from noria.engine.diffusion.results import DecodedImage
+from noria.engine.diffusion.warmup.calibration import shape_costs
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.runtime import Runtime
 from noria.protocol.diffusion import DiffusionModelSpec
