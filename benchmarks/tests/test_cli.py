@@ -10,6 +10,7 @@ import noria
 import noria_bench.benches.quick
 import noria_bench.benches.suite
 import noria_bench.canary.bench
+import noria_bench.cluster.bench
 import noria_bench.cost.bench
 import noria_bench.deploys.bench
 import noria_bench.encoders.bench
@@ -18,6 +19,8 @@ import noria_bench.soak.bench
 import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
+from noria_bench.cluster import options as cluster_options
+from noria_bench.cluster.options import ClusterOptions
 from noria_bench.cost.options import CostOptions
 from noria_bench.deploys import options as deploys_options
 from noria_bench.deploys.options import DeploysOptions
@@ -119,6 +122,16 @@ def test_canary_takes_runs_a_seed_and_a_folder(monkeypatch):
     assert calls == [(8, pathlib.Path("there"), 3)]
 
 
+def test_cluster_takes_engines_and_steps(monkeypatch):
+    calls = record_calls(noria_bench.cluster.bench, monkeypatch)
+    words = "bench cluster --engines 4,2 --scaling 3 --step-ms 5 --long-step-ms 9 --seconds 2 --rounds 5 --out there"
+    assert main(words.split()) == 0
+    assert main(["bench", "cluster", "--quick", "--step-ms", "7"]) == 0
+    (options, folder), (quick, quick_folder) = calls
+    assert (options, folder) == (ClusterOptions((2, 4), (3,), 5.0, 9.0, 2.0, 5), pathlib.Path("there"))
+    assert quick == dataclasses.replace(cluster_options.QUICK, step_ms=7.0) and quick_folder.name.endswith("-cluster")
+
+
 def test_encoders_takes_targets_loads_and_settings(monkeypatch):
     calls = record_calls(noria_bench.encoders.bench, monkeypatch)
     words = "bench encoders m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --out there"
@@ -170,6 +183,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
         ("encoders --targets noria,tei", "'tei'; targets are all, raw, raw-bfloat16, noria"),
         ("canary --runs 3", "'3'; runs are a whole number from 4 to 100000"),
+        ("cluster --engines 0,1", "'0,1'; numbers of engines are whole numbers from 1 to 64"),
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
         ("encoders --corpus short", "'short'; a corpus is fixed, mixed or all"),
         ("deploys --niceness 19,20", "'19,20'; a niceness is a whole number from 0 to 19"),
