@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import psutil
@@ -39,9 +40,8 @@ from noria_bench.targets.environments import python_of, versions_of
 
 _log_status = status_log("cluster")
 
-# The device's time for a step depends on the width.
-_WIDTH_PX: Mapping[Steps, int] = {"short": 128, "long": 144}
-_HEIGHT_PX = 128
+# Width and height, as many pixels in both. The device's time for a step depends on the width.
+_SIZES_PX: Mapping[Steps, tuple[int, int]] = {"short": (128, 160), "long": (160, 128)}
 # Of successive images, so that those of a batch end in different iterations.
 _NUM_STEPS = (10, 8, 12, 9, 11)
 _MEAN_STEPS = sum(_NUM_STEPS) / len(_NUM_STEPS)
@@ -108,7 +108,7 @@ class ClusterBench:
     def _measure_engines(self, num_engines: int) -> None:
         """All loads of both servers with so many engines."""
         _log_status(f"{num_engines} engines: starting both servers")
-        step_ms = {_WIDTH_PX[steps]: step_ms for steps, step_ms in self._step_ms.items()}
+        step_ms = {_SIZES_PX[steps][0]: step_ms for steps, step_ms in self._step_ms.items()}
         variables = fake_device.install_at(self.work, step_ms)
         with contextlib.ExitStack() as stack:
             servers = {
@@ -119,7 +119,9 @@ class ClusterBench:
             }
             for serving, server in servers.items():
                 self._seconds_to_ready[serving][num_engines] = server.seconds_to_ready
-                self._load(server, num_engines, "short", _WARM_UP_S)
+                replies = self._load(server, num_engines, "short", _WARM_UP_S)
+                if failed := {reply.status for reply in replies} - {HTTPStatus.OK}:
+                    raise RuntimeError(f"{serving}, {num_engines} engines: the warm-up got statuses {sorted(failed)}")
             num_rounds = self.options.num_rounds if num_engines in self.options.engines else 0
             loads: list[tuple[Steps, int]] = [("short", number) for number in range(num_rounds)]
             if num_engines in self.options.scaling:
@@ -157,12 +159,14 @@ class ClusterBench:
         return summarize(serving, num_engines, steps, number, replies, (began_s, ended_s), cpu_s)
 
     def _load(self, server: RunningServer, num_engines: int, steps: Steps, seconds: float) -> list[Reply]:
+        width_px, height_px = _SIZES_PX[steps]
+
         def body(number: int) -> dict[str, Any]:
             return {
                 "prompt": "a red circle above a blue square",
                 "seed": number,
-                "width": _WIDTH_PX[steps],
-                "height": _HEIGHT_PX,
+                "width": width_px,
+                "height": height_px,
                 "inference_steps": _NUM_STEPS[number % len(_NUM_STEPS)],
             }
 

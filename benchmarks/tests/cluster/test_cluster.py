@@ -75,7 +75,7 @@ def test_a_server_has_the_device_that_sleeps(tmp_path):
     with running_process(lambda port: [*command, "--port", str(port)]) as server:
         answer = httpx.post(
             f"http://127.0.0.1:{server.port}/t2i",
-            json={"prompt": "a circle", "seed": 3, "inference_steps": 10, "width": 128, "height": 128},
+            json={"prompt": "a circle", "seed": 3, "inference_steps": 10, "width": 128, "height": 160},
             trust_env=False,
         )
         roles = cpu_s_by_role(server)
