@@ -13,7 +13,7 @@ class ClusterOptions:
     scaling: tuple[int, ...] = (1, 2, 4, 8, 16)  # engines with long steps
     step_ms: float = 20.0
     long_step_ms: float = 100.0
-    seconds: float = 6.0
+    seconds: float = 5.0
     num_rounds: int = 3  # of short steps; long ones are measured once
 
 
