@@ -100,13 +100,16 @@ def _scaling(result: ClusterResult) -> Table:
 def _cpu(result: ClusterResult) -> Table:
     names = (*ROLES, "bench")
     rows = []
-    for steps in ("short", "long"):
-        for num_engines in _numbers(result, steps):
-            for serving in SERVINGS:
-                runs = _select(result, serving, steps, num_engines)
-                cells = (format_number(_median(cpu_ms(run, name) for run in runs), 2) for name in names)
-                rows.append((f"{_NAMES[serving]}, {num_engines} engines, {steps} steps", *cells))
-    note = "CPU milliseconds an image, of all processes of each kind; what is used without requests counts, too."
+    loads: list[tuple[Steps, int]] = [("short", number) for number in _numbers(result, "short")]
+    for steps, num_engines in [*loads, *(("long", number) for number in _numbers(result, "long")[-1:])]:
+        for serving in SERVINGS:
+            runs = _select(result, serving, steps, num_engines)
+            cells = (format_number(_median(cpu_ms(run, name) for run in runs), 2) for name in names)
+            rows.append((f"{_NAMES[serving]}, {num_engines} engines, {steps} steps", *cells))
+    note = (
+        "CPU milliseconds an image, of all processes of each kind. What is used without requests counts, too, so that "
+        "the figures of few images a second are higher; of long steps only the most engines are shown."
+    )
     return Table("CPU time of a request", ("server", *names), tuple(rows), (note,))
 
 
