@@ -2,7 +2,8 @@
 
 import itertools
 
-from noria.observe.metrics.declarations import DECLARATIONS, Declaration
+from noria.observe.metrics.declarations import DECLARATIONS
+from noria.observe.metrics.section import Declaration
 
 _INTRODUCTION = """# Metrics
 
