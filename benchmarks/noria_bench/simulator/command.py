@@ -3,7 +3,6 @@
 import argparse
 import math
 import pathlib
-import sys
 from typing import Any
 
 from noria.cli.parser import Parser, add_plain_command, argument_type
@@ -84,9 +83,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     study = Study(traffic, arguments.engine)
     results = [study.run(each, arguments.p99) for each in _scenarios(arguments)]
-    print(page.markdown(page.rows_of(results)))
+    print(page.table_of(page.rows_of(results)).markdown())
     if arguments.out is not None:
-        print(f"\nthe report is {page.write_report(arguments.out, ' '.join(sys.argv[1:]), results)}")
+        report = page.write_report(arguments.out, results, traffic.description, arguments.p99)
+        print(f"\nthe report is {report}")
     return 0
 
 

@@ -38,6 +38,17 @@ class Traffic:
         """About how many requests there are."""
         return len(self.trace) if self.kind == "trace" else self.rate * self.duration_s
 
+    @property
+    def description(self) -> str:
+        """What arrives, as a sentence."""
+        if self.kind == "trace":
+            return f"A trace of {len(self.trace):,} requests in {self.trace[-1].at_s:,.0f} s."
+        kinds = (
+            f"{len(self.shapes)} kinds of requests" if len(self.shapes) > 1 else f"requests of {self.shapes[0].text}"
+        )
+        rate = f"{self.rate:g} a second on average for {self.duration_s:,.0f} s"
+        return f"{self.kind.capitalize()} arrivals, {rate}; {kinds}."
+
     def arrivals(self) -> Sequence[Arrival]:
         """Return all requests."""
         if self.kind == "trace":
