@@ -102,6 +102,8 @@ def _why_not_fast(scenario: Scenario, traffic: Traffic) -> str:
         return "no failures and no interruptions"
     if traffic.kind in ("bursty", "trace"):
         return "only Poisson and diurnal arrivals"
+    if settings.device.decode_batch != fast.DECODE_BATCH:
+        return f"decodes of at most {fast.DECODE_BATCH} images"
     if settings.policy == "shortest-first":
         return "only the policies least-slack and fcfs"
     if any(shape.deadline_s is not None or shape.priority != "normal" or shape.images != 1 for shape in traffic.shapes):
