@@ -1,4 +1,4 @@
-"""The Serve application of a configuration: a deployment of front ends, and one of engines for each model."""
+"""The Serve application of a configuration: deployments of front ends, of engines for each model, and the registrar."""
 
 import os
 import pathlib
@@ -12,6 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from noria.cluster.engine_replica import EngineReplica
 from noria.cluster.frontend_replica import FrontendReplica
+from noria.cluster.registrar_replica import RegistrarReplica
 from noria.config import Config
 from noria.errors import ConfigError, did_you_mean
 from noria.settings import list_settings, load
@@ -23,6 +24,8 @@ _STATS_PERIOD_S = 1.0
 # Requests of one front end at once. The engines' queues and the API keys limit them first.
 _MAX_ONGOING_REQUESTS = 4096
 _STOP_GRACE_S = 10.0
+_REGISTRAR_STOP_S = 5.0
+_SMALL_ACTOR = {"num_cpus": 0.1}
 _MAX_CONSTRUCTOR_RETRIES = 3
 
 
@@ -46,7 +49,7 @@ def build(config: Config) -> Any:
     if not ray.is_initialized():  # as `serve run` does it; its GPUs and nodes are asked for below
         ray.init(namespace="serve")
     config = _check(config)
-    sources = list(dict.fromkeys([config.model, *config.additional_models]))
+    sources = [config.model, *config.additional_models]
     names = deployment_names(sources)
     engines = {name: _engine(config, name, source) for name, source in zip(names, sources, strict=True)}
     frontend = serve.deployment(
@@ -57,9 +60,23 @@ def build(config: Config) -> Any:
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options=_SMALL_ACTOR,
     )
-    return frontend.bind(_json(config), engines)
+    return frontend.bind(_json(config), engines, _registrar(config, engines) if config.registry.deployments else None)
+
+
+def _registrar(config: Config, engines: dict[str, Any]) -> Any:
+    deployment = serve.deployment(
+        RegistrarReplica,
+        name="registrar",
+        num_replicas=1,
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        graceful_shutdown_timeout_s=_REGISTRAR_STOP_S,
+        ray_actor_options=_SMALL_ACTOR,
+    )
+    return deployment.bind(_json(config), engines)
 
 
 def _engine(config: Config, name: str, source: str) -> Any:
@@ -119,16 +136,21 @@ def _check(config: Config) -> Config:
             f"setting engine.devices is {', '.join(config.engine.devices)}; on Ray each engine has one device, which "
             "Ray assigns: leave it, or set `cpu`, and set cluster.engine_replicas."
         )
-    if config.endpoints:
-        raise ConfigError("setting endpoints is not supported on Ray yet; leave it out.")
     shares_disk = len(ray.nodes()) < 2
-    if config.cluster.frontend_replicas > 1 and config.jobs.database == "auto" and not shares_disk:
+    if config.registry.deployments and config.registry.database == "auto" and not shares_disk:
         raise ConfigError(
-            "setting jobs.database is 'auto', a file of one node, and there are several front ends, perhaps on several "
-            "nodes. Set it to postgresql://USER@HOST/NAME, and jobs.results to a folder that all nodes reach."
+            "setting registry.database is 'auto', a file of one node, and Ray has several nodes. Set it to "
+            "postgresql://USER@HOST/NAME, or registry.deployments to false: then no deployments are carried out."
         )
-    # Replicas have no registrar.
-    return msgspec.structs.replace(config, registry=msgspec.structs.replace(config.registry, deployments=False))
+    reads_jobs = config.cluster.frontend_replicas + config.registry.deployments  # front ends, and the registrar
+    if reads_jobs > 1 and config.jobs.database == "auto" and not shares_disk:
+        raise ConfigError(
+            "setting jobs.database is 'auto', a file of one node, and several front ends, or a front end and the "
+            "registrar, may be on several nodes. Set it to postgresql://USER@HOST/NAME, and jobs.results to a folder "
+            "that all nodes reach."
+        )
+    sources = tuple(dict.fromkeys([config.model, *config.additional_models]))
+    return msgspec.structs.replace(config, additional_models=sources[1:])
 
 
 def deployment_names(sources: list[str]) -> list[str]:
