@@ -6,11 +6,11 @@ import shutil
 import httpx
 import psutil
 import pytest
-from ray_python import ray_python
 
 from noria.cli.main import main
 from noria.frontend.access.api_keys import generate_key
 from noria.testing.server import running_process
+from python_environment import ray_python
 from waiting import wait_until
 
 # A Ray and five Pythons with torch start; pip takes minutes, the first time.
@@ -34,10 +34,30 @@ class Count:
         return {"next": state.number + self.step}
 """
 SETTINGS = """
+model = "{model}"
+data_dir = "{folder}"
+
+[frontend]
+api_keys_file = "{folder}/keys.toml"
+
+[engine]
+devices = ["cpu"]
+slots = 2
+
+[cluster]
+engine_replicas = 2
+engine_cpus = 0.5
+
+[registry]
+database = "{database}"
+
+[jobs]
+database = "{database}"
+
 [[endpoints]]
 name = "count"
-code = "FILE:Count"
-settings = {step = 3}
+code = "{folder}/count.py:Count"
+settings = {{step = 3}}
 """
 
 
@@ -105,29 +125,18 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
     key, table = generate_key("tester", ["generate", "registry"])
     (tmp_path / "keys.toml").write_text(table)
     (tmp_path / "count.py").write_text(CODE)
-    (tmp_path / "noria.toml").write_text(SETTINGS.replace("FILE", str(tmp_path / "count.py")))
+    (tmp_path / "noria.toml").write_text(SETTINGS.format(model=folders[0], folder=tmp_path, database=database))
 
     def noria(*arguments):
-        assert main([*arguments, "--data-dir", str(tmp_path), "--registry-database", database]) == 0, (
-            capsys.readouterr()
-        )
+        status = main([*arguments, "--data-dir", str(tmp_path), "--registry-database", database])
+        assert status == 0, capsys.readouterr()
 
     def deploy(version, *plan):
         noria("deploy", "first", version, *plan, "--wait", str(WAIT_S))
 
     for folder in folders:
         noria("models", "add", "shapes", str(folder))
-    command = [str(ray_python()), "-m", "noria", "serve", "--on", "local", str(folders[0])]
-    command += ["--config", str(tmp_path / "noria.toml"), "--data-dir", str(tmp_path)]
-    command += [
-        "--registry-database",
-        database,
-        "--jobs-database",
-        database,
-        "--api-keys-file",
-        str(tmp_path / "keys.toml"),
-    ]
-    command += ["--devices", "cpu", "--slots", "2", "--engine-replicas", "2", "--engine-cpus", "0.5", "--threads", "1"]
+    command = [str(ray_python()), "-m", "noria", "serve", "--on", "local", "--config", str(tmp_path / "noria.toml")]
     with running_process(lambda port: [*command, "--port", str(port)]) as running:
         server = Server(running, key)
         server.wait_until_held(None)
