@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import time
 
 import httpx
 import psutil
@@ -13,7 +14,7 @@ from noria.testing.server import running_process
 from python_environment import ray_python
 from waiting import wait_until
 
-# A Ray and five Pythons with torch start; pip takes minutes, the first time.
+# A Ray and ten Pythons start, five of them with torch; pip takes minutes, the first time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 WAIT_S = 280
@@ -35,6 +36,7 @@ class Count:
 """
 SETTINGS = """
 model = "{model}"
+additional_models = ["{other}"]
 data_dir = "{folder}"
 
 [frontend]
@@ -46,12 +48,9 @@ slots = 2
 
 [cluster]
 engine_replicas = 2
-engine_cpus = 0.5
+engine_cpus = 0.25
 
 [registry]
-database = "{database}"
-
-[jobs]
 database = "{database}"
 
 [[endpoints]]
@@ -85,16 +84,22 @@ class Server:
 
     def held(self):
         """What each engine holds, and its state."""
+        time.sleep(0.5)  # it is polled, on few cores
         served = self._http.get("/v1/registry/served").json()
         return [(each["state"], {model["version"] for model in each["models"]}) for each in served["engines"]]
 
     def wait_until_held(self, *versions):
-        """Wait until two engines are ready with these versions; None is the configuration's."""
-        wait_until(lambda: self.held() == [("ready", set(versions))] * 2, WAIT_S, (httpx.TransportError, KeyError))
+        """Wait until both engines of the first model have these versions, and those of the other one its own.
 
-    def processes(self, title):
+        None is that of the configuration.
+        """
+        expected = [("ready", set(versions))] * 2 + [("ready", {None})] * 2
+        wait_until(lambda: self.held() == expected, WAIT_S, (httpx.TransportError, KeyError))
+
+    def processes(self, title, root=None):
+        """The processes below `root`, or below the server, with such a title."""
         found = []
-        for each in self._root.children(recursive=True):
+        for each in (root or self._root).children(recursive=True):
             try:
                 if " ".join(each.cmdline()).startswith(title):
                     found.append(each)
@@ -102,18 +107,26 @@ class Server:
                 continue
         return found
 
+    def kill(self, process, title):
+        """Send SIGKILL, and wait until as many processes of this title run as before."""
+        before = len(self.processes(title))
+        process.kill()
+        wait_until(lambda: not process.is_running() and len(self.processes(title)) == before, WAIT_S)
+
     def close(self):
         self._http.close()
 
 
 @pytest.fixture(scope="module")
 def folders(tiny_folder, tmp_path_factory):
-    """Two versions of a small model."""
+    """Two versions of a small model, and another model."""
     folder = tmp_path_factory.mktemp("versions")
-    first, second = (pathlib.Path(shutil.copytree(tiny_folder, folder / name)) for name in ("first", "second"))
+    first, second, other = (
+        pathlib.Path(shutil.copytree(tiny_folder, folder / name)) for name in ("first", "second", "other")
+    )
     weights = second / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    return [first, second]
+    return first, second, other
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -122,10 +135,11 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
 ):
     for name, value in {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}.items():
         monkeypatch.setenv(name, value)
+    first, second, other = folders
     key, table = generate_key("tester", ["generate", "registry"])
     (tmp_path / "keys.toml").write_text(table)
     (tmp_path / "count.py").write_text(CODE)
-    (tmp_path / "noria.toml").write_text(SETTINGS.format(model=folders[0], folder=tmp_path, database=database))
+    (tmp_path / "noria.toml").write_text(SETTINGS.format(model=first, other=other, folder=tmp_path, database=database))
 
     def noria(*arguments):
         status = main([*arguments, "--data-dir", str(tmp_path), "--registry-database", database])
@@ -134,7 +148,7 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
     def deploy(version, *plan):
         noria("deploy", "first", version, *plan, "--wait", str(WAIT_S))
 
-    for folder in folders:
+    for folder in (first, second):
         noria("models", "add", "shapes", str(folder))
     command = [str(ray_python()), "-m", "noria", "serve", "--on", "local", "--config", str(tmp_path / "noria.toml")]
     with running_process(lambda port: [*command, "--port", str(port)]) as running:
@@ -148,16 +162,16 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
         assert server.version(**{"x-noria-version": "canary"}) == "shapes@2"
         assert server.version(**{"x-noria-version": "control"}) != "shapes@2"
 
-        lost = server.processes("noria engine")[0].parent()  # the replica, and with it its engine
-        lost.kill()
-        wait_until(lambda: not lost.is_running() and len(server.processes("noria engine")) == 2, WAIT_S)
+        title = "ray::ServeReplica:noria:engine-first"
+        server.kill(server.processes(title)[0], title)  # and with it its engine
         server.wait_until_held(None, "shapes@2")
 
         noria("promote", "first")
         server.wait_until_held("shapes@2")
         assert server.version() == "shapes@2"
 
-        server.processes("noria engine")[0].kill()  # the process alone: its replica starts it again
+        (engine,) = server.processes("noria engine", server.processes(title)[0])
+        server.kill(engine, "noria engine")  # the process alone: its replica starts it again
         server.wait_until_held("shapes@2")
         (registrar,) = server.processes("ray::ServeReplica:noria:registrar")
         registrar.kill()

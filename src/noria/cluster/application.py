@@ -75,6 +75,7 @@ def _registrar(config: Config, engines: dict[str, Any]) -> Any:
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=_REGISTRAR_STOP_S,
         ray_actor_options=_SMALL_ACTOR,
+        logging_config={"enable_access_log": False},  # each front end calls twice a second
     )
     return deployment.bind(_json(config), engines)
 

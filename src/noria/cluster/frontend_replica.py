@@ -42,15 +42,16 @@ class FrontendReplica:
         """Ray calls this after the constructor.
 
         Raises:
-            RuntimeError: the code of an endpoint cannot be loaded on this node. Ray shows the message.
+            RuntimeError: a setting cannot be used, or the code of an endpoint be loaded, on this node. Ray shows the
+                message.
 
         """
         config, worker_id = self._config, f"{random_worker_id().partition('/')[0]}/{self._name}"
         engine_pool = EnginePool([], config.frontend.restart_wait_s, worker_id)
-        statistics = StatisticsRecorder(config.statistics)
-        tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
-        jobs = open_job_service(config, worker_id, tracer)
         try:
+            statistics = StatisticsRecorder(config.statistics)
+            tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
+            jobs = open_job_service(config, worker_id, tracer)
             encoders = endpoint_models(config, open_models(config)) if config.endpoints else {}
             app = build_app(config, engine_pool, lambda: jobs, tracer, endpoint_models=encoders, statistics=statistics)
             await app.state.load()

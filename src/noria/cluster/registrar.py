@@ -139,7 +139,7 @@ class ClusterRegistrarLink:
         except Exception as error:  # Ray has many; it starts the registrar again
             if self._answers or not self.has_routes.is_set():
                 extra = fields(event="registrar_away")
-                log.warning("the registrar does not answer: %s", error or type(error).__name__, extra=extra)
+                log.warning("the registrar does not answer: %s", str(error) or type(error).__name__, extra=extra)
             self._answers = False
             return
         self._answers = True
