@@ -10,6 +10,7 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from noria.cluster.check import check_servable
 from noria.cluster.engine_replica import EngineReplica
 from noria.cluster.frontend_replica import FrontendReplica
 from noria.cluster.registrar_replica import RegistrarReplica
@@ -48,7 +49,7 @@ def build(config: Config) -> Any:
     """
     if not ray.is_initialized():  # as `serve run` does it; its GPUs and nodes are asked for below
         ray.init(namespace="serve")
-    config = _check(config)
+    config = check_servable(config, num_nodes=len(ray.nodes()))
     sources = [config.model, *config.additional_models]
     names = deployment_names(sources)
     engines = {name: _engine(config, name, source) for name, source in zip(names, sources, strict=True)}
@@ -128,30 +129,6 @@ def _scale(config: Config) -> dict[str, Any]:
             downscale_delay_s=0.0,
         )
     }
-
-
-def _check(config: Config) -> Config:
-    """Return the configuration as replicas use it. Raises ConfigError if Ray cannot serve it."""
-    if len(config.engine.devices) != 1:
-        raise ConfigError(
-            f"setting engine.devices is {', '.join(config.engine.devices)}; on Ray each engine has one device, which "
-            "Ray assigns: leave it, or set `cpu`, and set cluster.engine_replicas."
-        )
-    shares_disk = len(ray.nodes()) < 2
-    if config.registry.deployments and config.registry.database == "auto" and not shares_disk:
-        raise ConfigError(
-            "setting registry.database is 'auto', a file of one node, and Ray has several nodes. Set it to "
-            "postgresql://USER@HOST/NAME, or registry.deployments to false: then no deployments are carried out."
-        )
-    reads_jobs = config.cluster.frontend_replicas + config.registry.deployments  # front ends, and the registrar
-    if reads_jobs > 1 and config.jobs.database == "auto" and not shares_disk:
-        raise ConfigError(
-            "setting jobs.database is 'auto', a file of one node, and several front ends, or a front end and the "
-            "registrar, may be on several nodes. Set it to postgresql://USER@HOST/NAME, and jobs.results to a folder "
-            "that all nodes reach."
-        )
-    sources = tuple(dict.fromkeys([config.model, *config.additional_models]))
-    return msgspec.structs.replace(config, additional_models=sources[1:])
 
 
 def deployment_names(sources: list[str]) -> list[str]:
