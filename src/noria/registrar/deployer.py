@@ -153,9 +153,9 @@ class Deployer:
             log.info("deployment %d: %s is loaded", deployment.id, version.name, extra=extra)
 
     async def _mount(self, deployment: Deployment, spec: AnyModelSpec) -> None:
-        """Mount a version on all engines that are to hold it. Raises RegistryError."""
+        """Mount a version on all engines that are to hold it, unless the deployment ends. Raises RegistryError."""
         mount = swap if deployment.swap else mount_beside
-        while True:
+        while deployment.id in self._unfinished:
             engines = engines_for(deployment, spec, self._configured, self._routes, self._engines)
             if await mount(engines, spec):
                 return
