@@ -42,21 +42,26 @@ class FrontendReplica:
         """Ray calls this after the constructor.
 
         Raises:
-            RuntimeError: a setting cannot be used, or the code of an endpoint be loaded, on this node. Ray shows the
-                message.
+            RuntimeError: this node cannot run a front end, for example because it lacks the code of an endpoint. Ray
+                shows the message.
 
         """
+        try:
+            return await self._build()
+        except NoriaError as error:
+            raise RuntimeError(
+                f"node {ray.util.get_node_ip_address()} cannot run a front end: {error.message}"
+            ) from None
+
+    async def _build(self) -> ASGIApp:
         config, worker_id = self._config, f"{random_worker_id().partition('/')[0]}/{self._name}"
         engine_pool = EnginePool([], config.frontend.restart_wait_s, worker_id)
-        try:
-            statistics = StatisticsRecorder(config.statistics)
-            tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
-            jobs = open_job_service(config, worker_id, tracer)
-            encoders = endpoint_models(config, open_models(config)) if config.endpoints else {}
-            app = build_app(config, engine_pool, lambda: jobs, tracer, endpoint_models=encoders, statistics=statistics)
-            await app.state.load()
-        except NoriaError as error:
-            raise RuntimeError(f"node {ray.util.get_node_ip_address()} cannot serve: {error.message}") from None
+        statistics = StatisticsRecorder(config.statistics)
+        tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
+        jobs = open_job_service(config, worker_id, tracer)
+        encoders = endpoint_models(config, open_models(config)) if config.endpoints else {}
+        app = build_app(config, engine_pool, lambda: jobs, tracer, endpoint_models=encoders, statistics=statistics)
+        await app.state.load()
         link = self._registrar and ClusterRegistrarLink(engine_pool, worker_id, self._call_registrar, statistics)
         return RayApplication(app, engine_pool, list(self._handles), link)
 
