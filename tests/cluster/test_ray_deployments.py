@@ -175,7 +175,7 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
         server.wait_until_held("shapes@2")
         (registrar,) = server.processes("ray::ServeReplica:noria:registrar")
         registrar.kill()
-        deploy("shapes@1")  # waits until the lease of the lost one has run out, and the next one has all loaded
+        deploy("shapes@1")  # the next one has it loaded
         server.wait_until_held("shapes@1")
         noria("rollback", "first", "--why", "a test")
         server.wait_until_held("shapes@2")
