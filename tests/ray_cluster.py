@@ -20,6 +20,7 @@ import pytest
 
 from databases import empty_database
 from encoders import make_encoder, open_exported, sentence_transformer
+from noria.models.location import BUNDLED
 from noria.testing.server import reserve_port
 from python_environment import environment_python
 from s3_server import running_s3
@@ -37,8 +38,9 @@ NUM_REPLICAS = {"frontend": 2, "engine-bundled": 2, "engine-small": 2}
 class RayWorld:
     """The cluster, its processes, and an HTTP client of the server on it."""
 
-    def __init__(self, process, port, encoder, s3):
+    def __init__(self, process, port, target, python, encoder, s3):
         self.process, self.root, self.port = process, psutil.Process(process.pid), port
+        self.target, self.python = target, python  # for `noria serve --on`, and of Ray
         self.encoder, self.s3 = encoder, s3
         self.lock = threading.Lock()
         self.http = httpx.Client(
@@ -51,9 +53,9 @@ class RayWorld:
                 return json.loads(line)
         raise AssertionError("the cluster has ended")
 
-    def command(self, word):
+    def command(self, word, **arguments):
         with self.lock:
-            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.write(f"{word} {json.dumps(arguments)}\n")
             self.process.stdin.flush()
             return self.read()
 
@@ -103,12 +105,15 @@ def ray_world(tmp_path_factory, postgresql):
     secret = folder / "webhook-secret"  # one for all front ends
     secret.write_text("whsec_" + base64.b64encode(b"x" * 32).decode())
     secret.chmod(0o600)
+    for number in range(2):
+        (folder / f"home-{number}").mkdir()
+    (folder / "home-0" / "lonely").symlink_to(BUNDLED)
     encoder = make_encoder(folder / "small", **sentence_transformer())
     open_exported(str(encoder))  # here, for all its engines
     with contextlib.ExitStack() as opened:
         s3 = opened.enter_context(running_s3(BUCKET))
         database = opened.enter_context(empty_database(postgresql))
-        port = opened.enter_context(reserve_port())
+        port, client_port = (opened.enter_context(reserve_port()) for _ in range(2))
         (packages,) = python.parent.parent.glob("lib/python*/site-packages")
         (packages / "noria.pth").write_text(f"{SOURCES}\n{sysconfig.get_paths()['purelib']}\n{s3.packages}\n")
         settings = {
@@ -127,7 +132,7 @@ def ray_world(tmp_path_factory, postgresql):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         environment |= {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
         process = subprocess.Popen(
-            [python, SCRIPT, json.dumps(settings), str(port)],
+            [python, SCRIPT, json.dumps(settings), str(port), str(client_port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -135,7 +140,7 @@ def ray_world(tmp_path_factory, postgresql):
             cwd=folder,
         )
         opened.callback(_end, process)
-        world = RayWorld(process, port, encoder, s3)
+        world = RayWorld(process, port, f"ray://127.0.0.1:{client_port}", python, encoder, s3)
         opened.callback(world.http.close)
         assert world.read() == {"ready": True}
         yield world

@@ -5,6 +5,7 @@ import concurrent.futures
 import io
 import json
 import re
+import subprocess
 import time
 
 import httpx
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from databases import stopped
 from encoders import TEXTS
 from noria.testing.server import running_server
 from ray_cluster import BUCKET, TIMEOUT_S
@@ -124,6 +126,53 @@ class Jobs:
         ends = [each for each in re.findall(r'"status":"(\w+)"', events) if each not in ("starting", "processing")]
         assert ends == ["succeeded"]
         return final["output"]
+
+
+NO_MODEL = r"node \S+ cannot serve '~/lonely': no such folder"
+NO_DATABASE = r"the application does not become ready on Ray: node \S+ cannot run a front end: the jobs database"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        # One node has it. Ray tries again until it has found that node for all replicas.
+        ({"model": "~/lonely", "cluster.engine_replicas": 2}, NO_MODEL),
+        ({"jobs.database": "postgresql://noria@127.0.0.1:1/jobs"}, NO_DATABASE),
+    ],
+    ids=["model of one node", "no database"],
+)
+def test_an_application_that_a_node_cannot_run_says_which_node_and_why(world, changes, said):
+    settings = {"cluster.engine_replicas": 1, "cluster.frontend_replicas": 1, "additional_models": ""} | changes
+    found = world.command("deploy", changes=settings, until_given_up=said == NO_DATABASE)["error"]
+    assert re.match(said, found), found
+    assert world.is_whole()  # the other application serves as before
+
+
+def test_a_cluster_of_another_ray_or_python_is_rejected_with_both_versions(world):
+    program = (
+        "import sys; from ray._private import utils; from noria.cli.main import main; "
+        "utils.compute_version_info = lambda: ('2.59.0', '3.99.0'); "
+        f"sys.exit(main(['serve', '--on', {world.target!r}]))"
+    )
+    result = subprocess.run([world.python, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert f"Ray at {world.target} cannot be used: Version mismatch" in result.stderr
+    for said in ("Ray: 2.60.0", "Ray: 2.59.0", "Python: 3.99.0"):
+        assert said in result.stderr
+
+
+def test_jobs_wait_for_a_lost_database_and_everything_else_is_answered(world, expected, postgresql_server):
+    wait_until(world.is_whole, TIMEOUT_S)
+    jobs = Jobs(world, [number % 8 for number in range(12)])
+    with stopped(postgresql_server):
+        for path in ("/v1/jobs", f"/v1/jobs/{jobs.images[0]}"):
+            answer = world.http.post(path, json={"input": BODY}) if path == "/v1/jobs" else world.http.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_unavailable")
+            assert int(answer.headers["retry-after"]) > 0
+        assert np.abs(pixels(world.http.post("/t2i", json=BODY | {"seed": 6}).content) - expected[6]).max() <= 1
+        assert world.http.post("/v1/embeddings", json={"input": EMBEDDED}).status_code == 200
+    jobs.check(expected)
+    assert world.is_whole()  # no replica ended for that
 
 
 @pytest.mark.parametrize("loss", ["engine", "engine replica", "front end", "node"])

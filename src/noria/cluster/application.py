@@ -57,6 +57,7 @@ def build(config: Config) -> Any:
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
+        max_constructor_retry_count=_MAX_CONSTRUCTOR_RETRIES,
         ray_actor_options={"num_cpus": 0.1},
     )
     return frontend.bind(_json(config), engines)

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import ray
 from ray import serve
 from starlette.types import ASGIApp
 
 from noria.cluster.ray_application import RayApplication
 from noria.cluster.replica_logs import set_up_logs
 from noria.config import Config
+from noria.errors import NoriaError
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.jobs.service import open_job_service, random_worker_id
@@ -29,7 +31,21 @@ class FrontendReplica:
         self._handles = {name: handle.options(method_name="engine_pid") for name, handle in engines.items()}
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Ray calls this after the constructor."""
+        """Ray calls this after the constructor.
+
+        Raises:
+            RuntimeError: this node cannot run a front end, for example because the database is not there. Ray shows the
+                message.
+
+        """
+        try:
+            return self._build()
+        except NoriaError as error:
+            raise RuntimeError(
+                f"node {ray.util.get_node_ip_address()} cannot run a front end: {error.message}"
+            ) from None
+
+    def _build(self) -> ASGIApp:
         config, worker_id = self._config, f"{random_worker_id().partition('/')[0]}/{self._name}"
         engine_pool = EnginePool([], config.frontend.restart_wait_s, worker_id)
         tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
