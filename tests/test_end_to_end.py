@@ -45,6 +45,27 @@ def client(server):
         yield opened
 
 
+# What a client sees must not depend on where the server runs; tests with `either` run against both.
+SERVERS = ["plain", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def address(request):
+    """The address of the plain server, and of one on a Ray cluster."""
+    if request.param == "plain":
+        return f"http://127.0.0.1:{request.getfixturevalue('server').port}"
+    world = request.getfixturevalue("ray_world")
+    wait_until(world.is_whole, 240)
+    return f"http://127.0.0.1:{world.port}"
+
+
+@pytest.fixture
+def either(address):
+    with httpx.Client(base_url=address, timeout=280) as opened:
+        wait_until(lambda: opened.get("/readyz").is_success)
+        yield opened
+
+
 def pixels(data):
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
 
@@ -82,8 +103,8 @@ def open_request(server, request, receive_bytes=None):
         yield connection
 
 
-def test_one_image_is_returned_as_bytes(client):
-    answer = client.post("/t2i", json={"prompt": PROMPT, "seed": 3})
+def test_one_image_is_returned_as_bytes(either):
+    answer = either.post("/t2i", json={"prompt": PROMPT, "seed": 3})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-noria-seed"] == "3"
@@ -122,9 +143,9 @@ def test_the_same_seed_gives_the_same_image_under_load(client):
     assert np.abs(pixels(answers[-1].content) - unbatched).max() <= 1  # kernels round differently with the batch's size
 
 
-def test_the_unmodified_openai_client_works(server):
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused", max_retries=0) as official:
-        assert [model.id for model in official.models.list()] == ["noria-shapes"]
+def test_the_unmodified_openai_client_works(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0) as official:
+        assert next(iter(official.models.list())).id == "noria-shapes"
         answer = official.images.generate(
             prompt=PROMPT, n=2, size="128x128", extra_body={"seed": 5, "inference_steps": 4}
         )
@@ -133,9 +154,9 @@ def test_the_unmodified_openai_client_works(server):
             official.images.generate(prompt=PROMPT, size="130x128")
 
 
-def test_images_from_an_image_by_every_route(server, client):
+def test_images_from_an_image_by_every_route(address, either):
     """With the upper half repainted the lower one stays, also in a job; the metadata say what is needed again."""
-    file = client.post("/t2i", json={"prompt": PROMPT, "seed": 7, "inference_steps": 8}).content
+    file = either.post("/t2i", json={"prompt": PROMPT, "seed": 7, "inference_steps": 8}).content
     start, half = pixels(file), pixels(file).shape[0] // 2
     size = start.shape[1], start.shape[0]
     white, transparent = Image.new("L", size), Image.new("RGBA", size, "black")
@@ -144,24 +165,24 @@ def test_images_from_an_image_by_every_route(server, client):
     image, mask = base64.b64encode(file).decode(), base64.b64encode(as_png(white)).decode()
     settings = {"seed": 3, "inference_steps": 8, "strength": 0.9}
     body = {"prompt": "a green star", "image": image, "mask": mask} | settings
-    edited = client.post("/t2i", json=body).content
+    edited = either.post("/t2i", json=body).content
     changes = np.abs(pixels(edited) - start).mean(axis=(1, 2))
     assert changes[:half].mean() > 5 * changes[half:].mean()
-    assert client.post("/v1/images/metadata", content=edited).json()["rejected"][0]["field"] == "image"
+    assert either.post("/v1/images/metadata", content=edited).json()["rejected"][0]["field"] == "image"
 
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as official:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as official:
         answer = official.images.edit(image=file, mask=as_png(transparent), prompt="a green star", extra_body=settings)
-    a1111 = client.post(
+    a1111 = either.post(
         "/sdapi/v1/img2img",
         json={"prompt": "a green star", "init_images": [image], "mask": mask, "seed": 3, "steps": 8}
         | {"denoising_strength": 0.9},
     ).json()
-    job = client.post("/v1/jobs", json={"input": body}).json()
-    wait_until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
+    job = either.post("/v1/jobs", json={"input": body}).json()
+    wait_until(lambda: either.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
     others = [
         base64.b64decode(answer.data[0].b64_json),
         base64.b64decode(a1111["images"][0]),
-        client.get(f"/v1/jobs/{job['id']}/images/0").content,
+        either.get(f"/v1/jobs/{job['id']}/images/0").content,
     ]
     for other in others:
         assert np.abs(pixels(other) - pixels(edited)).max() <= 1
@@ -196,8 +217,8 @@ def test_a1111_clients_work_and_generate_repeats_their_files_without_the_server(
     assert {"Euler a", "DPM++ 2M"} <= {sampler["name"] for sampler in client.get("/sdapi/v1/samplers").json()}
 
 
-def test_a_step_count_that_the_scheduler_does_not_support_is_a_400(client):
-    answer = client.post("/t2i", json={"prompt": PROMPT, "scheduler": "lcm", "inference_steps": 120})
+def test_a_step_count_that_the_scheduler_does_not_support_is_a_400(either):
+    answer = either.post("/t2i", json={"prompt": PROMPT, "scheduler": "lcm", "inference_steps": 120})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] in ("inference_steps", "scheduler")
 
@@ -416,8 +437,8 @@ def test_a_damaged_model_is_named_and_the_exit_status_says_so(tmp_path, bundled_
     assert "Traceback" not in done.stderr
 
 
-def test_several_images_are_returned_as_json(client):
-    answer = client.post("/t2i", json={"prompt": PROMPT, "n": 2, "seed": 9, "inference_steps": 3, "format": "jpeg"})
+def test_several_images_are_returned_as_json(either):
+    answer = either.post("/t2i", json={"prompt": PROMPT, "n": 2, "seed": 9, "inference_steps": 3, "format": "jpeg"})
     document = json.loads(answer.content)
     assert [image["seed"] for image in document["images"]] == [9, 10]
 
@@ -472,16 +493,16 @@ def test_the_queue_limit_counts_seconds_of_work():
     assert all(1 <= int(reply.headers["retry-after"]) < 120 for reply in rejected)
 
 
-def test_a_stream_has_progress_and_previews(client):
+def test_a_stream_has_progress_and_previews(either):
     body = {"prompt": PROMPT, "seed": 3, "stream": True, "partial_images": 2, "inference_steps": 12}
-    with client.stream("POST", "/t2i", json=body) as answer:
+    with either.stream("POST", "/t2i", json=body) as answer:
         lines = answer.read().decode().splitlines()
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     # A slow stream skips progress events, but no preview.
     assert (set(names), names[-1]) == ({"progress", "preview", "finished"}, "finished")
     assert names.count("preview") == 2
     finished = json.loads(lines[lines.index("event: finished") + 1].removeprefix("data: "))
-    plain = client.post("/t2i", json={k: v for k, v in body.items() if k not in ("stream", "partial_images")})
+    plain = either.post("/t2i", json={k: v for k, v in body.items() if k not in ("stream", "partial_images")})
     streamed = pixels(base64.b64decode(finished["images"][0]["b64_json"]))
     assert np.abs(streamed - pixels(plain.content)).max() <= 1
 
