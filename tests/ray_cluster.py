@@ -17,6 +17,7 @@ import time
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from databases import empty_database
 from encoders import make_encoder, open_exported, sentence_transformer
@@ -90,6 +91,18 @@ class RayWorld:
         except (httpx.TransportError, KeyError, json.JSONDecodeError, psutil.Error):
             return False
         return states == ["ready"] * 4
+
+    def samples(self):
+        """The name, labels and value of each sample of all replicas, as Prometheus stores them."""
+        found = []
+        for each in self.http.get("/metrics/targets").json():
+            page = httpx.get(f"http://{each['targets'][0]}/metrics", trust_env=False)
+            for family in text_string_to_metric_families(page.text):
+                found += [(sample.name, sample.labels | each["labels"], sample.value) for sample in family.samples]
+        return found
+
+    def total(self, name, **labels):
+        return sum(value for found, have, value in self.samples() if found == name and labels.items() <= have.items())
 
     def recover(self):
         """Wait until all is whole again; return the seconds."""

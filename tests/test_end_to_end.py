@@ -76,8 +76,10 @@ def engine(server):
 
 
 def metric(client, name, label=""):
-    """The sum of its series, or of those with `label`."""
-    lines = client.get("/metrics").text.splitlines()
+    """The sum of its series, or of those with `label`; on Ray over all replicas."""
+    targets = client.get("/metrics/targets")
+    addresses = [f"http://{each['targets'][0]}" for each in targets.json()] if targets.is_success else [""]
+    lines = [line for address in addresses for line in client.get(f"{address}/metrics").text.splitlines()]
     found = [line for line in lines if line.split("{")[0].split(" ")[0] == name and label in line]
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
@@ -88,12 +90,12 @@ def num_joined(client):
 
 
 @contextlib.contextmanager
-def open_request(server, request, receive_bytes=None):
-    """Send `request` over a connection that is closed at the end, optionally with a small receive buffer."""
+def open_request(port, request, receive_bytes=None):
+    """Send `request` to `port` over a connection that is closed at the end, optionally with a small receive buffer."""
     with socket.socket() as connection:
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        connection.connect(("127.0.0.1", server.port))
+        connection.connect(("127.0.0.1", port))
         body = json.dumps(request).encode()
         head = (
             "POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -223,15 +225,26 @@ def test_a_step_count_that_the_scheduler_does_not_support_is_a_400(either):
     assert answer.json()["error"]["param"] in ("inference_steps", "scheduler")
 
 
-def test_a_disconnecting_client_frees_its_slots(client, server):
-    def cancelled():
-        return metric(client, "noria_departures_total", 'outcome="cancelled"')
+def cancelled_images(client):
+    return metric(client, "noria_departures_total", 'outcome="cancelled"')
 
-    joined_before, cancelled_before = num_joined(client), cancelled()
-    with open_request(server, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
-        wait_until(lambda: num_joined(client) >= joined_before + 4)
-    wait_until(lambda: cancelled() == cancelled_before + 4)
-    wait_until(lambda: metric(client, "noria_slots_used") == 0)
+
+def test_a_disconnecting_client_frees_its_slots(either):
+    joined_before, cancelled_before = num_joined(either), cancelled_images(either)
+    with open_request(either.base_url.port, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
+        wait_until(lambda: num_joined(either) >= joined_before + 4)
+    wait_until(lambda: cancelled_images(either) == cancelled_before + 4)
+    wait_until(lambda: metric(either, "noria_slots_used") == 0)
+
+
+def test_a_client_that_leaves_a_stream_at_its_first_event_frees_its_slots(either):
+    """What collects a stream before it passes it on would not let the client leave in time."""
+    before = cancelled_images(either)
+    body = {"prompt": PROMPT, "inference_steps": 200, "n": 16, "stream": True, "partial_images": 2}
+    with either.stream("POST", "/t2i", json=body) as answer:
+        assert next(answer.iter_lines()).startswith("event: ")
+    wait_until(lambda: cancelled_images(either) > before)
+    wait_until(lambda: metric(either, "noria_slots_used") == 0)
 
 
 def test_clients_that_do_not_read_occupy_no_slot_and_little_memory(client, server):
@@ -242,7 +255,7 @@ def test_clients_that_do_not_read_occupy_no_slot_and_little_memory(client, serve
     request = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
     with contextlib.ExitStack() as stalled:
         for _ in range(2):
-            stalled.enter_context(open_request(server, request, receive_bytes=4096))
+            stalled.enter_context(open_request(server.port, request, receive_bytes=4096))
         wait_until(lambda: metric(client, "noria_images_total") - images_before == 2 * 16, 240)
         wait_until(lambda: metric(client, "noria_slots_used") == 0)
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
@@ -464,19 +477,19 @@ def test_two_models_are_served_by_one_engine(tiny_folder, server):
     assert np.abs(pixels(unbatched.content) - pixels(answers[0].content)).max() <= 1
 
 
-def test_a_deadline_is_met_or_rejected_at_once(client):
+def test_a_deadline_is_met_or_rejected_at_once(either):
     body = {"prompt": PROMPT, "inference_steps": 20}
-    kept = client.post("/t2i", json=body | {"deadline_ms": 240_000})
+    kept = either.post("/t2i", json=body | {"deadline_ms": 240_000})
     assert kept.status_code == 200
-    joined_before = num_joined(client)
+    joined_before = num_joined(either)
     # Sixteen large images in four slots: no machine finishes them in this time, but a busy one may need it to reject
     # them.
     large = {"inference_steps": 200, "n": 16, "width": 256, "height": 256, "deadline_ms": 2000}
-    rejected = client.post("/t2i", json=body | large)
+    rejected = either.post("/t2i", json=body | large)
     assert rejected.status_code == 429
     assert rejected.json()["error"]["code"] == "deadline_unmeetable"
     assert "even on an idle server" in rejected.json()["error"]["message"]
-    assert num_joined(client) == joined_before  # it never had a slot
+    assert num_joined(either) == joined_before  # it never had a slot
 
 
 @pytest.mark.slow  # a server of its own: 15 s; test_admission.py holds the rule
@@ -530,7 +543,7 @@ def test_a_thousand_disconnecting_clients_leak_nothing(client, server):
     files_before, in_flight_before, cancelled_before = frontend.num_fds(), num_in_flight(client), cancelled()
 
     def send_and_disconnect(request, wait_s):
-        with open_request(server, request) as caller:
+        with open_request(server.port, request) as caller:
             if "stream" in request:  # make sure that some requests are read before they disconnect
                 assert caller.recv(1)
             time.sleep(wait_s)

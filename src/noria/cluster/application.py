@@ -59,6 +59,7 @@ def build(config: Config) -> Any:
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
         max_constructor_retry_count=_MAX_CONSTRUCTOR_RETRIES,
         ray_actor_options={"num_cpus": 0.1},
+        request_router_config=RequestRouterConfig(request_router_class="noria.cluster.request_router.FrontendRouter"),
     )
     return frontend.bind(_json(config), engines)
 

@@ -1,5 +1,6 @@
 """A replica of the front-end deployment: the ASGI application of a front end, behind Ray's proxy."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import ray
 from ray import serve
 from starlette.types import ASGIApp
 
+from noria.cluster.metrics_server import MetricsServer
 from noria.cluster.ray_application import RayApplication
 from noria.cluster.replica_logs import set_up_logs
 from noria.config import Config
@@ -15,6 +17,7 @@ from noria.errors import NoriaError
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.jobs.service import open_job_service, random_worker_id
+from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.setup import open_tracer
 
 
@@ -25,10 +28,20 @@ class FrontendReplica:
     def __init__(self, config_json: str, engines: Mapping[str, Any]) -> None:
         """`engines` has the handle of each engine deployment, by its name, the default model's first."""
         config = msgspec.json.decode(config_json, type=Config)
-        self._name, self._config = serve.get_replica_context().replica_id.unique_id, config
+        self._context = serve.get_replica_context()
+        self._name, self._config = self._context.replica_id.unique_id, config
         set_up_logs(self._name, config)
         # Each handle makes a router in this process, which reports the replicas. Options make the router at once.
         self._handles = {name: handle.options(method_name="engine_pid") for name, handle in engines.items()}
+        # That of the front ends is for their metrics.
+        own = serve.get_deployment_handle(self._context.deployment, self._context.app_name)
+        self._own_handle = own.options(method_name="check_health")
+        render = functools.partial(exposition, with_exemplars=not config.frontend.api_keys_file)
+        self._metrics = MetricsServer(ray.util.get_node_ip_address(), render)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Where its metrics are. Ray asks once, and tells all front ends."""
+        return {"name": self._name, "metrics": self._metrics.address}
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray calls this after the constructor.
@@ -51,4 +64,4 @@ class FrontendReplica:
         tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
         jobs = open_job_service(config, worker_id, tracer)
         app = build_app(config, engine_pool, lambda: jobs, tracer)
-        return RayApplication(app, engine_pool, list(self._handles))
+        return RayApplication(app, engine_pool, list(self._handles), self._context.app_name)

@@ -5,11 +5,14 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from noria.cluster.metrics_server import TARGETS_PATH, targets
 from noria.cluster.replica_list import REPLICAS
 from noria.frontend.access.auth import is_this_machine
 from noria.frontend.engines.pool import EnginePool
+from noria.observe.metrics import declarations
 from noria.protocol.transport import EngineEndpoint
 
 _FIRST_ENGINES_WAIT_S = 10.0
@@ -19,8 +22,9 @@ _FIRST_ENGINES_WAIT_S = 10.0
 class RayApplication:
     """Wraps `app`, whose engines are the replicas of `deployments`, the default model's first."""
 
-    def __init__(self, app: Any, engine_pool: EnginePool, deployments: Sequence[str]) -> None:
-        self._app, self._engine_pool = app, engine_pool
+    def __init__(self, app: Any, engine_pool: EnginePool, deployments: Sequence[str], name: str = "noria") -> None:
+        """`name` is the application's name in Ray Serve."""
+        self._app, self._engine_pool, self._name = app, engine_pool, name
         self._endpoints: dict[str, list[EngineEndpoint]] = {name: [] for name in deployments}
         self._found = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -29,6 +33,9 @@ class RayApplication:
         """Serve one request, or the lifespan."""
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
+            return
+        if scope.get("path") == TARGETS_PATH:
+            await JSONResponse(targets(self._name, REPLICAS.metadata()))(scope, receive, send)
             return
         if is_this_machine(scope.get("client")):
             scope["client"] = None  # it is the proxy's: clients of this machine have rights without a key
@@ -39,6 +46,7 @@ class RayApplication:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app.state.load()
         self._loop = asyncio.get_running_loop()
+        declarations.FRONTENDS.set(1)
         REPLICAS.follow(self._on_replicas)
         try:
             with contextlib.suppress(TimeoutError):
