@@ -136,6 +136,8 @@ def ray_world(tmp_path_factory, postgresql):
             "engine.devices": "cpu",
             "cluster.engine_replicas": "2-2",
             "cluster.engine_cpus": "0.5",  # so that all engines have room when a node is gone
+            "cluster.engine_memory_bytes": 2**20,
+            "cluster.max_engines_per_node": 1,
             "cluster.frontend_replicas": 2,
             "data_dir": str(folder),
             "jobs.webhook_secret_file": str(secret),

@@ -66,6 +66,13 @@ def test_an_image_is_that_of_one_machine(world, expected):
     assert "inference_steps" in rejected.json()["error"]["message"]
 
 
+def test_the_engines_of_a_model_are_on_different_nodes(world):
+    """As `cluster.max_engines_per_node` says. The parent of a replica is its node's raylet."""
+    wait_until(world.is_whole, TIMEOUT_S)
+    for model in ("bundled", "small"):
+        assert len({each.ppid() for each in world.replicas(f"engine-{model}")}) == 2
+
+
 class Jobs:
     """Jobs of 24 images and of some thousand texts, each accepted."""
 
