@@ -167,6 +167,16 @@ def test_prometheus_gets_the_metrics_of_every_replica_with_rays_labels(world):
     engines = {"engine-bundled": 2, "engine-small": 2}
     assert replicas("noria_frontends") == {"frontend": 2}
     assert replicas("noria_engine_up") == replicas("noria_engines_configured") == engines
+    processes = Counter(
+        (labels["deployment"], "engine" if labels["process"] == labels["replica"] else labels["process"])
+        for name, labels, _ in samples
+        if name == "noria_process_cpu_seconds_total"
+    )
+    pairs = [
+        ("frontend", "frontend"),
+        *((each, process) for each in engines for process in ("engine-replica", "engine")),
+    ]
+    assert processes == dict.fromkeys(pairs, 2)
     series = [(name, *sorted(labels.items())) for name, labels, _ in samples]
     assert len(set(series)) == len(series)
     assert {labels["instance"] for _, labels, _ in samples} == {"noria"}
