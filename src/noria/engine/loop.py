@@ -12,6 +12,7 @@ from typing import Any, Generic
 
 from noria.engine.runtime import Executor, IterationExecutor, PreparedRequest, Preview, RequestT, Result, Thumbnail
 from noria.protocol.model_spec import ModelKey
+from noria.scheduling.interface import Scheduler, StepwiseScheduler
 from noria.scheduling.types import (
     ItemFinished,
     ItemId,
@@ -20,9 +21,7 @@ from noria.scheduling.types import (
     RequestFinished,
     RequestProgress,
     SchedulableRequest,
-    Scheduler,
     SchedulerEvent,
-    StepwiseScheduler,
 )
 
 _PROGRESS_INTERVAL_S = 0.1  # of streaming requests; each report costs the loop a forecast
