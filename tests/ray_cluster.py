@@ -39,10 +39,9 @@ NUM_REPLICAS = {"frontend": 2, "engine-bundled": 2, "engine-small": 2}
 class RayWorld:
     """The cluster, its processes, and an HTTP client of the server on it."""
 
-    def __init__(self, process, port, target, python, encoder, s3):
+    def __init__(self, process, port, python, encoder, s3):
         self.process, self.root, self.port = process, psutil.Process(process.pid), port
-        self.target, self.python = target, python  # for `noria serve --on`, and of Ray
-        self.encoder, self.s3 = encoder, s3
+        self.python, self.encoder, self.s3 = python, encoder, s3
         self.lock = threading.Lock()
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S, trust_env=False, limits=ONE_REQUEST
@@ -126,7 +125,7 @@ def ray_world(tmp_path_factory, postgresql):
     with contextlib.ExitStack() as opened:
         s3 = opened.enter_context(running_s3(BUCKET))
         database = opened.enter_context(empty_database(postgresql))
-        port, client_port = (opened.enter_context(reserve_port()) for _ in range(2))
+        port = opened.enter_context(reserve_port())
         (packages,) = python.parent.parent.glob("lib/python*/site-packages")
         (packages / "noria.pth").write_text(f"{SOURCES}\n{sysconfig.get_paths()['purelib']}\n{s3.packages}\n")
         settings = {
@@ -147,7 +146,7 @@ def ray_world(tmp_path_factory, postgresql):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         environment |= {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
         process = subprocess.Popen(
-            [python, SCRIPT, json.dumps(settings), str(port), str(client_port)],
+            [python, SCRIPT, json.dumps(settings), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -155,7 +154,7 @@ def ray_world(tmp_path_factory, postgresql):
             cwd=folder,
         )
         opened.callback(_end, process)
-        world = RayWorld(process, port, f"ray://127.0.0.1:{client_port}", python, encoder, s3)
+        world = RayWorld(process, port, python, encoder, s3)
         opened.callback(world.http.close)
         assert world.read() == {"ready": True}
         yield world

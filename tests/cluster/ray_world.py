@@ -21,9 +21,8 @@ from noria.cluster import app
 from noria.cluster.serving import failures, start
 from noria.errors import ConfigError
 
-settings, (port, client_port) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
-head = {"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": client_port}
-cluster = Cluster(initialize_head=True, head_node_args=head)
+settings, port = json.loads(sys.argv[1]), int(sys.argv[2])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 # Each node has a home of its own, and so may `~/…`.
 workers = [cluster.add_node(num_cpus=2, env_vars={"HOME": f"{os.getcwd()}/home-{number}"}) for number in range(2)]
 ray.init(address=cluster.address, logging_level=logging.WARNING)

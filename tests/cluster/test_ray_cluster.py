@@ -130,16 +130,31 @@ def test_an_application_that_a_node_cannot_run_says_which_node_and_why(world, ch
     assert world.is_whole()  # the other application serves as before
 
 
-def test_a_cluster_of_another_ray_or_python_is_rejected_with_both_versions(world):
-    program = (
-        "import sys; from ray._private import utils; from noria.cli.main import main; "
-        "utils.compute_version_info = lambda: ('2.59.0', '3.99.0'); "
-        f"sys.exit(main(['serve', '--on', {world.target!r}]))"
-    )
-    result = subprocess.run([world.python, "-c", program], capture_output=True, text=True, check=False)
+# What `ray.init` does with a cluster that it has reached: Ray's own comparison, and its words.
+OTHER_VERSIONS = """
+import sys
+import ray
+from ray._private import utils
+from noria.cli.main import main
+
+def init(target):
+    cluster = {"ray_version": "2.60.0", "python_version": "3.11.2"}
+    utils.check_version_info(cluster, "Ray Client", raise_on_mismatch=True, python_version_match_level="minor")
+
+utils.compute_version_info = lambda: (sys.argv[2], sys.argv[3])
+ray.init = init
+sys.exit(main(["serve", "--on", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("versions", [("2.60.1", "3.11.2"), ("2.60.0", "3.12.2")])
+def test_a_cluster_of_another_ray_or_python_is_rejected_with_both_versions(world, versions):
+    target = f"ray://127.0.0.1:{world.port}"
+    command = [world.python, "-c", OTHER_VERSIONS, target, *versions]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert f"Ray at {world.target} cannot be used: Version mismatch" in result.stderr
-    for said in ("Ray: 2.60.0", "Ray: 2.59.0", "Python: 3.99.0"):
+    assert f"Ray at {target} cannot be used: Version mismatch" in result.stderr
+    for said in ("Ray: 2.60.0", "Python: 3.11.2", f"Ray: {versions[0]}", f"Python: {versions[1]}"):
         assert said in result.stderr
 
 
