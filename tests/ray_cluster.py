@@ -74,7 +74,7 @@ class RayWorld:
 
     def engines(self, model="bundled"):
         children = [each.children() for each in self.replicas(f"engine-{model}")]
-        return [each for group in children for each in group if each.cmdline()[0].startswith("noria engine")]
+        return [each for group in children for each in group if " ".join(each.cmdline()).startswith("noria engine")]
 
     def frontends(self):
         return self.replicas("frontend")
