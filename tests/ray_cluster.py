@@ -139,6 +139,7 @@ def ray_world(tmp_path_factory, postgresql):
             "cluster.max_engines_per_node": 1,
             "cluster.frontend_replicas": 2,
             "data_dir": str(folder),
+            "registry.deployments": False,
             "jobs.webhook_secret_file": str(secret),
             "jobs.database": database,
             "jobs.results": f"s3://{BUCKET}/noria",
