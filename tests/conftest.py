@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 import tiny_models
-from databases import database, postgresql  # noqa: F401 - fixtures
+from databases import database, postgresql, postgresql_server  # noqa: F401 - fixtures
 from leaks import no_leaks  # noqa: F401 - a fixture of every test
+from ray_cluster import ray_world  # noqa: F401 - a fixture
 from waiting import wait_until
 
 # The same examples at every run, so that a failure comes from the change; `make test-random` searches for others. No

@@ -1,5 +1,6 @@
 """Fixtures: empty SQLite files, and databases of a real PostgreSQL server that is started once for all tests."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -11,18 +12,37 @@ import sqlalchemy as sa
 
 
 @pytest.fixture(scope="session")
-def postgresql():
-    """The URL of a PostgreSQL server started for these tests, with its first database."""
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore")  # about XDG_RUNTIME_DIR, which is unset in containers
-        pgserver = pytest.importorskip("pgserver", reason="pgserver has no wheel for this Python")
-        create_postgresql_user()
+def postgresql_server():
+    """A PostgreSQL server started for these tests."""
+    pgserver = pytest.importorskip("pgserver", reason="pgserver has no wheel for this Python")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pgserver.postgres_server.pg_ctl", without_timeout(pgserver.pg_ctl))
-        folder = tempfile.mkdtemp(prefix="noria-pg")  # a short path: the server's socket is in it
-        server = pgserver.get_server(folder)
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about XDG_RUNTIME_DIR, which is unset in containers
+            create_postgresql_user()
+            folder = tempfile.mkdtemp(prefix="noria-pg")  # a short path: the server's socket is in it
+            server = pgserver.get_server(folder)
+        yield server
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql(postgresql_server):
+    """The URL of the PostgreSQL server, with its first database."""
+    return postgresql_server.get_uri()
+
+
+@contextlib.contextmanager
+def stopped(server):
+    """Within this context the PostgreSQL server is gone, with all its connections, as after a crash."""
+    from pgserver import postgres_server
+
+    postgres_server.pg_ctl(["-w", "-m", "immediate", "stop"], pgdata=server.pgdata, user=server.system_user)
+    try:
+        yield
+    finally:
+        server.ensure_postgres_running()
 
 
 def without_timeout(pg_ctl):
@@ -57,12 +77,19 @@ def database(request, tmp_path):
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/jobs.sqlite"
         return
-    url = request.getfixturevalue("postgresql")
+    with empty_database(request.getfixturevalue("postgresql")) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def empty_database(server_url):
+    """The URL of a new database of the PostgreSQL server at `server_url`, which is dropped at the end."""
     name = f"noria_{uuid.uuid4().hex}"
-    admin = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    admin = sa.create_engine(server_url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    yield url.replace("postgres:@", "postgres@").replace("/postgres?", f"/{name}?")
+    admin.dispose()
+    yield server_url.replace("postgres:@", "postgres@").replace("/postgres?", f"/{name}?")
     with admin.connect() as connection:
         connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
     admin.dispose()

@@ -45,6 +45,27 @@ def client(server):
         yield opened
 
 
+# What a client sees must not depend on where the server runs; tests with `either` run against both.
+SERVERS = ["plain", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def address(request):
+    """The address of the plain server, and of one on a Ray cluster."""
+    if request.param == "plain":
+        return f"http://127.0.0.1:{request.getfixturevalue('server').port}"
+    world = request.getfixturevalue("ray_world")
+    wait_until(world.is_whole, 240)
+    return f"http://127.0.0.1:{world.port}"
+
+
+@pytest.fixture
+def either(address):
+    with httpx.Client(base_url=address, timeout=280) as opened:
+        wait_until(lambda: opened.get("/readyz").is_success)
+        yield opened
+
+
 def pixels(data):
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
 
@@ -55,8 +76,10 @@ def engine(server):
 
 
 def metric(client, name, label=""):
-    """The sum of its series, or of those with `label`."""
-    lines = client.get("/metrics").text.splitlines()
+    """The sum of its series, or of those with `label`; on Ray over all replicas."""
+    targets = client.get("/metrics/targets")
+    addresses = [f"http://{each['targets'][0]}" for each in targets.json()] if targets.is_success else [""]
+    lines = [line for address in addresses for line in client.get(f"{address}/metrics").text.splitlines()]
     found = [line for line in lines if line.split("{")[0].split(" ")[0] == name and label in line]
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
@@ -67,12 +90,12 @@ def num_joined(client):
 
 
 @contextlib.contextmanager
-def open_request(server, request, receive_bytes=None):
-    """Send `request` over a connection that is closed at the end, optionally with a small receive buffer."""
+def open_request(port, request, receive_bytes=None):
+    """Send `request` to `port` over a connection that is closed at the end, optionally with a small receive buffer."""
     with socket.socket() as connection:
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        connection.connect(("127.0.0.1", server.port))
+        connection.connect(("127.0.0.1", port))
         body = json.dumps(request).encode()
         head = (
             "POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -82,8 +105,8 @@ def open_request(server, request, receive_bytes=None):
         yield connection
 
 
-def test_one_image_is_returned_as_bytes(client):
-    answer = client.post("/t2i", json={"prompt": PROMPT, "seed": 3})
+def test_one_image_is_returned_as_bytes(either):
+    answer = either.post("/t2i", json={"prompt": PROMPT, "seed": 3})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-noria-seed"] == "3"
@@ -122,9 +145,9 @@ def test_the_same_seed_gives_the_same_image_under_load(client):
     assert np.abs(pixels(answers[-1].content) - unbatched).max() <= 1  # kernels round differently with the batch's size
 
 
-def test_the_unmodified_openai_client_works(server):
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused", max_retries=0) as official:
-        assert [model.id for model in official.models.list()] == ["noria-shapes"]
+def test_the_unmodified_openai_client_works(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0) as official:
+        assert next(iter(official.models.list())).id == "noria-shapes"
         answer = official.images.generate(
             prompt=PROMPT, n=2, size="128x128", extra_body={"seed": 5, "inference_steps": 4}
         )
@@ -133,9 +156,9 @@ def test_the_unmodified_openai_client_works(server):
             official.images.generate(prompt=PROMPT, size="130x128")
 
 
-def test_images_from_an_image_by_every_route(server, client):
+def test_images_from_an_image_by_every_route(address, either):
     """With the upper half repainted the lower one stays, also in a job; the metadata say what is needed again."""
-    file = client.post("/t2i", json={"prompt": PROMPT, "seed": 7, "inference_steps": 8}).content
+    file = either.post("/t2i", json={"prompt": PROMPT, "seed": 7, "inference_steps": 8}).content
     start, half = pixels(file), pixels(file).shape[0] // 2
     size = start.shape[1], start.shape[0]
     white, transparent = Image.new("L", size), Image.new("RGBA", size, "black")
@@ -144,24 +167,24 @@ def test_images_from_an_image_by_every_route(server, client):
     image, mask = base64.b64encode(file).decode(), base64.b64encode(as_png(white)).decode()
     settings = {"seed": 3, "inference_steps": 8, "strength": 0.9}
     body = {"prompt": "a green star", "image": image, "mask": mask} | settings
-    edited = client.post("/t2i", json=body).content
+    edited = either.post("/t2i", json=body).content
     changes = np.abs(pixels(edited) - start).mean(axis=(1, 2))
     assert changes[:half].mean() > 5 * changes[half:].mean()
-    assert client.post("/v1/images/metadata", content=edited).json()["rejected"][0]["field"] == "image"
+    assert either.post("/v1/images/metadata", content=edited).json()["rejected"][0]["field"] == "image"
 
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as official:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as official:
         answer = official.images.edit(image=file, mask=as_png(transparent), prompt="a green star", extra_body=settings)
-    a1111 = client.post(
+    a1111 = either.post(
         "/sdapi/v1/img2img",
         json={"prompt": "a green star", "init_images": [image], "mask": mask, "seed": 3, "steps": 8}
         | {"denoising_strength": 0.9},
     ).json()
-    job = client.post("/v1/jobs", json={"input": body}).json()
-    wait_until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
+    job = either.post("/v1/jobs", json={"input": body}).json()
+    wait_until(lambda: either.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
     others = [
         base64.b64decode(answer.data[0].b64_json),
         base64.b64decode(a1111["images"][0]),
-        client.get(f"/v1/jobs/{job['id']}/images/0").content,
+        either.get(f"/v1/jobs/{job['id']}/images/0").content,
     ]
     for other in others:
         assert np.abs(pixels(other) - pixels(edited)).max() <= 1
@@ -196,21 +219,32 @@ def test_a1111_clients_work_and_generate_repeats_their_files_without_the_server(
     assert {"Euler a", "DPM++ 2M"} <= {sampler["name"] for sampler in client.get("/sdapi/v1/samplers").json()}
 
 
-def test_a_step_count_that_the_scheduler_does_not_support_is_a_400(client):
-    answer = client.post("/t2i", json={"prompt": PROMPT, "scheduler": "lcm", "inference_steps": 120})
+def test_a_step_count_that_the_scheduler_does_not_support_is_a_400(either):
+    answer = either.post("/t2i", json={"prompt": PROMPT, "scheduler": "lcm", "inference_steps": 120})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] in ("inference_steps", "scheduler")
 
 
-def test_a_disconnecting_client_frees_its_slots(client, server):
-    def cancelled():
-        return metric(client, "noria_departures_total", 'outcome="cancelled"')
+def cancelled_images(client):
+    return metric(client, "noria_departures_total", 'outcome="cancelled"')
 
-    joined_before, cancelled_before = num_joined(client), cancelled()
-    with open_request(server, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
-        wait_until(lambda: num_joined(client) >= joined_before + 4)
-    wait_until(lambda: cancelled() == cancelled_before + 4)
-    wait_until(lambda: metric(client, "noria_slots_used") == 0)
+
+def test_a_disconnecting_client_frees_its_slots(either):
+    joined_before, cancelled_before = num_joined(either), cancelled_images(either)
+    with open_request(either.base_url.port, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
+        wait_until(lambda: num_joined(either) >= joined_before + 4)
+    wait_until(lambda: cancelled_images(either) == cancelled_before + 4)
+    wait_until(lambda: metric(either, "noria_slots_used") == 0)
+
+
+def test_a_client_that_leaves_a_stream_at_its_first_event_frees_its_slots(either):
+    """What collects a stream before it passes it on would not let the client leave in time."""
+    before = cancelled_images(either)
+    body = {"prompt": PROMPT, "inference_steps": 200, "n": 16, "stream": True, "partial_images": 2}
+    with either.stream("POST", "/t2i", json=body) as answer:
+        assert next(answer.iter_lines()).startswith("event: ")
+    wait_until(lambda: cancelled_images(either) > before)
+    wait_until(lambda: metric(either, "noria_slots_used") == 0)
 
 
 def test_clients_that_do_not_read_occupy_no_slot_and_little_memory(client, server):
@@ -221,7 +255,7 @@ def test_clients_that_do_not_read_occupy_no_slot_and_little_memory(client, serve
     request = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
     with contextlib.ExitStack() as stalled:
         for _ in range(2):
-            stalled.enter_context(open_request(server, request, receive_bytes=4096))
+            stalled.enter_context(open_request(server.port, request, receive_bytes=4096))
         wait_until(lambda: metric(client, "noria_images_total") - images_before == 2 * 16, 240)
         wait_until(lambda: metric(client, "noria_slots_used") == 0)
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
@@ -416,8 +450,8 @@ def test_a_damaged_model_is_named_and_the_exit_status_says_so(tmp_path, bundled_
     assert "Traceback" not in done.stderr
 
 
-def test_several_images_are_returned_as_json(client):
-    answer = client.post("/t2i", json={"prompt": PROMPT, "n": 2, "seed": 9, "inference_steps": 3, "format": "jpeg"})
+def test_several_images_are_returned_as_json(either):
+    answer = either.post("/t2i", json={"prompt": PROMPT, "n": 2, "seed": 9, "inference_steps": 3, "format": "jpeg"})
     document = json.loads(answer.content)
     assert [image["seed"] for image in document["images"]] == [9, 10]
 
@@ -443,19 +477,19 @@ def test_two_models_are_served_by_one_engine(tiny_folder, server):
     assert np.abs(pixels(unbatched.content) - pixels(answers[0].content)).max() <= 1
 
 
-def test_a_deadline_is_met_or_rejected_at_once(client):
+def test_a_deadline_is_met_or_rejected_at_once(either):
     body = {"prompt": PROMPT, "inference_steps": 20}
-    kept = client.post("/t2i", json=body | {"deadline_ms": 240_000})
+    kept = either.post("/t2i", json=body | {"deadline_ms": 240_000})
     assert kept.status_code == 200
-    joined_before = num_joined(client)
+    joined_before = num_joined(either)
     # Sixteen large images in four slots: no machine finishes them in this time, but a busy one may need it to reject
     # them.
     large = {"inference_steps": 200, "n": 16, "width": 256, "height": 256, "deadline_ms": 2000}
-    rejected = client.post("/t2i", json=body | large)
+    rejected = either.post("/t2i", json=body | large)
     assert rejected.status_code == 429
     assert rejected.json()["error"]["code"] == "deadline_unmeetable"
     assert "even on an idle server" in rejected.json()["error"]["message"]
-    assert num_joined(client) == joined_before  # it never had a slot
+    assert num_joined(either) == joined_before  # it never had a slot
 
 
 @pytest.mark.slow  # a server of its own: 15 s; test_admission.py holds the rule
@@ -472,16 +506,16 @@ def test_the_queue_limit_counts_seconds_of_work():
     assert all(1 <= int(reply.headers["retry-after"]) < 120 for reply in rejected)
 
 
-def test_a_stream_has_progress_and_previews(client):
+def test_a_stream_has_progress_and_previews(either):
     body = {"prompt": PROMPT, "seed": 3, "stream": True, "partial_images": 2, "inference_steps": 12}
-    with client.stream("POST", "/t2i", json=body) as answer:
+    with either.stream("POST", "/t2i", json=body) as answer:
         lines = answer.read().decode().splitlines()
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     # A slow stream skips progress events, but no preview.
     assert (set(names), names[-1]) == ({"progress", "preview", "finished"}, "finished")
     assert names.count("preview") == 2
     finished = json.loads(lines[lines.index("event: finished") + 1].removeprefix("data: "))
-    plain = client.post("/t2i", json={k: v for k, v in body.items() if k not in ("stream", "partial_images")})
+    plain = either.post("/t2i", json={k: v for k, v in body.items() if k not in ("stream", "partial_images")})
     streamed = pixels(base64.b64decode(finished["images"][0]["b64_json"]))
     assert np.abs(streamed - pixels(plain.content)).max() <= 1
 
@@ -509,7 +543,7 @@ def test_a_thousand_disconnecting_clients_leak_nothing(client, server):
     files_before, in_flight_before, cancelled_before = frontend.num_fds(), num_in_flight(client), cancelled()
 
     def send_and_disconnect(request, wait_s):
-        with open_request(server, request) as caller:
+        with open_request(server.port, request) as caller:
             if "stream" in request:  # make sure that some requests are read before they disconnect
                 assert caller.recv(1)
             time.sleep(wait_s)

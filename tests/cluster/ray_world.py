@@ -2,11 +2,15 @@
 
 remove_node      a node that has an engine replica ends, with all its processes
 status           replies with the running replicas of each deployment
+deploy           another application with other settings, which is removed again: replies with why it does not serve
 stop             ends all
+
+After each comes a JSON object of arguments.
 """
 
 import json
 import logging
+import os
 import sys
 
 import ray
@@ -14,10 +18,13 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from noria.cluster import app
+from noria.cluster.serving import failures, start
+from noria.errors import ConfigError
 
 settings, port = json.loads(sys.argv[1]), int(sys.argv[2])
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-workers = [cluster.add_node(num_cpus=2) for _ in range(2)]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+# Each node has a home of its own, and so may `~/…`.
+workers = [cluster.add_node(num_cpus=2, env_vars={"HOME": f"{os.getcwd()}/home-{number}"}) for number in range(2)]
 ray.init(address=cluster.address, logging_level=logging.WARNING)
 serve.start(http_options={"port": port}, proxy_location="HeadOnly")
 
@@ -31,15 +38,29 @@ def running():
     return {name: each.replica_states.get("RUNNING", 0) for name, each in deployments.items()}
 
 
+def deploy(changes, until_given_up):
+    start(app(settings | changes), "other", "/other")
+    reasons = failures("other")
+    try:
+        return " ".join(reasons) if until_given_up else next(reasons)
+    except ConfigError as error:
+        return error.message
+    finally:
+        serve.delete("other")
+
+
 serve.run(app(settings), name="noria")
 say(ready=True)
 for line in sys.stdin:
-    match line.strip():
+    command, _, arguments = line.strip().partition(" ")
+    match command:
         case "remove_node":
             cluster.remove_node(workers.pop(), allow_graceful=False)
             say(removed=True)
         case "status":
             say(running=running())
+        case "deploy":
+            say(error=deploy(**json.loads(arguments)))
         case "stop":
             break
 serve.shutdown()

@@ -1,149 +1,59 @@
 """Noria on a real Ray cluster of three nodes: the same answers as on one machine, and no job is lost."""
 
-import base64
 import concurrent.futures
 import io
 import json
-import os
-import pathlib
+import re
 import subprocess
-import sysconfig
-import threading
 import time
+from collections import Counter
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
-from noria.testing.server import reserve_port, running_server
-from python_environment import environment_python
+from databases import stopped
+from encoders import TEXTS
+from noria.testing.server import running_server
+from ray_cluster import BUCKET, TIMEOUT_S
 from waiting import wait_until
 
 # The cluster takes a minute to start; pip takes minutes, the first time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-TESTS = pathlib.Path(__file__).parent
-SOURCES = TESTS.parent.parent / "src"
-MODEL = ["bundled", "--slots", "4", "--threads", "1"]
 BODY = {"prompt": "a red circle above a blue square", "inference_steps": 12}
-DEADLINE_S = 240
-ONE_REQUEST = httpx.Limits(max_keepalive_connections=0)  # so that no connection is left open between tests
+EMBEDDED = [text for text in TEXTS if text]
+JOB_TEXTS = [f"{text} {number}" for number in range(500) for text in EMBEDDED]
 
 
 def pixels(data):
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
 
 
-class RayWorld:
-    """The cluster, its processes, and an HTTP client of the server on it."""
-
-    def __init__(self, process, port):
-        self.process, self.root, self.port = process, psutil.Process(process.pid), port
-        self.lock = threading.Lock()
-        self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S, trust_env=False, limits=ONE_REQUEST
-        )
-
-    def read(self):
-        while line := self.process.stdout.readline():
-            if line.startswith("{"):
-                return json.loads(line)
-        raise AssertionError("the cluster has ended")
-
-    def command(self, word):
-        with self.lock:
-            self.process.stdin.write(f"{word}\n")
-            self.process.stdin.flush()
-            return self.read()
-
-    def processes(self, title):
-        found = []
-        for each in self.root.children(recursive=True):
-            try:
-                if " ".join(each.cmdline()).startswith(title):
-                    found.append(each)
-            except psutil.Error:
-                continue
-        return found
-
-    def engines(self):
-        return self.processes("noria engine")
-
-    def frontends(self):
-        return self.processes("ray::ServeReplica:noria:frontend")
-
-    def is_whole(self):
-        """Whether all replicas run, and a front end finds all engines ready."""
-        if len(self.engines()) != 2 or len(self.frontends()) != 2:
-            return False
-        if self.command("status")["running"] != {"frontend": 2, "engine-bundled": 2}:
-            return False
-        try:
-            states = [each["state"] for each in self.http.get("/readyz").json()["engines"]]
-        except (httpx.TransportError, KeyError, json.JSONDecodeError):
-            return False
-        return states == ["ready", "ready"]
-
-    def recover(self):
-        """Wait until all is whole again; return the seconds."""
-        began = time.monotonic()
-        wait_until(self.is_whole, DEADLINE_S)
-        return time.monotonic() - began
+def vectors(answer):
+    return np.array([each["embedding"] for each in answer.json()["data"]], np.float32)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    python = environment_python("ray", "ray[serve]==2.60.0")
-    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
-    (packages / "noria.pth").write_text(f"{SOURCES}\n{sysconfig.get_paths()['purelib']}\n")
-    folder = tmp_path_factory.mktemp("ray")
-    settings = {
-        "model": "bundled",
-        "engine.slots": "4",
-        "engine.devices": "cpu",
-        "cluster.engine_replicas": "2-2",
-        "cluster.frontend_replicas": 2,
-        "data_dir": str(folder),
-        "registry.deployments": False,
-        "jobs.database": f"sqlite:///{folder}/jobs.sqlite3",
-    }
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
-    environment |= {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
-    with reserve_port() as port:
-        command = [python, TESTS / "ray_world.py", json.dumps(settings), str(port)]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
-        )
-        started = psutil.Process(process.pid)
-        try:
-            opened = RayWorld(process, port)
-            assert opened.read() == {"ready": True}
-            yield opened
-            opened.http.close()
-        finally:
-            children = started.children(recursive=True)
-            process.stdin.close()  # it ends all
-            try:
-                process.wait(60)
-            finally:
-                for each in [*children, started]:
-                    try:
-                        each.kill()
-                    except psutil.Error:
-                        continue
-                process.wait()
-                process.stdout.close()
+def world(ray_world):
+    return ray_world
 
 
 @pytest.fixture(scope="module")
 def expected(world):
-    """The images of one machine, by seed."""
-    with running_server(MODEL) as plain:
-        http = httpx.Client(base_url=f"http://127.0.0.1:{plain.port}", timeout=DEADLINE_S, trust_env=False)
-        with http:
-            return {seed: pixels(http.post("/t2i", json=BODY | {"seed": seed}).content) for seed in range(8)}
+    """The images of one machine, by seed, and its vectors of `EMBEDDED` and of `JOB_TEXTS`."""
+    arguments = ["bundled", "--slots", "4", "--threads", "1", "--additional-models", str(world.encoder)]
+    with (
+        running_server(arguments) as plain,
+        httpx.Client(base_url=f"http://127.0.0.1:{plain.port}", timeout=TIMEOUT_S, trust_env=False) as http,
+    ):
+        wait_until(lambda: all(each["state"] == "ready" for each in http.get("/readyz").json()["engines"]))
+        found = {seed: pixels(http.post("/t2i", json=BODY | {"seed": seed}).content) for seed in range(8)}
+        for name, texts in (("embedded", EMBEDDED), ("job", JOB_TEXTS)):
+            parts = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
+            found[name] = np.concatenate([vectors(http.post("/v1/embeddings", json={"input": part})) for part in parts])
+        return found
 
 
 def test_an_image_is_that_of_one_machine(world, expected):
@@ -156,46 +66,158 @@ def test_an_image_is_that_of_one_machine(world, expected):
     assert "inference_steps" in rejected.json()["error"]["message"]
 
 
-def test_progress_and_previews_stream_while_the_image_is_generated(world, expected):
-    arrived, final = [], ""
-    with world.http.stream("POST", "/t2i", json=BODY | {"seed": 1, "stream": True, "partial_images": 4}) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        for line in answer.iter_lines():
-            if line.startswith("event: "):
-                arrived.append((line.removeprefix("event: "), time.monotonic()))
-            final = line.removeprefix("data: ") or final
-    names = [name for name, _ in arrived]
-    assert names.count("preview") == 4 and names[-1] == "finished" and "progress" in names
-    assert arrived[-1][1] - arrived[0][1] > 0.02  # not all at once
-    assert np.array_equal(pixels(base64.b64decode(json.loads(final)["images"][0]["b64_json"])), expected[1])
+def test_the_engines_of_a_model_are_on_different_nodes(world):
+    """As `cluster.max_engines_per_node` says. The parent of a replica is its node's raylet."""
+    wait_until(world.is_whole, TIMEOUT_S)
+    for model in ("bundled", "small"):
+        assert len({each.ppid() for each in world.replicas(f"engine-{model}")}) == 2
 
 
-def test_a_client_that_leaves_cancels_its_image(world):
-    with (
-        pytest.raises(httpx.ReadTimeout),
-        httpx.Client(base_url=world.http.base_url, timeout=1.0, trust_env=False) as impatient,
-    ):
-        impatient.post("/t2i", json=BODY | {"n": 16, "inference_steps": 200})
-    began = time.monotonic()
-    assert world.http.post("/t2i", json=BODY | {"seed": 5, "inference_steps": 2}).is_success
-    assert time.monotonic() - began < 20  # 3,200 steps would take a minute
+class Jobs:
+    """Jobs of 24 images and of some thousand texts, each accepted."""
+
+    def __init__(self, world, seeds):
+        self.world, self.seeds = world, seeds
+        bodies = [{"input": BODY | {"seed": seed}} for seed in seeds]
+        answers = [world.http.post("/v1/jobs", json=body) for body in bodies]
+        texts = "\n".join(JOB_TEXTS).encode()
+        answers.append(world.http.post("/v1/jobs/texts", content=texts, headers={"Content-Type": "text/plain"}))
+        assert {each.status_code for each in answers} == {202}, answers[-1].text
+        *self.images, self.texts = [each.json()["id"] for each in answers]
+
+    def check(self, expected):
+        """Each ends once, with the undisturbed result, which is in the store."""
+        for seed, job in zip(self.seeds, self.images, strict=True):
+            result = self.world.http.get(self._output(job)[0])
+            assert np.abs(pixels(result.content) - expected[seed]).max() <= 1
+        self._output(self.texts)
+        result = self.world.http.get(f"/v1/jobs/{self.texts}/results.npy")
+        np.testing.assert_allclose(np.load(io.BytesIO(result.content)), expected["job"], atol=1e-5)
+        stored = httpx.get(f"{self.world.s3.url}/{BUCKET}?list-type=2&prefix=noria/").text
+        assert {*self.images, self.texts} <= set(re.findall(r"<Key>noria/([^/<]+)/", stored))
+
+    def _output(self, job):
+        url = f"/v1/jobs/{job}"
+
+        def ended():
+            return (now := self.world.http.get(url).json())["completed_at"] and now
+
+        final = wait_until(ended, TIMEOUT_S, (httpx.TransportError, KeyError, json.JSONDecodeError))
+        assert final["status"] == "succeeded", final
+        events = self.world.http.get(f"{url}/events").text
+        ends = [each for each in re.findall(r'"status":"(\w+)"', events) if each not in ("starting", "processing")]
+        assert ends == ["succeeded"]
+        return final["output"]
+
+
+NO_MODEL = r"node \S+ cannot serve '~/lonely': no such folder"
+NO_DATABASE = r"the application does not become ready on Ray: node \S+ cannot run a front end: the jobs database"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        # One node has it. Ray tries again until it has found that node for all replicas.
+        ({"model": "~/lonely", "cluster.engine_replicas": 2}, NO_MODEL),
+        ({"jobs.database": "postgresql://noria@127.0.0.1:1/jobs"}, NO_DATABASE),
+    ],
+    ids=["model of one node", "no database"],
+)
+def test_an_application_that_a_node_cannot_run_says_which_node_and_why(world, changes, said):
+    settings = {"cluster.engine_replicas": 1, "cluster.frontend_replicas": 1, "additional_models": ""} | changes
+    found = world.command("deploy", changes=settings, until_given_up=said == NO_DATABASE)["error"]
+    assert re.match(said, found), found
+    assert world.is_whole()  # the other application serves as before
+
+
+# What `ray.init` does with a cluster that it has reached: Ray's own comparison, and its words.
+OTHER_VERSIONS = """
+import sys
+import ray
+from ray._private import utils
+from noria.cli.main import main
+
+def init(target):
+    cluster = {"ray_version": "2.60.0", "python_version": "3.11.2"}
+    utils.check_version_info(cluster, "Ray Client", raise_on_mismatch=True, python_version_match_level="minor")
+
+utils.compute_version_info = lambda: (sys.argv[2], sys.argv[3])
+ray.init = init
+sys.exit(main(["serve", "--on", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("versions", [("2.60.1", "3.11.2"), ("2.60.0", "3.12.2")])
+def test_a_cluster_of_another_ray_or_python_is_rejected_with_both_versions(world, versions):
+    target = f"ray://127.0.0.1:{world.port}"
+    command = [world.python, "-c", OTHER_VERSIONS, target, *versions]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert f"Ray at {target} cannot be used: Version mismatch" in result.stderr
+    for said in ("Ray: 2.60.0", "Python: 3.11.2", f"Ray: {versions[0]}", f"Python: {versions[1]}"):
+        assert said in result.stderr
+
+
+def test_jobs_wait_for_a_lost_database_and_everything_else_is_answered(world, expected, postgresql_server):
+    wait_until(world.is_whole, TIMEOUT_S)
+    jobs = Jobs(world, [number % 8 for number in range(12)])
+    with stopped(postgresql_server):
+        for path in ("/v1/jobs", f"/v1/jobs/{jobs.images[0]}"):
+            answer = world.http.post(path, json={"input": BODY}) if path == "/v1/jobs" else world.http.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_unavailable")
+            assert int(answer.headers["retry-after"]) > 0
+        assert np.abs(pixels(world.http.post("/t2i", json=BODY | {"seed": 6}).content) - expected[6]).max() <= 1
+        assert world.http.post("/v1/embeddings", json={"input": EMBEDDED}).status_code == 200
+    jobs.check(expected)
+    assert world.is_whole()  # no replica ended for that
+
+
+def test_prometheus_gets_the_metrics_of_every_replica_with_rays_labels(world):
+    wait_until(world.is_whole, TIMEOUT_S)
+    samples = world.samples()
+
+    def replicas(name):
+        return Counter(labels["deployment"] for found, labels, value in samples if found == name and value)
+
+    engines = {"engine-bundled": 2, "engine-small": 2}
+    assert replicas("noria_frontends") == {"frontend": 2}
+    assert replicas("noria_engine_up") == replicas("noria_engines_configured") == engines
+    processes = Counter(
+        (labels["deployment"], "engine" if labels["process"] == labels["replica"] else labels["process"])
+        for name, labels, _ in samples
+        if name == "noria_process_cpu_seconds_total"
+    )
+    pairs = [
+        ("frontend", "frontend"),
+        *((each, process) for each in engines for process in ("engine-replica", "engine")),
+    ]
+    assert processes == dict.fromkeys(pairs, 2)
+    series = [(name, *sorted(labels.items())) for name, labels, _ in samples]
+    assert len(set(series)) == len(series)
+    assert {labels["instance"] for _, labels, _ in samples} == {"noria"}
+    images, joins = world.total("noria_images_total"), world.total("noria_joins_total", deployment="engine-bundled")
+    for seed in range(6):
+        assert world.http.post("/t2i", json=BODY | {"seed": seed, "inference_steps": 2}).status_code == 200
+    assert world.total("noria_images_total") == images + 6
+    wait_until(lambda: world.total("noria_joins_total", deployment="engine-bundled") == joins + 6)
 
 
 @pytest.mark.parametrize("loss", ["engine", "engine replica", "front end", "node"])
-def test_every_accepted_job_ends_with_its_image_whatever_is_killed(world, expected, loss):
-    wait_until(world.is_whole, DEADLINE_S)
+def test_every_accepted_job_ends_with_its_result_whatever_is_killed(world, expected, loss):
+    wait_until(world.is_whole, TIMEOUT_S)
 
-    def plain_request(seed):
+    def plain_request(number):
         try:
-            return world.http.post("/t2i", json=BODY | {"seed": seed % 8})
+            if number % 3 == 2:
+                return world.http.post("/v1/embeddings", json={"input": EMBEDDED})
+            return world.http.post("/t2i", json=BODY | {"seed": number % 8})
         except httpx.TransportError as error:
             return error
 
-    seeds = [number % 8 for number in range(24)]
-    jobs = [world.http.post("/v1/jobs", json={"input": BODY | {"seed": seed}}) for seed in seeds]
-    assert {each.status_code for each in jobs} == {202}
+    jobs = Jobs(world, [number % 8 for number in range(24)])
+    restarts = world.total("noria_engine_starts_total", previous_exit="killed")
     with concurrent.futures.ThreadPoolExecutor(6) as users, concurrent.futures.ThreadPoolExecutor(1) as observer:
-        answers = [users.submit(plain_request, seed) for seed in range(30)]
+        answers = [users.submit(plain_request, number) for number in range(30)]
         time.sleep(0.5)
         match loss:
             case "engine":
@@ -210,19 +232,14 @@ def test_every_accepted_job_ends_with_its_image_whatever_is_killed(world, expect
         answers, recovery_s = [each.result() for each in answers], recovery.result()
     statuses = [getattr(each, "status_code", repr(each)) for each in answers]
     print(loss, {status: statuses.count(status) for status in set(statuses)})
-    for seed, answer in enumerate(answers):
-        if getattr(answer, "status_code", 0) == 200:
-            assert np.abs(pixels(answer.content) - expected[seed % 8]).max() <= 1
-
-    for seed, job in zip(seeds, jobs, strict=True):
-        url = f"/v1/jobs/{job.json()['id']}"
-
-        def ended(url=url):
-            return world.http.get(url).json()["status"] in ("succeeded", "failed", "canceled")
-
-        wait_until(ended, DEADLINE_S, (httpx.TransportError, KeyError, json.JSONDecodeError))
-        final = world.http.get(url).json()
-        assert final["status"] == "succeeded", final
-        result = world.http.get(final["output"][0])
-        assert np.abs(pixels(result.content) - expected[seed]).max() <= 1
+    for number, answer in enumerate(answers):
+        if getattr(answer, "status_code", 0) != 200:
+            continue
+        if number % 3 == 2:
+            np.testing.assert_allclose(vectors(answer), expected["embedded"], atol=1e-5)
+        else:
+            assert np.abs(pixels(answer.content) - expected[number % 8]).max() <= 1
+    jobs.check(expected)
+    if loss == "engine":  # its replica keeps the count
+        assert world.total("noria_engine_starts_total", previous_exit="killed") == restarts + 1
     print(loss, "whole again after", round(recovery_s, 1), "s")

@@ -12,10 +12,11 @@ def test_a_follower_hears_what_is_known_and_each_change_until_it_leaves():
     def follow(deployment, endpoints):
         heard.append((deployment, [each.name for each in endpoints]))
 
-    table.publish("engine-tiny", [metadata_of(FIRST, "v1")])
+    table.publish("engine-tiny", [metadata_of(FIRST, "v1", "")])
     table.follow(follow)
-    table.publish("engine-tiny", [metadata_of(FIRST, "v1"), {}, metadata_of(SECOND, "v1")])  # one has said nothing yet
+    one_silent = [metadata_of(FIRST, "v1", ""), {}, metadata_of(SECOND, "v1", "")]
+    table.publish("engine-tiny", one_silent)
     table.publish("engine-tiny", [])
     table.unfollow(follow)
-    table.publish("engine-tiny", [metadata_of(FIRST, "v1")])
+    table.publish("engine-tiny", [metadata_of(FIRST, "v1", "")])
     assert heard == [("engine-tiny", ["a"]), ("engine-tiny", ["a", "b"]), ("engine-tiny", [])]

@@ -1,5 +1,6 @@
 """What `noria serve --on` says of a Ray that is not there. A Ray that is there is in test_ray_cluster.py."""
 
+import importlib.metadata
 import importlib.util
 import socket
 
@@ -31,4 +32,12 @@ def test_a_cluster_that_does_not_answer_is_reported_at_once():
 def test_without_ray_the_error_names_the_extra(found, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
     with pytest.raises(MissingExtra, match=r"noria-serve\[ray\]"), running_on("local", Config()):
+        pass
+
+
+@pytest.mark.parametrize("version", ["2.59.1", "1.13.0"])
+def test_a_ray_that_is_too_old_is_rejected_with_both_versions(version, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    with pytest.raises(ConfigError, match=rf"needs Ray 2\.60 or newer, and {version}"), running_on("local", Config()):
         pass

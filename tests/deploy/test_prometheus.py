@@ -147,20 +147,14 @@ class Prometheus:
         return {alert["labels"]["engine"]: alert for alert in alerts if alert["labels"]["alertname"] == name}
 
 
-@pytest.fixture(scope="module")
-def prometheus(noria, texts, dcgm, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prometheus")
+@contextlib.contextmanager
+def running_prometheus(folder, scrape_configs):
+    """Prometheus with the rules of `deploy/`, in a hurry."""
     config = yaml.safe_load((RULES / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     del config["alerting"]
-    config["scrape_configs"] = [
-        {
-            "job_name": "noria",
-            "static_configs": [{"targets": [f"127.0.0.1:{each.port}" for each in (noria, texts[0])]}],
-        },
-        {"job_name": "dcgm", "static_configs": [{"targets": dcgm}]},
-    ]
+    config["scrape_configs"] = scrape_configs
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     command = [
         "prometheus",
@@ -182,6 +176,17 @@ def prometheus(noria, texts, dcgm, tmp_path_factory):
                 yield found
         finally:
             process.terminate()
+
+
+@pytest.fixture(scope="module")
+def prometheus(noria, texts, dcgm, tmp_path_factory):
+    targets = [f"127.0.0.1:{each.port}" for each in (noria, texts[0])]
+    scrape_configs = [
+        {"job_name": "noria", "static_configs": [{"targets": targets}]},
+        {"job_name": "dcgm", "static_configs": [{"targets": dcgm}]},
+    ]
+    with running_prometheus(tmp_path_factory.mktemp("prometheus"), scrape_configs) as found:
+        yield found
 
 
 @contextlib.contextmanager
@@ -374,3 +379,29 @@ def test_a_killed_engine_is_seen_and_named_by_its_alerts(loaded, noria):
     assert {labels["engine"] for labels, _ in pending} == {"engine-1"}
     assert prometheus.value('sum(noria_engine_starts_total{previous_exit="killed"})') == 1
     assert prometheus.value("sum(noria_requests_total)") >= before  # the counts of the killed engine are kept
+
+
+@pytest.mark.timeout(1500)
+def test_the_replicas_of_a_cluster_are_one_server_to_rules_and_alerts(ray_world, tmp_path):
+    wait_until(ray_world.is_whole, 240)
+    discovery = {"url": f"http://127.0.0.1:{ray_world.port}/metrics/targets", "refresh_interval": "2s"}
+    with running_prometheus(tmp_path, [{"job_name": "noria", "http_sd_configs": [discovery]}]) as prometheus:
+        wait_until(lambda: prometheus.value("sum(up)") == 6)
+        found = prometheus.ask("up")
+        assert (
+            {labels["instance"] for labels, _ in found} == {labels["application"] for labels, _ in found} == {"noria"}
+        )
+        assert len({(labels["deployment"], labels["replica"]) for labels, _ in found}) == 6
+        wait_until(lambda: prometheus.value("sum(noria_engine_up)") == 4)
+        assert prometheus.value("sum(noria_engines_configured)") == 4
+
+        def busy():
+            body = {"prompt": "a red circle", "inference_steps": 4}
+            assert ray_world.http.post("/t2i", json=body).status_code == 200
+            records = ("instance_model:noria_images:rate1m", "instance:noria_engine_busy:ratio_rate1m")
+            return all((prometheus.value(record) or 0) > 0 for record in records)
+
+        wait_until(busy)
+        for record in ("instance:noria_engine_busy:ratio_rate1m", "instance:noria_batch_size:mean1m"):
+            assert [labels["instance"] for labels, _ in prometheus.ask(record)] == ["noria"]
+        assert not prometheus.ask('ALERTS{alertname=~"NoriaDown|NoriaNoEngine|NoriaEngineMissing"}')

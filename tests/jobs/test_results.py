@@ -2,12 +2,29 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 import uuid
 
 import pytest
 
 from noria.errors import ConfigError
 from noria.jobs.results import ResultStore
+from s3_server import running_s3
+
+TWO_PROCESSES = """
+import pathlib, sys
+sys.path.append(sys.argv[1])
+import fsspec
+from noria.jobs.results import ResultStore
+
+store = ResultStore("s3://results/noria", pathlib.Path("."))
+store.save("job_a", 1, [b"first"], "png")
+assert store.names("job_a") == ["1-0.png"]
+other = fsspec.filesystem("s3", skip_instance_cache=True)  # knows as little of the first as another process
+other.pipe_file("results/noria/job_a/2-0.png", b"second")
+assert store.read("job_a", "2-0.png") == b"second"
+"""
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -94,3 +111,11 @@ def test_a_password_in_the_url_is_rejected_and_not_shown(tmp_path, setting):
     with pytest.raises(ConfigError, match=r"^setting jobs\.results") as rejected:
         ResultStore(setting, tmp_path)
     assert "hunter2" not in str(rejected.value)
+
+
+@pytest.mark.slow  # a real S3 server
+@pytest.mark.timeout(900)
+def test_what_another_process_wrote_since_the_folder_was_listed_is_found():
+    with running_s3("results") as s3:
+        command = [sys.executable, "-c", TWO_PROCESSES, str(s3.packages)]
+        subprocess.run(command, env=os.environ | s3.environment, check=True)

@@ -13,9 +13,14 @@ times the CPU of a message. `serve run noria.cluster:app` and `noria serve --on`
 `ray`; no other one imports it but the command.
 """
 
+import importlib.metadata
+import re
 from typing import Any
 
+from noria.errors import ConfigError
 from noria.extras import check_installed
+
+_MIN_RAY = (2, 60)  # Serve of older ones does not read draining nodes
 
 
 def app(args: dict[str, Any]) -> Any:
@@ -29,7 +34,25 @@ def app(args: dict[str, Any]) -> Any:
         ConfigError: a setting is unknown, has a value that is not allowed, or cannot be served on Ray.
 
     """
-    check_installed(("ray", "ray.serve"), "ray", "serving on Ray")
+    check_ray("serving on Ray")
     from noria.cluster.application import build, config_of
 
     return build(config_of(args))
+
+
+def check_ray(purpose: str) -> None:
+    """Check that Ray is installed, and new enough.
+
+    Raises:
+        MissingExtra: it is not installed.
+        ConfigError: it is too old.
+
+    """
+    check_installed(("ray", "ray.serve"), "ray", purpose)  # a folder `ray` passes for the first
+    version = importlib.metadata.version("ray")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _MIN_RAY:
+        wanted = ".".join(map(str, _MIN_RAY))
+        raise ConfigError(
+            f"{purpose} needs Ray {wanted} or newer, and {version} is installed. Install the same version on every "
+            f"node: pip install 'ray[serve]>={wanted}'."
+        )

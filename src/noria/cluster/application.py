@@ -66,6 +66,8 @@ def build(config: Config) -> Any:
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
         ray_actor_options={**_SMALL_ACTOR, "runtime_env": {"env_vars": _FRONTEND_VARIABLES}},
         logging_config={"enable_access_log": False},  # Noria's log has each request
+        max_constructor_retry_count=_MAX_CONSTRUCTOR_RETRIES,
+        request_router_config=RequestRouterConfig(request_router_class="noria.cluster.request_router.FrontendRouter"),
     )
     return frontend.bind(_json(config), engines, _registrar(config, engines) if config.registry.deployments else None)
 
@@ -86,12 +88,13 @@ def _registrar(config: Config, engines: dict[str, Any]) -> Any:
 
 
 def _engine(config: Config, name: str, source: str) -> Any:
-    num_gpus = config.cluster.engine_gpus
+    cluster = config.cluster
+    num_gpus = cluster.engine_gpus
     if num_gpus == "auto":
-        num_gpus = int(config.engine.devices != ("cpu",) and ray.cluster_resources().get("GPU", 0) > 0)
+        num_gpus = float(config.engine.devices != ("cpu",) and ray.cluster_resources().get("GPU", 0) > 0)
     engine = config.engine
     if not num_gpus:
-        threads = max(1, int(config.cluster.engine_cpus)) if engine.threads == "auto" else engine.threads
+        threads = max(1, int(cluster.engine_cpus)) if engine.threads == "auto" else engine.threads
         engine = msgspec.structs.replace(engine, devices=("cpu",), threads=threads)
     deployment = serve.deployment(
         EngineReplica,
@@ -101,7 +104,12 @@ def _engine(config: Config, name: str, source: str) -> Any:
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
         max_constructor_retry_count=_MAX_CONSTRUCTOR_RETRIES,
-        ray_actor_options={"num_cpus": config.cluster.engine_cpus, "num_gpus": num_gpus},
+        max_replicas_per_node=None if cluster.max_engines_per_node == "auto" else cluster.max_engines_per_node,
+        ray_actor_options={
+            "num_cpus": cluster.engine_cpus,
+            "num_gpus": num_gpus,
+            "memory": cluster.engine_memory_bytes,
+        },
         request_router_config=RequestRouterConfig(
             request_router_class="noria.cluster.request_router.BacklogRouter",
             request_routing_stats_period_s=_STATS_PERIOD_S,

@@ -11,11 +11,13 @@ from ray.serve.metrics import Gauge
 
 from noria.cluster.deployed_model import models_to_load
 from noria.cluster.engine_runner import EngineRunner
+from noria.cluster.metrics_server import MetricsServer
 from noria.cluster.replica_list import metadata_of
 from noria.cluster.replica_logs import set_up_logs
 from noria.config import Config
 from noria.errors import NoriaError
 from noria.models.catalog import open_model
+from noria.observe.metrics.exposition import exposition
 
 
 class EngineReplica:
@@ -57,13 +59,20 @@ class EngineReplica:
         except BaseException:
             await asyncio.to_thread(self._runner.stop)
             raise
+        render = functools.partial(
+            exposition,
+            with_exemplars=not config.frontend.api_keys_file,
+            folder=self._runner.metrics_folder,
+            process="engine-replica",
+        )
+        self._metrics = MetricsServer(host, render)
         gauge = Gauge("noria_engine_backlog_s", "Predicted seconds until all is done.", ("model",))
         gauge.set_default_tags({"model": model.name})
         self._backlog_gauge = gauge
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Where the engine is and what it holds. Ray asks once, and tells the front ends."""
-        return metadata_of(self._runner.endpoint, self._version)
+        return metadata_of(self._runner.endpoint, self._version, self._metrics.address)
 
     @property
     def _backlog_s(self) -> float:
@@ -93,3 +102,5 @@ class EngineReplica:
         if (runner := getattr(self, "_runner", None)) is not None:
             await runner.wait_until_idle(self._drain_s)
             await asyncio.to_thread(runner.stop)
+        if (metrics := getattr(self, "_metrics", None)) is not None:
+            await asyncio.to_thread(metrics.close)

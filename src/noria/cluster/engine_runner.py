@@ -19,9 +19,11 @@ from concurrent.futures import Future
 
 import msgspec
 import zmq
+from prometheus_client import multiprocess
 
 from noria.config import EngineConfig
 from noria.observe.cgroup import memory_events, num_oom_kills
+from noria.observe.metrics.dead_processes import merge_dead_processes
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import EngineLoad, EngineState, Hello, LoadAck, Ping, Pong
 from noria.protocol.transport import Connected, EngineConnection, EngineEndpoint, make_secret_key
@@ -66,6 +68,7 @@ class EngineRunner:
         self.load: EngineLoad | None = None  # as the engine last reported it
         self.ready: Future[None] = Future()  # raises RuntimeError if the engine is given up before it was ready
         self.failure = ""  # why the engine was given up
+        self.metrics_folder = ""  # with the files of `observe.metrics`, once it is ready
         self._pid: int | None = None
         self._config, self._models, self._models_now, self._device = config, models, models_now, device
         self._log_level, self._traces_endpoint = log_level, traces_endpoint
@@ -102,6 +105,8 @@ class EngineRunner:
         asyncio.set_event_loop(self._loop)
         try:
             with private_folder() as folder:
+                self.metrics_folder = f"{folder}/metrics"
+                pathlib.Path(self.metrics_folder).mkdir()
                 self._loop.run_until_complete(self._run(self._child(folder)))
         except BaseException as error:
             self._fail(f"{type(error).__name__}: {error}")
@@ -125,6 +130,7 @@ class EngineRunner:
             "parent_pid": os.getpid(),
             "log_level": self._log_level,
             "traces_endpoint": self._traces_endpoint,
+            "has_own_metrics": True,
         }
         events = memory_events()
         return EngineChild(
@@ -170,7 +176,7 @@ class EngineRunner:
                 "-m",
                 "noria.engine.process",
                 msgspec.json.encode(child.task).decode(),
-                env=_environment(),
+                env=_environment(self.metrics_folder),
                 pass_fds=child.pass_fds,
             )
             child.started(time.monotonic())
@@ -178,6 +184,7 @@ class EngineRunner:
             status = await child.process.wait()
             decision = child.ended(status, time.monotonic())
             self.load = self._pid = None
+            _keep_counts(child.process.pid, self.metrics_folder)
             if isinstance(decision, GiveUp) or decision is None:
                 reason = "" if decision is None else decision.reason
                 self._fail(f"{child.name} ended {describe_status(status)}: {reason}; its log has the reason.")
@@ -228,10 +235,17 @@ async def _stop_child(child: EngineChild) -> None:
         await child.process.wait()
 
 
-def _environment() -> dict[str, str]:
+def _keep_counts(pid: int, metrics_folder: str) -> None:
+    """Keep what an ended engine has counted, and drop its gauges."""
+    multiprocess.mark_process_dead(pid, metrics_folder)  # type: ignore[no-untyped-call]
+    with contextlib.suppress(OSError):  # the disk is full: its file stays
+        merge_dead_processes(metrics_folder)
+
+
+def _environment(metrics_folder: str) -> dict[str, str]:
     """The engine's environment, as the supervisor's children have it."""
     defaults = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "GOMP_SPINCOUNT": "10000"}
-    return defaults | os.environ
+    return defaults | os.environ | {"PROMETHEUS_MULTIPROC_DIR": metrics_folder}
 
 
 def _family(host: str) -> socket.AddressFamily:

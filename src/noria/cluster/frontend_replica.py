@@ -1,6 +1,7 @@
 """A replica of the front-end deployment: the ASGI application of a front end, behind Ray's proxy."""
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import ray
 from ray import serve
 from starlette.types import ASGIApp
 
+from noria.cluster.metrics_server import MetricsServer
 from noria.cluster.ray_application import RayApplication
 from noria.cluster.registrar import ClusterRegistrarLink
 from noria.cluster.replica_logs import set_up_logs
@@ -18,6 +20,7 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.jobs.service import open_job_service, random_worker_id
+from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.setup import open_tracer
 from noria.supervisor.served_models import endpoint_models, open_models
 
@@ -32,18 +35,28 @@ class FrontendReplica:
         `registrar` is the handle of the registrar; None: deployments are not carried out.
         """
         config = msgspec.json.decode(config_json, type=Config)
-        self._name, self._config = serve.get_replica_context().replica_id.unique_id, config
+        self._context = serve.get_replica_context()
+        self._name, self._config = self._context.replica_id.unique_id, config
         set_up_logs(self._name, config)
         # Each handle makes a router in this process, which reports the replicas. Options make the router at once.
         self._handles = {name: handle.options(method_name="engine_pid") for name, handle in engines.items()}
         self._registrar = registrar
+        # That of the front ends is for their metrics.
+        own = serve.get_deployment_handle(self._context.deployment, self._context.app_name)
+        self._own_handle = own.options(method_name="check_health")
+        render = functools.partial(exposition, with_exemplars=not config.frontend.api_keys_file)
+        self._metrics = MetricsServer(ray.util.get_node_ip_address(), render)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Where its metrics are. Ray asks once, and tells all front ends."""
+        return {"name": self._name, "metrics": self._metrics.address}
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray calls this after the constructor.
 
         Raises:
-            RuntimeError: this node cannot run a front end, for example because it lacks the code of an endpoint. Ray
-                shows the message.
+            RuntimeError: this node cannot run a front end, for example because the database is not there, or it lacks
+                the code of an endpoint. Ray shows the message.
 
         """
         try:
@@ -63,7 +76,7 @@ class FrontendReplica:
         app = build_app(config, engine_pool, lambda: jobs, tracer, endpoint_models=encoders, statistics=statistics)
         await app.state.load()
         link = self._registrar and ClusterRegistrarLink(engine_pool, worker_id, self._call_registrar, statistics)
-        return RayApplication(app, engine_pool, list(self._handles), link)
+        return RayApplication(app, engine_pool, list(self._handles), link, self._context.app_name)
 
     async def _call_registrar(self, report: bytes) -> bytes:
         response = self._registrar.exchange.remote(report)

@@ -5,12 +5,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from noria.cluster.metrics_server import TARGETS_PATH, targets
 from noria.cluster.registrar import ClusterRegistrarLink
 from noria.cluster.replica_list import REPLICAS
 from noria.frontend.access.auth import is_this_machine
 from noria.frontend.engines.pool import EnginePool
+from noria.observe.metrics import declarations
 from noria.protocol.transport import EngineEndpoint
 
 _FIRST_ENGINES_WAIT_S = 10.0
@@ -27,8 +30,11 @@ class RayApplication:
         engine_pool: EnginePool,
         deployments: Sequence[str],
         registrar: ClusterRegistrarLink | None = None,
+        name: str = "noria",
     ) -> None:
+        """`name` is the application's name in Ray Serve."""
         self._app, self._engine_pool, self._registrar = app, engine_pool, registrar
+        self._name = name
         self._endpoints: dict[str, list[EngineEndpoint]] = {name: [] for name in deployments}
         self._found = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -38,6 +44,9 @@ class RayApplication:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
+        if scope.get("path") == TARGETS_PATH:
+            await JSONResponse(targets(self._name, REPLICAS.metadata()))(scope, receive, send)
+            return
         if is_this_machine(scope.get("client")):
             scope["client"] = None  # it is the proxy's: clients of this machine have rights without a key
         # uvicorn makes it. Ray ends a response whose client does not read, so `abort` has nothing to do.
@@ -46,6 +55,7 @@ class RayApplication:
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
+        declarations.FRONTENDS.set(1)
         REPLICAS.follow(self._on_replicas)
         linking = None if self._registrar is None else asyncio.create_task(self._registrar.run())
         try:

@@ -1,4 +1,4 @@
-"""The engine replicas that Ray knows, in the process of a front end.
+"""The replicas that Ray knows, in the process of a front end.
 
 Ray Serve gives a deployment's replicas only to its request router, which Ray makes itself in each process that has a
 handle. So what passes them on is a table of the process.
@@ -17,9 +17,10 @@ OnReplicas = Callable[[str, list[EngineEndpoint]], None]
 
 @dataclass
 class ReplicaTable:
-    """The endpoints of each deployment's running replicas, and who follows them."""
+    """The running replicas of each deployment, and who follows them."""
 
     _endpoints: dict[str, list[EngineEndpoint]] = field(default_factory=dict)
+    _metadata: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     _followers: list[OnReplicas] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -27,10 +28,15 @@ class ReplicaTable:
         """Set the replicas of a deployment from the metadata that each replica published."""
         endpoints = [found for each in metadata if (found := read_metadata(deployment, each)) is not None]
         with self._lock:
-            self._endpoints[deployment] = endpoints
+            self._endpoints[deployment], self._metadata[deployment] = endpoints, metadata
             followers = list(self._followers)
         for follow in followers:
             follow(deployment, endpoints)
+
+    def metadata(self) -> dict[str, list[Mapping[str, Any]]]:
+        """What the replicas of each deployment say of themselves."""
+        with self._lock:
+            return dict(self._metadata)
 
     def follow(self, on_replicas: OnReplicas) -> None:
         """Call `on_replicas` with what is known, and with each change."""
@@ -49,19 +55,20 @@ class ReplicaTable:
 REPLICAS = ReplicaTable()
 
 
-def metadata_of(endpoint: EngineEndpoint, version: str) -> dict[str, Any]:
-    """What an engine replica says of itself; Ray passes it to the front ends."""
+def metadata_of(endpoint: EngineEndpoint, version: str, metrics: str) -> dict[str, Any]:
+    """What an engine replica says of itself; Ray passes it to the front ends. `metrics` is where its metrics are."""
     return {
         "zmq": endpoint.address,
         "key": endpoint.secret_key,
         "name": endpoint.name,
         "model": endpoint.group,
         "version": version,
+        "metrics": metrics,
     }
 
 
 def read_metadata(deployment: str, metadata: Mapping[str, Any]) -> EngineEndpoint | None:
-    """The endpoint of an engine replica; None: it has said nothing yet."""
+    """The endpoint of an engine replica; None: it is none, or has said nothing yet."""
     if "zmq" not in metadata:
         return None
     return EngineEndpoint(str(metadata["name"]), str(metadata["zmq"]), str(metadata["key"]), deployment)

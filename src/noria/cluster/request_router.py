@@ -1,4 +1,4 @@
-"""Ray's request router for engine replicas: the replica of the model with the smallest backlog first.
+"""Ray's request routers: of engine replicas, that of the model with the smallest backlog first; of front ends, Ray's.
 
 In a front end it also passes the replicas that Ray reports to `replica_list`, from which the front end knows the
 engines: requests go to them over ZeroMQ, and are distributed by `frontend/engines/router.py` from loads that are half a
@@ -7,6 +7,7 @@ second old at most. Calls by handle, of other Ray applications, are distributed 
 
 from typing import Any
 
+from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from noria.protocol.model_spec import ModelKey
@@ -19,19 +20,12 @@ class BacklogRouter(RequestRouter):  # type: ignore[misc]
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Ray calls this when the running replicas have changed."""
         super().update_replicas(replicas)
-        self._publish()
+        _publish(self)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         """Ray calls this when a call has found a replica dead."""
         super().on_replica_actor_died(replica_id)
-        self._publish()
-
-    def _publish(self) -> None:
-        # Imported here: Ray pickles this class with its module's globals, and would make a copy of the table.
-        from noria.cluster.replica_list import REPLICAS
-
-        metadata = [each.replica_metadata for each in self.curr_replicas.values()]
-        REPLICAS.publish(self._deployment_id.name, metadata)
+        _publish(self)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -43,6 +37,23 @@ class BacklogRouter(RequestRouter):  # type: ignore[misc]
         if not model.name:
             loads = [each._replace(models=frozenset({model})) for each in loads]
         return [[candidate_replicas[int(name)]] for name in rank_replicas(loads, model)]
+
+
+class FrontendRouter(RequestRouterConfig().get_request_router_class()):  # type: ignore[misc]
+    """The router that Ray has for deployments that name none; it also passes the front ends on, for their metrics."""
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Ray calls this when the running replicas have changed."""
+        super().update_replicas(replicas)
+        _publish(self)
+
+
+def _publish(router: RequestRouter) -> None:
+    # Imported here: Ray pickles this module's classes with its globals, and would make a copy of the table.
+    from noria.cluster.replica_list import REPLICAS
+
+    metadata = [each.replica_metadata for each in router.curr_replicas.values()]
+    REPLICAS.publish(router._deployment_id.name, metadata)
 
 
 def _load_of(name: str, replica: RunningReplica) -> ReplicaLoad:

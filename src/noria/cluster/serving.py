@@ -1,17 +1,24 @@
 """`noria serve --on`: runs the application on a Ray that is started here, or on a cluster that runs."""
 
 import contextlib
+import logging
 import re
 import socket
+import time
 from collections.abc import Iterator
+from typing import Any
 
+from noria.cluster import check_ray
 from noria.config import Config
 from noria.errors import ConfigError, short_repr
-from noria.extras import check_installed
+from noria.observe.logs.log_record import fields
 
 _APPLICATION = "noria"
 _CLUSTER = re.compile(r"ray://(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d{1,5})")
+_STATUS_POLL_S = 0.5
 _PROBE_TIMEOUT_S = 5.0  # Ray itself says after 31 s that nothing listens
+
+log = logging.getLogger("noria.cluster")
 
 
 @contextlib.contextmanager
@@ -23,12 +30,12 @@ def running_on(target: str, config: Config) -> Iterator[str]:
 
     Raises:
         MissingExtra: Ray is not installed.
-        ConfigError: the target is neither, nothing listens there, it is of another version, or the application does not
-            become ready.
+        ConfigError: Ray is too old, the target is neither, nothing listens there, it is of another version, or the
+            application does not become ready.
 
     """
     host = _check_target(target)
-    check_installed(("ray", "ray.serve"), "ray", "noria serve --on")  # a folder `ray` passes for the first
+    check_ray("noria serve --on")
     import ray
     from ray import serve
 
@@ -43,11 +50,9 @@ def running_on(target: str, config: Config) -> Iterator[str]:
         raise ConfigError(f"Ray at {target} cannot be used: {error}") from error
     try:
         serve.start(http_options={"host": config.frontend.host, "port": config.frontend.port})
-        application = build(config)
-        try:
-            serve.run(application, name=_APPLICATION)
-        except RuntimeError as error:
-            raise ConfigError(f"the application does not become ready on Ray: {_cause(serve, error)}") from error
+        start(build(config), _APPLICATION)
+        for reason in failures(_APPLICATION):
+            log.warning("a replica does not start, Ray tries again: %s", reason, extra=fields(event="replica_failed"))
         yield f"http://{host or config.frontend.host}:{config.frontend.port}"
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone
@@ -79,14 +84,39 @@ def _check_target(target: str) -> str | None:
     return host
 
 
-def _cause(serve: object, error: RuntimeError) -> str:
-    """What Ray knows of why a deployment failed; its own error only says where to look."""
-    status = serve.status()  # type: ignore[attr-defined]
-    application = status.applications.get(_APPLICATION)
-    if application is None:
-        return str(error)
-    messages = [each.message for each in application.deployments.values() if each.status == "DEPLOY_FAILED"]
-    text = " ".join(messages) or application.message or str(error)
-    # Ray's text has a traceback, whose end is what the replica raised.
-    _, found, raised = text.rpartition("RuntimeError: ")
-    return raised.strip() if found else text
+def start(application: Any, name: str, route_prefix: str = "/") -> None:
+    """Have Ray run an application, without waiting for it."""
+    from ray import serve
+
+    target = serve.RunTarget(target=application, name=name, route_prefix=route_prefix)
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def failures(name: str) -> Iterator[str]:
+    """Yield why replicas of an application do not start, each reason once, until it serves.
+
+    Ray tries again for ever once a replica of the deployment has started, perhaps on a node that has what others lack.
+
+    Raises:
+        ConfigError: Ray has given up.
+
+    """
+    from ray import serve
+
+    reported = {""}
+    while (application := serve.status().applications[name]).status != "RUNNING":
+        messages = [each.message for each in application.deployments.values()]
+        if application.status == "DEPLOY_FAILED":
+            failed = [each.message for each in application.deployments.values() if each.status == "DEPLOY_FAILED"]
+            text = " ".join(map(_raised, failed)) or application.message
+            raise ConfigError(f"the application does not become ready on Ray: {text}")
+        for reason in map(_raised, messages):
+            if reason not in reported:
+                reported.add(reason)
+                yield reason
+        time.sleep(_STATUS_POLL_S)
+
+
+def _raised(message: str) -> str:
+    """What a replica raised, which is the end of the traceback in Ray's text; all of the text if it has none."""
+    return message.rpartition("RuntimeError: ")[2].strip()

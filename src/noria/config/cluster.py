@@ -18,17 +18,32 @@ class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 1
     frontend_replicas: Annotated[int, Meta(ge=1, le=1000, description="front ends")] = 1
-    engine_gpus: Annotated[
-        Annotated[int, Meta(ge=0, le=1)] | Auto,
+    max_engines_per_node: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(
-            description="GPUs that Ray reserves for an engine; `auto` is 1 if Ray has GPUs and `engine.devices` asks "
-            "for no CPU"
+            description="engines of one model on one node; `auto` sets no limit: Ray spreads them over the nodes, and "
+            "puts several on one if no other has room"
+        ),
+    ] = "auto"
+    engine_gpus: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | Auto,
+        Meta(
+            description="GPUs that Ray reserves for an engine, or the share of one, so that engines of small models "
+            "are on one GPU; `auto` is 1 if Ray has GPUs and `engine.devices` asks for no CPU"
         ),
     ] = "auto"
     engine_cpus: Annotated[
         float,
         Meta(ge=0, le=1024, description="CPUs that Ray reserves for an engine; without GPU also its `engine.threads`"),
     ] = 1.0
+    engine_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="memory that Ray reserves on a node for an engine, so that no node gets more than it can hold; "
+            "no engine is limited to it",
+        ),
+    ] = 0
     target_backlog_s: Annotated[
         float,
         Meta(

@@ -54,6 +54,7 @@ class EngineTask(msgspec.Struct, frozen=True):
     previous_exit: ExitCause = "none"  # how the previous process of this engine ended
     fd: int | None = None  # a listening TCP socket for `address`, inherited
     secret_key_file: str = ""  # of the channel; empty: it has none
+    has_own_metrics: bool = False  # no front end exports the series that exist before the engine does
     niceness: int = 0  # added to the process's on a CPU, once the models are loaded
 
 
@@ -62,6 +63,8 @@ def main(task: EngineTask) -> int:
     die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
+    if task.has_own_metrics:
+        declarations.init_engine_series([task.name])
     declarations.ENGINE_STARTS.labels(task.name, task.previous_exit).inc()
     channel = EngineChannel(
         task.address,

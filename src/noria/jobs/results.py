@@ -98,6 +98,8 @@ class ResultStore:
 
     def read(self, job_id: str, name: str) -> bytes | None:
         """The content of one file; None if it does not exist."""
+        # s3fs looks for it in the last listing of the folder; another process may have written it since.
+        self._filesystem.invalidate_cache(f"{self._folder}/{job_id}")
         try:
             content: bytes = self._filesystem.cat_file(f"{self._folder}/{job_id}/{name}")
         except FileNotFoundError:

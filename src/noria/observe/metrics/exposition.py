@@ -33,13 +33,19 @@ def observe(
     _exemplars.record(name, labels, DECLARATIONS[name].buckets, seconds, exemplar_labels, time.time())
 
 
-def exposition(accept: str = "", *, with_exemplars: bool = True) -> tuple[bytes, str]:
-    """Return all values and their content type, in the format that the header `accept` asks for."""
+def exposition(
+    accept: str = "", *, with_exemplars: bool = True, folder: str | None = None, process: str = "frontend"
+) -> tuple[bytes, str]:
+    """Return all values and their content type, in the format that the header `accept` asks for.
+
+    `folder` has the files of the processes; None: PROMETHEUS_MULTIPROC_DIR, if there is one. `process` names this
+    process if it has no title of its own.
+    """
     openmetrics = "application/openmetrics-text" in accept
     exemplars = _exemplars if with_exemplars else Exemplars()
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    folder = folder or os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     multiprocess_text = "" if folder is None else _multiprocess_reader(folder).text(exemplars if openmetrics else None)
-    collector = _SingleProcessCollector(exemplars) if folder is None else _ScrapeTimeCollector()
+    collector = _SingleProcessCollector(exemplars, process) if folder is None else _ScrapeTimeCollector(process)
     if openmetrics:
         return multiprocess_text.encode() + generate_openmetrics(collector), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
     return multiprocess_text.encode() + generate_latest(collector), CONTENT_TYPE_PLAIN_0_0_4
@@ -66,15 +72,19 @@ def _gpus() -> GpuCollector:
 class _ScrapeTimeCollector:
     """The values read at the scrape; prometheus_client's writers accept it as a registry."""
 
+    def __init__(self, process: str) -> None:
+        self._process = process
+
     def collect(self) -> Iterator[Metric]:
-        yield from ProcessCollector().collect()
+        yield from ProcessCollector(self._process).collect()
         yield from _gpus().collect()
 
 
 class _SingleProcessCollector(_ScrapeTimeCollector):
     """Also the values of this process, if it is the only one."""
 
-    def __init__(self, exemplars: Exemplars) -> None:
+    def __init__(self, exemplars: Exemplars, process: str) -> None:
+        super().__init__(process)
         self._exemplars = exemplars
 
     def collect(self) -> Iterator[Metric]:

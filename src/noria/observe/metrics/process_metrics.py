@@ -17,7 +17,10 @@ from noria.observe.metrics.section import Declaration
 
 
 class ProcessCollector:
-    """A collector for prometheus_client."""
+    """A collector for prometheus_client; `own_name` is that of this process, if it has set no title."""
+
+    def __init__(self, own_name: str = "frontend") -> None:
+        self._own_name = own_name
 
     def collect(self) -> Iterator[Metric]:
         """Yield one sample per process, and the machine's cores and memory."""
@@ -29,7 +32,7 @@ class ProcessCollector:
                 declarations.PROCESS_START_SECONDS,
             )
         )
-        for name, process in _server_processes():
+        for name, process in _server_processes(self._own_name):
             with contextlib.suppress(psutil.Error), process.oneshot():
                 times = process.cpu_times()
                 cpu_s.add_metric([name], times.user + times.system)
@@ -48,18 +51,24 @@ def _family(declaration: Declaration) -> CounterMetricFamily | GaugeMetricFamily
     return family_class(declaration.name.removesuffix("_total"), declaration.help, labels=declaration.labels)
 
 
-def _server_processes() -> Iterator[tuple[str, psutil.Process]]:
-    """Yield each process with its name, such as `frontend-0`; without a supervisor, only this process."""
+def _server_processes(own_name: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield each process with its name, such as `frontend-0`; without a supervisor, this process and its children."""
     own = psutil.Process()
     with contextlib.suppress(psutil.Error):
         parent = own.parent()
         if parent is not None and process_name(parent) == "supervisor":
             yield "supervisor", parent
-            for child in child_processes(parent):
-                if name := process_name(child):
-                    yield name, child
+            yield from _named_children(parent)
             return
-    yield process_name(own) or "frontend", own
+    yield process_name(own) or own_name, own
+    with contextlib.suppress(psutil.Error):
+        yield from _named_children(own)
+
+
+def _named_children(process: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
+    for child in child_processes(process):
+        if name := process_name(child):
+            yield name, child
 
 
 def child_processes(process: psutil.Process) -> list[psutil.Process]:
