@@ -1,12 +1,15 @@
 """A Ray cluster of three nodes on this machine, with Noria on it; run by Ray's own Python. Commands come on stdin.
 
 remove_node      a node that has an engine replica ends, with all its processes
+drain_node       a node that has an engine replica drains, as before a spot machine's end; another node replaces it
 status           replies with the running replicas of each deployment
 stop             ends all
 """
 
 import json
 import logging
+import pathlib
+import subprocess
 import sys
 
 import ray
@@ -26,6 +29,14 @@ def say(**reply):
     print(json.dumps(reply), flush=True)
 
 
+def drain(node):
+    """Begin the drain of a node, which ends by itself in 100 s; returns when Ray has accepted it."""
+    ray_command = pathlib.Path(sys.executable).parent / "ray"
+    arguments = ["--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+    arguments += ["--address", cluster.address, "--deadline-remaining-seconds", "100"]
+    subprocess.run([ray_command, "drain-node", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
 def running():
     deployments = serve.status().applications["noria"].deployments
     return {name: each.replica_states.get("RUNNING", 0) for name, each in deployments.items()}
@@ -38,6 +49,10 @@ for line in sys.stdin:
         case "remove_node":
             cluster.remove_node(workers.pop(), allow_graceful=False)
             say(removed=True)
+        case "drain_node":
+            workers.append(cluster.add_node(num_cpus=2))
+            drain(workers.pop(0))
+            say(drained=True)
         case "status":
             say(running=running())
         case "stop":

@@ -84,7 +84,7 @@ class EngineReplica:
         return self._runner.pid
 
     async def __del__(self) -> None:
-        """Let the engine finish what it has, then end it. Ray calls this when it stops the replica."""
+        """Move what the engine has to others, or let it finish; then end it. Ray calls this when it stops the replica."""
         if (runner := getattr(self, "_runner", None)) is not None:
-            await runner.wait_until_idle(self._drain_s)
+            await runner.drain(self._drain_s)
             await asyncio.to_thread(runner.stop)

@@ -48,6 +48,13 @@ class BatchKey(NamedTuple):
         return self._replace(reference_px=0) if self.reference_px else self
 
 
+class ImageProgress(NamedTuple):
+    """How far an image is."""
+
+    call: int = 0  # the next one
+    batch_size_sum: int = 0  # images per call, itself included, summed over its calls so far
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulableRequest:
     """All that the scheduler knows of a request. It determines the request's work completely."""
@@ -66,6 +73,18 @@ class SchedulableRequest:
     # Or reference images: the same for all of its images, encoded before the first of them joins.
     has_start_image: bool = False
     second_stage_from: int | None = None  # the first call of the second denoiser; None: all are of one
+    # Of a request that another engine has handed over: its images that are not done. None: all, from the first call on.
+    resumed: Mapping[int, ImageProgress] | None = field(default=None, hash=False)
+    waited_s: float = 0.0  # since it arrived at the first engine, before it arrived at this one
+
+    @property
+    def indices(self) -> Iterable[int]:
+        """Its images that are to be generated."""
+        return range(self.num_images) if self.resumed is None else self.resumed
+
+    def progress_of(self, index: int) -> ImageProgress:
+        """How far an image of it is when it arrives."""
+        return _NOT_BEGUN if self.resumed is None else self.resumed[index]
 
     @property
     def call_key(self) -> BatchKey:
@@ -90,6 +109,9 @@ class SchedulableRequest:
         second = self.second_stage_calls(call)
         first = self.batch_key, self.num_calls - call - second
         return (first, (self.batch_key._replace(stage=1), second)) if second else (first,)
+
+
+_NOT_BEGUN = ImageProgress()
 
 
 class SlotAssignment(NamedTuple):
@@ -252,6 +274,23 @@ class RequestTimings:
         return self.decode_timings.decode_s
 
 
+class ReleasedImage(NamedTuple):
+    """An image that had a slot."""
+
+    image: ItemId
+    slot: int
+    progress: ImageProgress
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedRequest:
+    """A request that another engine goes on with, and its images that had slots."""
+
+    images: tuple[ReleasedImage, ...]
+    timings: RequestTimings
+    released_at: float  # monotonic seconds
+
+
 @dataclass(frozen=True, slots=True)
 class RequestProgress:
     """The progress of a request; of several images, the one furthest behind. Predictions are seconds from now."""
@@ -339,9 +378,9 @@ SnapshotT_co = TypeVar("SnapshotT_co", covariant=True)
 class Scheduler(Protocol[PlanT, SnapshotT_co]):
     """Decides what each plan does. Executes nothing: the engine loop and the simulations drive it.
 
-    Every `submit` ends in exactly one `RequestFinished`. `now` is monotonic seconds. `step/scheduler.py` schedules
-    images: calls of its `plan` and `commit` alternate. `batch/scheduler.py` schedules texts: each of its sessions can
-    have a plan that is not committed yet. All other calls can come between any two calls.
+    Every `submit` ends in exactly one `RequestFinished` or `release`. `now` is monotonic seconds. `step/scheduler.py`
+    schedules images: calls of its `plan` and `commit` alternate. `batch/scheduler.py` schedules texts: each of its
+    sessions can have a plan that is not committed yet. All other calls can come between any two calls.
     """
 
     @property
@@ -401,8 +440,12 @@ class Scheduler(Protocol[PlanT, SnapshotT_co]):
         ...
 
 
-StepwiseScheduler = Scheduler[IterationPlan, SchedulerSnapshot]
-"""A scheduler of images."""
+class StepwiseScheduler(Scheduler[IterationPlan, SchedulerSnapshot], Protocol):
+    """A scheduler of images."""
+
+    def release(self, attempt_id: str, now: float) -> ReleasedRequest | None:
+        """Forget a request, for another engine; None if it is unknown or has ended. It has no `RequestFinished`."""
+        ...
 
 
 class BatchwiseScheduler(Scheduler[BatchPlan, BatchSnapshot], Protocol):

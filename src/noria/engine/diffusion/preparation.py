@@ -1,10 +1,11 @@
 """Prepares image requests for one loaded model, without its device: samplers, start images, LoRA adapters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.controls import PreparedControl, prepare_controls
+from noria.engine.diffusion.image_state import BegunImage
 from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.model_loras import ModelLoras
 from noria.engine.diffusion.references import ReferenceImages
@@ -40,6 +41,7 @@ class PreparedImageRequest(BaseImageRequest):
     references: ReferenceImages | None = None
     reference_px: int = 0  # of the batch key
     second_stage_from: int | None = None
+    begun: Mapping[int, BegunImage] = field(default_factory=dict)  # images that another engine has handed over
 
     @property
     def batch_key(self) -> BatchKey:

@@ -117,6 +117,14 @@ REJECTED = _counter(
     _SECTION, "noria_rejected", "Image requests rejected before any generation, by reason.", "model", "reason"
 )
 IMAGES = _counter(_SECTION, "noria_images", "Images sent to clients.", "model")
+IMAGES_MOVED = _counter(
+    _SECTION,
+    "noria_images_moved",
+    "Running images that an engine has handed over: `moved`. Another one goes on with them, unless it refuses "
+    "them: `refused`; these begin anew.",
+    "model",
+    "outcome",
+)
 TEXTS = _counter(_SECTION, "noria_texts", "Texts whose results were sent to clients.", "model")
 REQUEST_SECONDS = _histogram(
     _SECTION,
@@ -437,7 +445,7 @@ JOINS = _counter(_SECTION, "noria_joins", "Images that joined the running batch.
 DEPARTURES = _counter(
     _SECTION,
     "noria_departures",
-    "Images that left the running batch: finished, cancelled or failed. Images in a killed engine are not counted.",
+    "Images that left the running batch: finished, cancelled, failed or moved to another engine. Images in a killed engine are not counted.",
     "engine",
     "outcome",
 )
