@@ -232,6 +232,10 @@ def test_requests_in_flight_are_written_before_the_iteration_and_sent_by_the_nex
     assert state.in_flight == ()  # when the previous process ended
 
 
+def version_of(harness):
+    return harness.receiver.models[0].fingerprint
+
+
 def test_an_engine_that_leaves_serves_what_it_has_until_that_is_released(harness):
     harness.start()
     harness.executor.iteration_s = short_iteration_s
@@ -244,7 +248,7 @@ def test_an_engine_that_leaves_serves_what_it_has_until_that_is_released(harness
     harness.client.send(Release("a"), Release("b"), Release("unknown"), Ping())
     moved, _ = sorted(harness.client.receive(2), key=lambda message: isinstance(message, Pong))
     assert isinstance(moved, HandedOver)
-    assert (moved.attempt_id, moved.model_version) == ("a", "")
+    assert (moved.attempt_id, moved.model_version) == ("a", version_of(harness))
     assert [image.index for image in moved.images] == [0, 1]
     assert all(0 < image.call < ENDLESS for image in moved.images)
     assert moved.timings.queue_s + moved.timings.denoise_s > 0
@@ -256,7 +260,7 @@ def test_a_request_goes_on_at_the_calls_of_another_engine(harness):
     calls = []
     harness.executor.iteration_s = lambda plan: float(bool(calls.extend((s.image.index, s.call) for s in plan.steps)))
     states = (ImageState(1, 2, batch_size_sum=6), ImageState(2, 3, batch_size_sum=9))
-    message = Resume(request("a", steps=4, images=4), states, done=(3,), model_version="")
+    message = Resume(request("a", steps=4, images=4), states, done=(3,), model_version=version_of(harness))
     harness.client.send(message)
     messages = harness.client.receive(5, ignored=(EngineLoad,))
     assert (messages[0].call, messages[0].num_calls) == (0, 4)
@@ -275,7 +279,8 @@ def test_a_request_goes_on_at_the_calls_of_another_engine(harness):
 )
 def test_states_that_cannot_be_used_are_refused(harness, fields, reason):
     harness.start()
-    message = Resume(**{"request": request("a", steps=3), "images": (ImageState(0, 1, 1),)} | fields)
+    settings = {"images": (ImageState(0, 1, 1),), "model_version": version_of(harness)}
+    message = Resume(request("a", steps=3), **settings | fields)
     harness.client.send(message)
     (refused,) = harness.client.receive()
     assert isinstance(refused, StateRefused)

@@ -84,7 +84,7 @@ class EngineReplica:
         return self._runner.pid
 
     async def __del__(self) -> None:
-        """Move what the engine has to others, or let it finish; then end it. Ray calls this when it stops the replica."""
+        """Let other engines go on with what it has, or finish it; then end it. Ray calls this to stop the replica."""
         if (runner := getattr(self, "_runner", None)) is not None:
             await runner.drain(self._drain_s)
             await asyncio.to_thread(runner.stop)

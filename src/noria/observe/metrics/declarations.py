@@ -445,7 +445,8 @@ JOINS = _counter(_SECTION, "noria_joins", "Images that joined the running batch.
 DEPARTURES = _counter(
     _SECTION,
     "noria_departures",
-    "Images that left the running batch: finished, cancelled, failed or moved to another engine. Images in a killed engine are not counted.",
+    "Images that left the running batch: finished, cancelled, failed or moved to another engine. Images in a killed "
+    "engine are not counted.",
     "engine",
     "outcome",
 )
