@@ -300,13 +300,14 @@ def test_a_request_that_is_being_prepared_is_released_at_once(harness):
 def test_an_engine_that_is_stopped_hands_over_what_it_has(harness):
     harness.start()
     harness.executor.iteration_s = short_iteration_s
-    harness.client.send(Hello("test"), Submit(request("a", steps=ENDLESS)), Submit(request("b", steps=ENDLESS)))
+    harness.client.send(Hello("test"), Submit(request("c", scheduler="lms")))  # which is never compiled
+    harness.client.send(Submit(request("a", steps=ENDLESS)), Submit(request("b", steps=ENDLESS)))
     ready, *_ = harness.client.receive(3, ignored=(EngineLoad,))
     assert ready.state == "ready"
     harness.stop()
-    state, *moved = harness.client.receive(3)
+    state, *moved = harness.client.receive(4)
     assert state.state == "draining"
-    assert {message.attempt_id for message in moved} == {"a", "b"}
+    assert {message.attempt_id for message in moved} == {"a", "b", "c"}
 
 
 def test_images_are_sent_before_the_end(harness):

@@ -1,6 +1,7 @@
 """What every engine does around its loop: takes commands from the receiver, passes results and views to the sender."""
 
 import abc
+import contextlib
 import logging
 import math
 import queue
@@ -82,12 +83,21 @@ class BaseEngine(abc.ABC):
             self._advance()
             self._change_models()
             self._receiver.end_leases(time.monotonic())
-        self._receiver.start_draining()
-        for attempt_id in list(self._client_by_attempt):
-            self._loop.hand_over(attempt_id)
+        self._hand_over_all()
         self._mounter.stop()
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)
+
+    def _hand_over_all(self) -> None:
+        self._receiver.start_draining()
+        self._receiver.release_preparing()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._receiver.commands.get_nowait()
+                if isinstance(command, SubmitCommand):
+                    self._submit(command)
+        for attempt_id in list(self._client_by_attempt):
+            self._loop.hand_over(attempt_id)
 
     def _change_models(self) -> None:
         """Make the changes that have no request to wait for."""

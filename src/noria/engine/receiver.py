@@ -170,6 +170,11 @@ class RequestReceiver:
                 self._is_draining = True
                 self._publish_state()
 
+    def release_preparing(self) -> None:
+        """Hand over every request that is being prepared, because the engine ends."""
+        for client, attempt_id in list(self._preparing):
+            self._release(client, attempt_id)
+
     def _publish_state(self) -> None:
         for client in self._clients.values():
             self._channel.send(client, self._state())
