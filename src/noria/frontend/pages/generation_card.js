@@ -223,7 +223,7 @@ export class GenerationCard {
       ...(controls ?? []).map(({ name, scale = 1 }) => `ControlNet ${formatLora({ name, weight: scale })}`),
       ...[refiner && `refined from ${refiner.start}`],
       ...[image && `from ${image.name}`, mask && "with a mask", image && strength !== null && `strength ${strength}`],
-      ...(references ?? []).map(({ name }) => `shown ${name}`),
+      ...(references ?? []).map(({ name }) => `reference ${name}`),
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));
   }

@@ -51,7 +51,7 @@ export const sampleTexts = (k) => ({
   inputs: Array.from({ length: 1 + ((5 * k) % 8) }, (_, index) => `${PROMPTS[index % PROMPTS.length]} `.repeat(1 + ((3 * k + 5 * index) % 7)).trim()),
 });
 
-/** Send all requests, of `texts` or of images; calls `onProgress({sent, generated, failed}, total)`. `signal` stops it and cancels the running requests. */
+/** Send all requests, of `texts` or of images; calls `onProgress({sent, generated, failed}, total)`. `signal` stops it and cancels the running requests, which are counted as sent only. */
 export async function sendSampleTraffic(onProgress, signal, { texts }) {
   const { num, interval_ms, path, body } = texts ? TEXTS : await imageTraffic(signal);
   const counts = { sent: 0, generated: 0, failed: 0 };
@@ -123,6 +123,6 @@ async function send(path, body, signal, counts) {
     counts[response.ok ? "generated" : "failed"] += 1;
     if (response.status === 429) await sleep(1000 * Number(response.headers.get("retry-after") ?? 1)); // as clients should
   } catch {
-    counts.failed += 1; // stopped, or the connection broke
+    if (!signal.aborted) counts.failed += 1; // the connection broke
   }
 }
