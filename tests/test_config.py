@@ -140,7 +140,7 @@ def test_every_setting_has_its_own_flag_and_variable_and_one_description() -> No
 
 def test_the_settings_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_docs(), (
-        "docs/settings.md is not what config.py declares: run `make docs`"
+        "docs/settings.md is not what noria.config declares: run `make docs`"
     )
 
 

@@ -40,3 +40,26 @@ def test_no_document_has_a_placeholder():
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         assert not re.search(r"TO FILL|TODO|QUICK-TABLE|RUN4|ACCURACY\b", text), document
+
+
+def long_lines(text):
+    """The lines of more than 100 columns that could be broken: no code, tables, images or single words."""
+    prose = re.sub(r"^ *```.*?^ *```$", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S)
+    return [
+        line
+        for line in prose.splitlines()
+        if len(line) > 100 and " " in line.strip() and not line.startswith(("|", "    ", "!["))
+    ]
+
+
+def test_lines_of_documents_have_at_most_100_columns():
+    documents = [*DOCUMENTS, *(ROOT / "deploy").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
+    found = {each.name: lines for each in documents if (lines := long_lines(each.read_text(encoding="utf-8")))}
+    assert found == {}
+
+
+def test_a_long_line_is_found_unless_it_cannot_be_broken():
+    line, word = 60 * "a ", 120 * "a"
+    assert long_lines(f"# Title\n{line}\n- {line}\n") == [line, f"- {line}"]
+    for kept in (f"| {line} |", f"```sh\n{line}\n```", f"    {line}", f"![{line}](image.png)", word, 33 * "äöü"):
+        assert long_lines(f"{kept}\n") == [], kept

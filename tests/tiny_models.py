@@ -1,10 +1,15 @@
-"""Model folders with few random weights, whose parts have the structure of published models."""
+"""Model folders with few random weights, whose parts have the structure of published models.
+
+The keyword arguments of each `save_…` change settings: of a part or of the scheduler, as a dict by its name, or one of
+model_index.json. It returns the folder.
+"""
 
 import json
 import math
 import pathlib
 import shutil
 import string
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from noria.models.location import BUNDLED
@@ -59,144 +64,7 @@ _DYNAMIC_SHIFT: dict[str, Any] = {
     "base_image_seq_len": 256,
     "max_image_seq_len": 4096,
 }
-
-
-INPAINTING_UNET = {"in_channels": 9}
-
-
-def save_stable_diffusion(
-    folder: pathlib.Path, *, unet: dict[str, Any] | None = None, pipeline: str = "StableDiffusionPipeline"
-) -> pathlib.Path:
-    """Write a folder of the class `pipeline`; `unet` are settings of its UNet. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKL, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel
-
-    torch.manual_seed(0)
-    parts = {
-        "text_encoder": CLIPTextModel(CLIPTextConfig(**_TEXT)),
-        "unet": UNet2DConditionModel(**_UNET | (unet or {})),
-        "vae": AutoencoderKL(**_VAE),
-    }
-    _save(folder, pipeline, parts, SCHEDULER, requires_safety_checker=False)
-    return folder
-
-
-_XL_TEXT: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 40}
-
-
-def save_stable_diffusion_xl(
-    folder: pathlib.Path,
-    *,
-    unet: dict[str, Any] | None = None,
-    vae: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-    pipeline: str = "StableDiffusionXLPipeline",
-    **index: object,
-) -> pathlib.Path:
-    """Write a folder of the class `pipeline` with changed settings of parts and of model_index.json. Return it."""
-    import torch
-    from diffusers import AutoencoderKL, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-
-    torch.manual_seed(1)
-    second = CLIPTextConfig(**_TEXT | _XL_TEXT)
-    xl: dict[str, Any] = {
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": (1, 2),
-        "use_linear_projection": True,
-        "cross_attention_dim": 32 + 48,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 8,
-        "projection_class_embeddings_input_dim": 40 + 6 * 8,
-    }
-    parts = {
-        "text_encoder": CLIPTextModel(CLIPTextConfig(**_TEXT)),
-        "text_encoder_2": CLIPTextModelWithProjection(second),
-        "unet": UNet2DConditionModel(**_UNET | xl | (unet or {})),
-        "vae": AutoencoderKL(**_VAE | (vae or {})),
-    }
-    _save(folder, pipeline, parts, _XL_SCHEDULER | (scheduler or {}), **index)
-    return folder
-
-
-def save_xl_refiner(
-    folder: pathlib.Path,
-    *,
-    unet: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-    seed: int = 6,
-    **index: object,
-) -> pathlib.Path:
-    """Write a refiner, as that of Stable Diffusion XL, with changed settings. Return the folder."""
-    import torch
-    from diffusers import UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
-
-    torch.manual_seed(seed)
-    of_refiner: dict[str, Any] = {
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-        "use_linear_projection": True,
-        "cross_attention_dim": 48,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 8,
-        "projection_class_embeddings_input_dim": 40 + 5 * 8,
-    }
-    parts = {
-        "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**_TEXT | _XL_TEXT)),
-        "unet": UNet2DConditionModel(**_UNET | of_refiner | (unet or {})),
-    }
-    for part in parts.values():
-        randomise(part)
-    settings: dict[str, Any] = {"requires_aesthetics_score": True, "force_zeros_for_empty_prompt": False}
-    absent = {name: [None, None] for name in ("text_encoder", "tokenizer")}
-    index = settings | absent | index
-    _save(folder, "StableDiffusionXLImg2ImgPipeline", parts, _XL_SCHEDULER | (scheduler or {}), **index)
-    return folder
-
-
-def save_controlnet(folder: pathlib.Path, model: pathlib.Path, *, seed: int = 4, **settings: Any) -> pathlib.Path:
-    """Write a ControlNet for the UNet of a model folder of this module, with changed settings. Return `folder`."""
-    import torch
-    from diffusers import ControlNetModel, UNet2DConditionModel
-
-    torch.manual_seed(seed)
-    of_model = ControlNetModel.from_unet(
-        UNet2DConditionModel.from_pretrained(model / "unet"),
-        conditioning_embedding_out_channels=(8, 12, 16),
-        load_weights_from_unet=False,
-    )
-    part = ControlNetModel.from_config({**of_model.config, **settings})
-    randomise(part)
-    part.save_pretrained(folder)
-    return folder
-
-
-Z_IMAGE_TEXT: dict[str, Any] = {
-    "vocab_size": 264,
-    "hidden_size": 24,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 12,
-    "max_position_embeddings": 512,
-}
-Z_IMAGE_TRANSFORMER: dict[str, Any] = {
-    "in_channels": 4,
-    "dim": 32,
-    "n_layers": 2,
-    "n_refiner_layers": 1,
-    "n_heads": 2,
-    "n_kv_heads": 2,
-    "cap_feat_dim": 24,
-    "axes_dims": [4, 4, 8],
-    "axes_lens": [544, 8, 8],  # images of up to 64 px
-}
 FLOW_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
-
 DPM_SCHEDULER: dict[str, Any] = {
     "_class_name": "DPMSolverMultistepScheduler",
     "algorithm_type": "dpmsolver++",
@@ -212,30 +80,111 @@ FLOW_DPM_SCHEDULER = DPM_SCHEDULER | {
     "flow_shift": 3.0,
 }
 
+INPAINTING_UNET = {"in_channels": 9}
 
-def save_z_image(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    text_encoder: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-    **index: object,
+
+def save_stable_diffusion(
+    folder: pathlib.Path, *, pipeline: str = "StableDiffusionPipeline", **changes: Any
 ) -> pathlib.Path:
-    """Write a ZImagePipeline with changed settings of parts and of model_index.json. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKL, ZImageTransformer2DModel
-    from transformers import Qwen3Config, Qwen3Model
-
-    torch.manual_seed(2)
+    """Write a folder of the class `pipeline`."""
     parts = {
-        "text_encoder": Qwen3Model(Qwen3Config(**Z_IMAGE_TEXT | (text_encoder or {}))),
-        "transformer": ZImageTransformer2DModel(**Z_IMAGE_TRANSFORMER | (transformer or {})),
-        "vae": AutoencoderKL(**_VAE, shift_factor=0.1, scaling_factor=0.5),
+        "text_encoder": ("CLIPTextModel", _TEXT),
+        "unet": ("UNet2DConditionModel", _UNET),
+        "vae": ("AutoencoderKL", _VAE),
     }
-    for part in parts.values():
-        randomise(part)
-    _save(folder, "ZImagePipeline", parts, FLOW_SCHEDULER | (scheduler or {}), **index)
+    changes = {"requires_safety_checker": False} | changes
+    return _save(folder, pipeline, _make(0, parts, changes, randomised=()), SCHEDULER, changes)
+
+
+_XL_TEXT = _TEXT | {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 40}
+_XL_UNET = _UNET | {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 8,
+}
+
+
+def save_stable_diffusion_xl(
+    folder: pathlib.Path, *, pipeline: str = "StableDiffusionXLPipeline", **changes: Any
+) -> pathlib.Path:
+    """Write a folder of the class `pipeline`."""
+    sizes = {
+        "transformer_layers_per_block": (1, 2),
+        "cross_attention_dim": 32 + 48,
+        "projection_class_embeddings_input_dim": 40 + 6 * 8,
+    }
+    parts = {
+        "text_encoder": ("CLIPTextModel", _TEXT),
+        "text_encoder_2": ("CLIPTextModelWithProjection", _XL_TEXT),
+        "unet": ("UNet2DConditionModel", _XL_UNET | sizes),
+        "vae": ("AutoencoderKL", _VAE),
+    }
+    return _save(folder, pipeline, _make(1, parts, changes, randomised=()), _XL_SCHEDULER, changes)
+
+
+def save_xl_refiner(folder: pathlib.Path, *, seed: int = 6, **changes: Any) -> pathlib.Path:
+    """Write a refiner, as that of Stable Diffusion XL."""
+    sizes = {"cross_attention_dim": 48, "projection_class_embeddings_input_dim": 40 + 5 * 8}
+    parts = {
+        "text_encoder_2": ("CLIPTextModelWithProjection", _XL_TEXT),
+        "unet": ("UNet2DConditionModel", _XL_UNET | sizes),
+    }
+    settings: dict[str, Any] = {"requires_aesthetics_score": True, "force_zeros_for_empty_prompt": False}
+    absent = {name: [None, None] for name in ("text_encoder", "tokenizer")}
+    changes = settings | absent | changes
+    return _save(folder, "StableDiffusionXLImg2ImgPipeline", _make(seed, parts, changes), _XL_SCHEDULER, changes)
+
+
+def save_controlnet(folder: pathlib.Path, model: pathlib.Path, *, seed: int = 4, **settings: Any) -> pathlib.Path:
+    """Write a ControlNet for the UNet of a model folder of this module; `settings` are its own."""
+    import torch
+    from diffusers import ControlNetModel, UNet2DConditionModel
+
+    torch.manual_seed(seed)
+    of_model = ControlNetModel.from_unet(
+        UNet2DConditionModel.from_pretrained(model / "unet"),
+        conditioning_embedding_out_channels=(8, 12, 16),
+        load_weights_from_unet=False,
+    )
+    part = ControlNetModel.from_config({**of_model.config, **settings})
+    randomise(part)
+    part.save_pretrained(folder)
     return folder
+
+
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "max_position_embeddings": 512,
+}
+
+
+def save_z_image(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a ZImagePipeline."""
+    transformer = {
+        "in_channels": 4,
+        "dim": 32,
+        "n_layers": 2,
+        "n_refiner_layers": 1,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "cap_feat_dim": 24,
+        "axes_dims": [4, 4, 8],
+        "axes_lens": [544, 8, 8],  # images of up to 64 px
+    }
+    parts = {
+        "text_encoder": ("Qwen3Model", _QWEN3),
+        "transformer": ("ZImageTransformer2DModel", transformer),
+        "vae": ("AutoencoderKL", _VAE | {"shift_factor": 0.1, "scaling_factor": 0.5}),
+    }
+    return _save(folder, "ZImagePipeline", _make(2, parts, changes), FLOW_SCHEDULER, changes)
 
 
 _QWEN_VAE: dict[str, Any] = {
@@ -247,14 +196,7 @@ _QWEN_VAE: dict[str, Any] = {
     "latents_mean": [0.1, -0.2, 0.3, 0.0],
     "latents_std": [0.8, 1.2, 1.0, 0.9],
 }
-_QWEN_VISION: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 24,
-    "fullatt_block_indexes": [0],
-}
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24}
 _QWEN_TEXT: dict[str, Any] = {
     "vocab_size": 264,
     "hidden_size": 24,
@@ -269,21 +211,9 @@ _QWEN_TEXT: dict[str, Any] = {
 }
 
 
-def save_qwen_image(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    text_encoder: dict[str, Any] | None = None,
-    vae: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-) -> pathlib.Path:
-    """Write a QwenImagePipeline with changed settings of parts. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    torch.manual_seed(5)
-    sizes: dict[str, Any] = {
+def save_qwen_image(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a QwenImagePipeline."""
+    transformer = {
         "in_channels": 16,
         "out_channels": 4,
         "num_layers": 2,
@@ -292,34 +222,23 @@ def save_qwen_image(
         "joint_attention_dim": 24,
         "axes_dims_rope": (4, 4, 8),
     }
-    text = Qwen2_5_VLConfig(text_config=_QWEN_TEXT | (text_encoder or {}), vision_config=_QWEN_VISION)
+    text = _QWEN_TEXT | (changes.pop("text_encoder", None) or {})
+    vision = _QWEN_VISION | {"fullatt_block_indexes": [0]}
     parts = {
-        "text_encoder": Qwen2_5_VLForConditionalGeneration(text),
-        "transformer": QwenImageTransformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKLQwenImage(**_QWEN_VAE | (vae or {})),
+        "text_encoder": (
+            "Qwen2_5_VLForConditionalGeneration",
+            {"text_config": text, "vision_config": vision},
+        ),
+        "transformer": ("QwenImageTransformer2DModel", transformer),
+        "vae": ("AutoencoderKLQwenImage", _QWEN_VAE),
     }
-    for part in parts.values():
-        randomise(part)
     shifted = _DYNAMIC_SHIFT | {"shift": 1.0, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
-    _save(folder, "QwenImagePipeline", parts, FLOW_SCHEDULER | shifted | (scheduler or {}))
-    return folder
+    return _save(folder, "QwenImagePipeline", _make(5, parts, changes), FLOW_SCHEDULER | shifted, changes)
 
 
-def save_krea2(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    text_encoder: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-    **index: object,
-) -> pathlib.Path:
-    """Write a Krea2Pipeline with changed settings of parts and of model_index.json. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKLQwenImage, Krea2Transformer2DModel
-    from transformers import Qwen3VLConfig, Qwen3VLModel
-
-    torch.manual_seed(6)
-    sizes: dict[str, Any] = {
+def save_krea2(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a Krea2Pipeline."""
+    transformer = {
         "in_channels": 16,
         "num_layers": 2,
         "attention_head_dim": 16,
@@ -336,22 +255,16 @@ def save_krea2(
         "num_refiner_text_blocks": 1,
         "axes_dims_rope": (4, 4, 8),
     }
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24}
-    text = Qwen3VLConfig(
-        text_config=_QWEN_TEXT | {"head_dim": 12} | (text_encoder or {}),
-        vision_config=vision | {"deepstack_visual_indexes": [0]},
-    )
+    text = _QWEN_TEXT | {"head_dim": 12} | (changes.pop("text_encoder", None) or {})
+    vision = _QWEN_VISION | {"deepstack_visual_indexes": [0]}
     parts = {
-        "text_encoder": Qwen3VLModel(text),
-        "transformer": Krea2Transformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKLQwenImage(**_QWEN_VAE),
+        "text_encoder": ("Qwen3VLModel", {"text_config": text, "vision_config": vision}),
+        "transformer": ("Krea2Transformer2DModel", transformer),
+        "vae": ("AutoencoderKLQwenImage", _QWEN_VAE),
     }
-    for part in parts.values():
-        randomise(part)
-    index = {"text_encoder_select_layers": [1, 2], "is_distilled": False, "patch_size": 2} | index
+    changes = {"text_encoder_select_layers": [1, 2], "is_distilled": False, "patch_size": 2} | changes
     shifted = _DYNAMIC_SHIFT | {"shift": 1.0, "max_image_seq_len": 6400}
-    _save(folder, "Krea2Pipeline", parts, FLOW_SCHEDULER | shifted | (scheduler or {}), **index)
-    return folder
+    return _save(folder, "Krea2Pipeline", _make(6, parts, changes), FLOW_SCHEDULER | shifted, changes)
 
 
 _GEMMA: dict[str, Any] = {
@@ -366,21 +279,9 @@ _GEMMA: dict[str, Any] = {
 }
 
 
-def save_lumina2(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    text_encoder: dict[str, Any] | None = None,
-    vae: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-) -> pathlib.Path:
-    """Write a Lumina2Pipeline with changed settings of parts. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKL, Lumina2Transformer2DModel
-    from transformers import Gemma2Config, Gemma2Model
-
-    torch.manual_seed(7)
-    sizes: dict[str, Any] = {
+def save_lumina2(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a Lumina2Pipeline."""
+    transformer = {
         "sample_size": 8,
         "in_channels": 4,
         "hidden_size": 32,
@@ -401,30 +302,16 @@ def save_lumina2(
         "shift_factor": 0.1,
     }
     parts = {
-        "text_encoder": Gemma2Model(Gemma2Config(**_GEMMA | (text_encoder or {}))),
-        "transformer": Lumina2Transformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKL(**_VAE | levels | (vae or {})),
+        "text_encoder": ("Gemma2Model", _GEMMA),
+        "transformer": ("Lumina2Transformer2DModel", transformer),
+        "vae": ("AutoencoderKL", _VAE | levels),
     }
-    for part in parts.values():
-        randomise(part)
-    _save(folder, "Lumina2Pipeline", parts, FLOW_SCHEDULER | {"shift": 6.0} | (scheduler or {}))
-    return folder
+    return _save(folder, "Lumina2Pipeline", _make(7, parts, changes), FLOW_SCHEDULER | {"shift": 6.0}, changes)
 
 
-def save_sana(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    text_encoder: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-) -> pathlib.Path:
-    """Write a SanaPipeline with changed settings of parts. Return the folder."""
-    import torch
-    from diffusers import AutoencoderDC, SanaTransformer2DModel
-    from transformers import Gemma2Config, Gemma2Model
-
-    torch.manual_seed(8)
-    sizes: dict[str, Any] = {
+def save_sana(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a SanaPipeline."""
+    transformer = {
         "sample_size": 16,
         "in_channels": 4,
         "out_channels": 4,
@@ -446,30 +333,19 @@ def save_sana(
         **{f"{coder}_block_types": ("ResBlock", "ResBlock", "EfficientViTBlock") for coder in ("encoder", "decoder")},
     }
     parts = {
-        "text_encoder": Gemma2Model(Gemma2Config(**_GEMMA | (text_encoder or {}))),
-        "transformer": SanaTransformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderDC(**levels),
+        "text_encoder": ("Gemma2Model", _GEMMA),
+        "transformer": ("SanaTransformer2DModel", transformer),
+        "vae": ("AutoencoderDC", levels),
     }
-    for part in parts.values():
-        randomise(part)
-    _save(folder, "SanaPipeline", parts, FLOW_DPM_SCHEDULER | (scheduler or {}))
-    return folder
+    return _save(folder, "SanaPipeline", _make(8, parts, changes), FLOW_DPM_SCHEDULER, changes)
 
 
-def save_pixart_sigma(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    vae: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-) -> pathlib.Path:
-    """Write a PixArtSigmaPipeline with changed settings of parts. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKL, PixArtTransformer2DModel
-    from transformers import T5Config, T5EncoderModel
+_T5 = {"vocab_size": 64, "d_model": 40, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 
-    torch.manual_seed(9)
-    sizes: dict[str, Any] = {
+
+def save_pixart_sigma(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a PixArtSigmaPipeline."""
+    transformer = {
         "sample_size": 8,
         "in_channels": 4,
         "out_channels": 8,
@@ -482,40 +358,16 @@ def save_pixart_sigma(
         "use_additional_conditions": False,
     }
     parts = {
-        "text_encoder": T5EncoderModel(T5Config(vocab_size=64, d_model=40, d_kv=8, d_ff=64, num_layers=2, num_heads=4)),
-        "transformer": PixArtTransformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.5} | (vae or {})),
+        "text_encoder": ("T5EncoderModel", _T5),
+        "transformer": ("PixArtTransformer2DModel", transformer),
+        "vae": ("AutoencoderKL", _VAE | {"scaling_factor": 0.5}),
     }
-    for part in parts.values():
-        randomise(part)
-    _save(folder, "PixArtSigmaPipeline", parts, DPM_SCHEDULER | (scheduler or {}))
-    return folder
+    return _save(folder, "PixArtSigmaPipeline", _make(9, parts, changes), DPM_SCHEDULER, changes)
 
 
-def _save_gemma_tokenizer(folder: pathlib.Path) -> None:
-    from transformers import GemmaTokenizer
-
-    words = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *string.ascii_lowercase, ".", "-", "<", ">"]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    GemmaTokenizer(vocab=vocabulary, merges=[], add_bos_token=True).save_pretrained(folder)
-
-
-def save_flux_2_klein(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    text_encoder: dict[str, Any] | None = None,
-    vae: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-    **index: object,
-) -> pathlib.Path:
-    """Write a Flux2KleinPipeline with changed settings of parts and of model_index.json. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(4)
-    sizes: dict[str, Any] = {
+def save_flux_2_klein(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a Flux2KleinPipeline."""
+    transformer = {
         "in_channels": 16,
         "num_layers": 1,
         "num_single_layers": 2,
@@ -526,18 +378,112 @@ def save_flux_2_klein(
         "axes_dims_rope": (4, 4, 4, 4),
         "guidance_embeds": False,
     }
-    text = Z_IMAGE_TEXT | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 30, "head_dim": 8}
+    text = _QWEN3 | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 30, "head_dim": 8}
     parts = {
-        "text_encoder": Qwen3ForCausalLM(Qwen3Config(**text | (text_encoder or {}))),
-        "transformer": Flux2Transformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKLFlux2(**_VAE | (vae or {})),
+        "text_encoder": ("Qwen3ForCausalLM", text),
+        "transformer": ("Flux2Transformer2DModel", transformer),
+        "vae": ("AutoencoderKLFlux2", _VAE),
     }
-    for part in parts.values():
-        randomise(part)
-    parts["vae"].bn.running_mean.normal_(std=0.3)
-    parts["vae"].bn.running_var.uniform_(0.5, 2.0)
-    _save(folder, "Flux2KleinPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}), **index)
-    return folder
+    made = _make(4, parts, changes)
+    made["vae"].bn.running_mean.normal_(std=0.3)
+    made["vae"].bn.running_var.uniform_(0.5, 2.0)
+    return _save(folder, "Flux2KleinPipeline", made, FLOW_SCHEDULER | _DYNAMIC_SHIFT, changes)
+
+
+FILL_TRANSFORMER = {"in_channels": 2 * 16 + 4 * 4**2, "out_channels": 16}
+_FLUX_VAE = _VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}
+_FLUX_TRANSFORMER: dict[str, Any] = {
+    "in_channels": 16,
+    "num_layers": 1,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 40,
+    "axes_dims_rope": (4, 4, 8),
+}
+
+
+def save_flux(folder: pathlib.Path, *, pipeline: str = "FluxPipeline", **changes: Any) -> pathlib.Path:
+    """Write a folder of the class `pipeline`."""
+    transformer = _FLUX_TRANSFORMER | {"pooled_projection_dim": 32, "guidance_embeds": True}
+    parts = {
+        "text_encoder": ("CLIPTextModel", _TEXT),
+        "text_encoder_2": ("T5EncoderModel", _T5),
+        "transformer": ("FluxTransformer2DModel", transformer),
+        "vae": ("AutoencoderKL", _FLUX_VAE),
+    }
+    made = _make(2, parts, changes, randomised=("transformer",))
+    return _save(folder, pipeline, made, FLOW_SCHEDULER | _DYNAMIC_SHIFT, changes)
+
+
+def save_chroma(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a ChromaPipeline."""
+    approximator = {"approximator_num_channels": 8, "approximator_hidden_dim": 16, "approximator_layers": 1}
+    parts = {
+        "text_encoder": ("T5EncoderModel", _T5),
+        "transformer": ("ChromaTransformer2DModel", _FLUX_TRANSFORMER | approximator),
+        "vae": ("AutoencoderKL", _FLUX_VAE),
+    }
+    made = _make(5, parts, changes, randomised=("transformer",))
+    return _save(folder, "ChromaPipeline", made, FLOW_SCHEDULER | _DYNAMIC_SHIFT, changes)
+
+
+def save_stable_diffusion_3(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a StableDiffusion3Pipeline."""
+    transformer = {
+        "sample_size": 8,
+        "in_channels": 16,
+        "out_channels": 16,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 96,
+        "caption_projection_dim": 32,
+        "pooled_projection_dim": 20 + 24,
+        "pos_embed_max_size": 12,
+        "dual_attention_layers": (0,),
+        "qk_norm": "rms_norm",
+    }
+    parts = {
+        "text_encoder": ("CLIPTextModelWithProjection", _TEXT | {"projection_dim": 20}),
+        "text_encoder_2": ("CLIPTextModelWithProjection", _XL_TEXT | {"projection_dim": 24}),
+        "text_encoder_3": ("T5EncoderModel", _T5 | {"d_model": 96}),
+        "transformer": ("SD3Transformer2DModel", transformer),
+        "vae": ("AutoencoderKL", _VAE | {"latent_channels": 16, "scaling_factor": 1.5, "shift_factor": 0.06}),
+    }
+    made = _make(3, parts, changes, randomised=("transformer",))
+    return _save(folder, "StableDiffusion3Pipeline", made, FLOW_SCHEDULER, changes)
+
+
+def _make(
+    seed: int,
+    parts: Mapping[str, tuple[str, dict[str, Any]]],
+    changes: dict[str, Any],
+    *,
+    randomised: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Return parts of these classes and settings, with those of `changes`, which are removed there.
+
+    `randomised` are the parts with random values in all parameters; by default all of them.
+    """
+    import torch
+
+    torch.manual_seed(seed)
+    made = {name: _part(kind, settings | (changes.pop(name, None) or {})) for name, (kind, settings) in parts.items()}
+    for name in made if randomised is None else randomised:
+        randomise(made[name])
+    return made
+
+
+def _part(name: str, settings: dict[str, Any]) -> Any:
+    """Return a part of this class, of diffusers or transformers."""
+    import diffusers
+    import transformers
+
+    if name in dir(diffusers):
+        return getattr(diffusers, name)(**settings)
+    part_class = getattr(transformers, name)
+    return part_class(part_class.config_class(**settings))
 
 
 def randomise(part: Any) -> None:
@@ -579,111 +525,12 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-FILL_TRANSFORMER = {"in_channels": 2 * 16 + 4 * 4**2, "out_channels": 16}
+def _save_gemma_tokenizer(folder: pathlib.Path) -> None:
+    from transformers import GemmaTokenizer
 
-
-def save_flux(
-    folder: pathlib.Path,
-    *,
-    transformer: dict[str, Any] | None = None,
-    scheduler: dict[str, Any] | None = None,
-    pipeline: str = "FluxPipeline",
-) -> pathlib.Path:
-    """Write a folder of the class `pipeline` with changed settings of parts. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKL, FluxTransformer2DModel
-    from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
-
-    torch.manual_seed(2)
-    sizes: dict[str, Any] = {
-        "in_channels": 16,
-        "num_layers": 1,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 40,
-        "pooled_projection_dim": 32,
-        "guidance_embeds": True,
-        "axes_dims_rope": (4, 4, 8),
-    }
-    t5 = T5Config(vocab_size=64, d_model=40, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    parts = {
-        "text_encoder": CLIPTextModel(CLIPTextConfig(**_TEXT)),
-        "text_encoder_2": T5EncoderModel(t5),
-        "transformer": FluxTransformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
-    }
-    randomise(parts["transformer"])
-    _save(folder, pipeline, parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
-    return folder
-
-
-def save_chroma(
-    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
-) -> pathlib.Path:
-    """Write a ChromaPipeline with changed settings of parts. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKL, ChromaTransformer2DModel
-    from transformers import T5Config, T5EncoderModel
-
-    torch.manual_seed(5)
-    sizes: dict[str, Any] = {
-        "in_channels": 16,
-        "num_layers": 1,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 40,
-        "axes_dims_rope": (4, 4, 8),
-        "approximator_num_channels": 8,
-        "approximator_hidden_dim": 16,
-        "approximator_layers": 1,
-    }
-    parts = {
-        "text_encoder": T5EncoderModel(T5Config(vocab_size=64, d_model=40, d_kv=8, d_ff=64, num_layers=2, num_heads=4)),
-        "transformer": ChromaTransformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKL(**_VAE | {"scaling_factor": 0.36, "shift_factor": 0.12}),
-    }
-    randomise(parts["transformer"])
-    _save(folder, "ChromaPipeline", parts, FLOW_SCHEDULER | _DYNAMIC_SHIFT | (scheduler or {}))
-    return folder
-
-
-def save_stable_diffusion_3(
-    folder: pathlib.Path, *, transformer: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
-) -> pathlib.Path:
-    """Write a StableDiffusion3Pipeline with changed settings of parts. Return the folder."""
-    import torch
-    from diffusers import AutoencoderKL, SD3Transformer2DModel
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
-
-    torch.manual_seed(3)
-    second = CLIPTextConfig(**_TEXT | {"hidden_size": 48, "num_hidden_layers": 3, "projection_dim": 24})
-    sizes: dict[str, Any] = {
-        "sample_size": 8,
-        "in_channels": 16,
-        "out_channels": 16,
-        "num_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 96,
-        "caption_projection_dim": 32,
-        "pooled_projection_dim": 20 + 24,
-        "pos_embed_max_size": 12,
-        "dual_attention_layers": (0,),
-        "qk_norm": "rms_norm",
-    }
-    t5 = T5Config(vocab_size=64, d_model=96, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    parts = {
-        "text_encoder": CLIPTextModelWithProjection(CLIPTextConfig(**_TEXT | {"projection_dim": 20})),
-        "text_encoder_2": CLIPTextModelWithProjection(second),
-        "text_encoder_3": T5EncoderModel(t5),
-        "transformer": SD3Transformer2DModel(**sizes | (transformer or {})),
-        "vae": AutoencoderKL(**_VAE | {"latent_channels": 16, "scaling_factor": 1.5, "shift_factor": 0.06}),
-    }
-    randomise(parts["transformer"])
-    _save(folder, "StableDiffusion3Pipeline", parts, FLOW_SCHEDULER | (scheduler or {}))
-    return folder
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *string.ascii_lowercase, ".", "-", "<", ">"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    GemmaTokenizer(vocab=vocabulary, merges=[], add_bos_token=True).save_pretrained(folder)
 
 
 def _save_t5_tokenizer(folder: pathlib.Path) -> None:
@@ -696,10 +543,14 @@ def _save_t5_tokenizer(folder: pathlib.Path) -> None:
 
 
 def _save(
-    folder: pathlib.Path, pipeline: str, parts: dict[str, Any], scheduler: dict[str, Any], **index: object
-) -> None:
+    folder: pathlib.Path, pipeline: str, parts: dict[str, Any], scheduler: dict[str, Any], changes: dict[str, Any]
+) -> pathlib.Path:
+    """Write the parts with their tokenizers, and what is left of `changes` into model_index.json. Return the folder."""
     import torch
 
+    scheduler = scheduler | (changes.pop("scheduler", None) or {})
+    assert not any(isinstance(value, dict) for value in changes.values()), f"{pipeline} has no part of {changes}"
+    index = dict(changes)
     for name, part in parts.items():
         for parameter in part.parameters():  # some blocks start with zeros, whose output would be the same for all
             if not parameter.detach().any():
@@ -729,3 +580,4 @@ def _save(
         unused = "safety_checker" if is_first else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))
+    return folder

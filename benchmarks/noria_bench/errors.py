@@ -7,4 +7,3 @@ class RunsError(SetupError):
     """A folder for `noria bench report` is missing, holds no runs, or holds a JSON file that is not a run."""
 
     code = "runs"
-    exit_status = 2

@@ -1,4 +1,4 @@
-"""Reads the settings that `config.py` declares: once, at start-up, from file < environment < flags.
+"""Reads the settings that `noria.config` declares: once, at start-up, from file < environment < flags.
 
 Unknown keys are errors.
 """
@@ -216,11 +216,10 @@ def settings_docs() -> str:
     lines = [
         "# Settings",
         "",
-        "Settings are read once, at start-up, from a TOML file (`noria serve --config FILE`), environment variables "
-        "and flags; later",
-        "sources win. An unknown key or `NORIA_` variable is an error. Lists are comma-separated in variables and "
-        "flags; boolean",
-        "flags are `--flag` and `--no-flag`. `make docs` writes this page from `src/noria/config.py`.",
+        "Settings are read once, at start-up, from a TOML file (`noria serve --config FILE`), environment",
+        "variables and flags; later sources win. An unknown key or `NORIA_` variable is an error. Lists are",
+        "comma-separated in variables and flags; boolean flags are `--flag` and `--no-flag`. `make docs`",
+        "writes this page from `src/noria/config/`.",
     ]
     section: tuple[str, ...] | None = None
     for setting in list_settings():

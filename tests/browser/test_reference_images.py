@@ -71,7 +71,9 @@ def test_dropped_images_are_shown_to_the_model_and_the_code_makes_the_same_image
     card(page, "finished").wait_for()
     body = json.loads(sent.value.post_data)
     assert [base64.b64decode(each.partition(",")[2]) for each in body["reference_images"]] == list(FILES.values())[:2]
-    assert {"72 × 64", "reference photo.png", "reference a $hat.png"} <= set(page.locator(".facts li").all_inner_texts())
+    assert {"72 × 64", "reference photo.png", "reference a $hat.png"} <= set(
+        page.locator(".facts li").all_inner_texts()
+    )
     shown = pixels(file_of(page))
     for name in list(FILES)[:2]:
         (tmp_path / name).write_bytes(FILES[name])

@@ -9,7 +9,7 @@ from controlnet_folders import save_controlnet, save_model
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ControlNetNotFound, ModelError
 from noria.models.controlnet_folders import ControlNetFolders
-from noria.models.diffusion.folders.controlnet_folder import inspect
+from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
 from noria.protocol.diffusion import Control, DiffusionModelSpec
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL

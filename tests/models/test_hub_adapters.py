@@ -11,8 +11,8 @@ import pytest
 from controlnet_folders import save_controlnet
 from noria.config import Config
 from noria.errors import ConfigError, ModelError
-from noria.models.diffusion.folders.controlnet_folder import inspect
-from noria.models.diffusion.folders.refiner_folder import check_refiner
+from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
+from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner
 from noria.models.families import FAMILIES
 from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders

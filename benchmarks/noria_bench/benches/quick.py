@@ -56,8 +56,8 @@ def measure(config: Config) -> dict[str, Any]:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     import torch
 
-    from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
     from noria.engine.diffusion.loading import detect_machine
+    from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
     from noria_bench.targets.pipeline import Pipeline, time_calls
 
     header = collect_provenance()

@@ -136,9 +136,9 @@ class DeviceBench:
         import msgspec
 
         from noria.config import EngineConfig
-        from noria.engine.diffusion.auto_settings import resolve_auto
         from noria.engine.diffusion.executor import DiffusionExecutor
         from noria.engine.diffusion.loading import detect_machine, load_executor
+        from noria.engine.diffusion.sizing.auto_settings import resolve_auto
         from noria.models.catalog import open_model_of
         from noria.protocol.diffusion import DiffusionModelSpec
         from noria_bench.device.serving import set_up

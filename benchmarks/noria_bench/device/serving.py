@@ -19,10 +19,10 @@ import msgspec
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.calibration import measure_costs
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import max_rows
 from noria.engine.diffusion.preparation import PreparedImageRequest
+from noria.engine.diffusion.warmup.calibration import measure_costs
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import collate

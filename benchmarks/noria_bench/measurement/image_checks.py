@@ -132,8 +132,8 @@ class SoloGenerator:
 def _load_pipeline(spec: DiffusionModelSpec, config: EngineConfig) -> Any:
     import torch
 
-    from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
     from noria.engine.diffusion.loading import detect_machine
+    from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
     from noria_bench.targets.pipeline import Pipeline
 
     machine = detect_machine()

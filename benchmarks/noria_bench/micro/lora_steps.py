@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapter, Adapters
-from noria.engine.diffusion.lora_rows import LoraRows
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapter, Adapters
+from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.models.diffusion.lora_file import LoraLayer, LoraWeights
 from noria_bench.device.architectures import SD15, Architecture, build_denoiser, bundled_architecture, make_inputs
 from noria_bench.device.hardware import choose_device, choose_dtype, describe_device

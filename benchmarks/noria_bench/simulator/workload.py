@@ -15,7 +15,6 @@ class SimulateError(SetupError):
     """A flag, a trace or a file of costs that `noria simulate` cannot use."""
 
     code = "simulate"
-    exit_status = 2
 
 
 class Arrival(NamedTuple):

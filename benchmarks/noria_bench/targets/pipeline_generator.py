@@ -108,8 +108,8 @@ class PipelineGenerator:
     def _load(job: TargetJob) -> Any:
         import torch
 
-        from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
         from noria.engine.diffusion.loading import detect_machine
+        from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
         from noria_bench.targets.pipeline import Pipeline
 
         machine = detect_machine()

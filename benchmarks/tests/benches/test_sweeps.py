@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from noria.config import Config, EngineConfig
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto
+from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
 from noria.models.catalog import open_model
 from noria_bench.benches import run_plans, sweeps
 from noria_bench.benches.suite_options import FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
 from noria.engine.loop import EngineLoop, ResultReady
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request

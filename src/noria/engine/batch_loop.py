@@ -13,7 +13,8 @@ from typing import Generic
 from noria.engine.loop import EngineEvent, RequestLoop
 from noria.engine.runtime import BatchExecutor, FinishedBatch, RequestT
 from noria.protocol.model_spec import ModelKey
-from noria.scheduling.types import BatchPlan, BatchwiseScheduler, SchedulableRequest
+from noria.scheduling.interface import BatchwiseScheduler
+from noria.scheduling.types import BatchPlan, SchedulableRequest
 
 
 @dataclass(frozen=True)

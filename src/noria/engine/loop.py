@@ -14,6 +14,7 @@ from noria.engine.resumption import Resumption
 from noria.engine.runtime import Executor, IterationExecutor, PreparedRequest, Preview, RequestT, Result, Thumbnail
 from noria.protocol.messages import ImageState
 from noria.protocol.model_spec import ModelKey
+from noria.scheduling.interface import Scheduler, StepwiseScheduler
 from noria.scheduling.types import (
     ItemFinished,
     ItemId,
@@ -23,9 +24,7 @@ from noria.scheduling.types import (
     RequestFinished,
     RequestProgress,
     SchedulableRequest,
-    Scheduler,
     SchedulerEvent,
-    StepwiseScheduler,
 )
 
 _PROGRESS_INTERVAL_S = 0.1  # of streaming requests; each report costs the loop a forecast

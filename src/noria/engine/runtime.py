@@ -20,17 +20,16 @@ from noria.protocol.kinds import FinalResult, SettingsView
 from noria.protocol.messages import AnyTimings, FromEngine, ImageState, ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
+from noria.scheduling.interface import BatchwiseScheduler, StepwiseScheduler
 from noria.scheduling.types import (
     BatchKey,
     BatchPlan,
-    BatchwiseScheduler,
     ItemId,
     IterationPlan,
     IterationResult,
     Phase,
     ReleasedImage,
     RequestTimings,
-    StepwiseScheduler,
 )
 
 THUMBNAIL_MAX_PX = 64

@@ -12,7 +12,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ControlNetNotFound, short_repr
-from noria.models.diffusion.folders.controlnet_folder import ControlNetFolder, inspect, misfit
+from noria.models.diffusion.folders.unet_models.controlnet_folder import ControlNetFolder, inspect, misfit
 from noria.models.folder_entries import split_entry
 from noria.protocol.diffusion import Control, DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec

@@ -41,18 +41,17 @@ class Family:
 
     name: str
     description: str  # for messages
-    index_file: str  # a key of `INDEX_FILES`: the file that names one of the classes below
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # one of which the index file names
     parts: Mapping[str, Part]
-    extra: str  # of noria-serve, which installs the packages below
-    packages: tuple[str, ...]  # that serving it needs
     # "module:name" of what is called, which is imported only then:
     inspect_with: str  # (folder, family) → spec; the module must not import torch
     load_with: str  # (spec, config, device) → what the kind's runtime runs
+    index_file: str = "model_index.json"  # a key of `INDEX_FILES`
+    extra: str = "diffusion"  # of noria-serve, which installs the packages below
+    packages: tuple[str, ...] = ("torch", "diffusers", "transformers")  # that serving it needs
     attention: tuple[str, ...] = ("sdpa",)  # the values of `engine.attention` that its masks allow
-    gpu_dtype: str = (
-        "float16"  # of a diffusion model on a GPU, unless the operator chooses: not where float16 overflows
-    )
+    # Of a diffusion model on a GPU, unless the operator chooses: not where float16 overflows.
+    gpu_dtype: str = "float16"
 
     @property
     def weight_stems(self) -> Mapping[str, str]:
@@ -116,283 +115,228 @@ _WITH_ANY_MASK = ("sdpa", "_native_cudnn", "_native_efficient", "_native_math")
 _WITH_PADDING = (*_WITH_ANY_MASK, "flash_varlen", "sage_varlen", "_flash_varlen_3")
 MASKLESS_ATTENTION = ("flash", "sage", "_flash_3", "_native_flash")
 
-_STABLE_DIFFUSION_PARTS = {
-    "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
-    "text_encoder": Part(("CLIPTextModel",), "model"),
-    "unet": Part(("UNet2DConditionModel",), "diffusion_pytorch_model"),
-    "vae": Part(("AutoencoderKL", "AutoencoderTiny"), "diffusion_pytorch_model"),
-    "scheduler": Part(),  # images/scheduler_names.py knows its classes
-}
 
-_QWEN_VAE = Part(("AutoencoderKLQwenImage",), "diffusion_pytorch_model")
+def _parts(**parts: Part) -> Mapping[str, Part]:
+    """Return the parts of a diffusion model: these and a scheduler, whose classes `images/scheduler_names.py` knows."""
+    return MappingProxyType({**parts, "scheduler": Part()})
+
+
+def _network(*classes: str) -> Part:
+    """Return a denoiser or a VAE, one of diffusers' classes."""
+    return Part(classes, "diffusion_pytorch_model")
+
+
+def _text_encoder(*classes: str) -> Part:
+    """Return a text encoder, one of transformers' classes."""
+    return Part(classes, "model")
+
+
+_CLIP_TOKENIZER = Part(("CLIPTokenizer", "CLIPTokenizerFast"))
+_CLIP = _text_encoder("CLIPTextModel")
+_UNET = _network("UNet2DConditionModel")
+_UNET_PARTS = {
+    "tokenizer": _CLIP_TOKENIZER,
+    "text_encoder": _CLIP,
+    "unet": _UNET,
+    "vae": _network("AutoencoderKL", "AutoencoderTiny"),
+}
+_KL_VAE = _network("AutoencoderKL")
+
+_QWEN_VAE = _network("AutoencoderKLQwenImage")
 _T5_TOKENIZER = Part(("T5Tokenizer", "T5TokenizerFast"))
-_T5 = Part(("T5EncoderModel",), "model")
-_CLIP_WITH_PROJECTION = Part(("CLIPTextModelWithProjection",), "model")
+_T5 = _text_encoder("T5EncoderModel")
+_CLIP_WITH_PROJECTION = _text_encoder("CLIPTextModelWithProjection")
 _QWEN_TOKENIZER = Part(("Qwen2Tokenizer", "Qwen2TokenizerFast"))
 _GEMMA_TOKENIZER = Part(("GemmaTokenizer", "GemmaTokenizerFast"))
-_GEMMA2 = Part(("Gemma2Model",), "model")
-_QWEN3 = Part(("Qwen3Model", "Qwen3ForCausalLM"), "model")
+_GEMMA2 = _text_encoder("Gemma2Model")
+_QWEN3 = _text_encoder("Qwen3Model", "Qwen3ForCausalLM")
 
 _ROWS = (
     Family(
         name="stable-diffusion",
         description="Stable Diffusion 1.x, 2.x and models with the same parts",
-        index_file="model_index.json",
         class_names=("StableDiffusionPipeline", "StableDiffusionInpaintPipeline"),
-        parts=MappingProxyType(_STABLE_DIFFUSION_PARTS),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.stable_diffusion_folder:inspect",
+        parts=_parts(**_UNET_PARTS),
+        inspect_with="noria.models.diffusion.folders.unet_models.stable_diffusion_folder:inspect",
         load_with="noria.models.diffusion.unet_models.stable_diffusion:StableDiffusion.load",
         attention=_UNET_ATTENTION,
     ),
     Family(
         name="stable-diffusion-xl",
         description="Stable Diffusion XL and models distilled from it",
-        index_file="model_index.json",
         class_names=("StableDiffusionXLPipeline", "StableDiffusionXLInpaintPipeline"),
-        parts=MappingProxyType(
-            {
-                **_STABLE_DIFFUSION_PARTS,
-                "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
-                "text_encoder_2": _CLIP_WITH_PROJECTION,
-            }
+        parts=_parts(
+            **_UNET_PARTS,
+            tokenizer_2=_CLIP_TOKENIZER,
+            text_encoder_2=_CLIP_WITH_PROJECTION,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.stable_diffusion_xl_folder:inspect",
+        inspect_with="noria.models.diffusion.folders.unet_models.stable_diffusion_xl_folder:inspect",
         load_with="noria.models.diffusion.unet_models.stable_diffusion_xl:StableDiffusionXL.load",
         attention=_UNET_ATTENTION,
     ),
     Family(
         name="stable-diffusion-xl-refiner",
         description="the refiner of Stable Diffusion XL, only for engine.refiners",
-        index_file="model_index.json",
         class_names=("StableDiffusionXLImg2ImgPipeline",),
         # Not the VAE: images are decoded by that of the model which is refined.
-        parts=MappingProxyType(
-            {
-                "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
-                "text_encoder_2": _CLIP_WITH_PROJECTION,
-                "unet": _STABLE_DIFFUSION_PARTS["unet"],
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer_2=_CLIP_TOKENIZER,
+            text_encoder_2=_CLIP_WITH_PROJECTION,
+            unet=_UNET,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.refiner_folder:inspect",
+        inspect_with="noria.models.diffusion.folders.unet_models.refiner_folder:inspect",
         load_with="noria.models.diffusion.unet_models.refiner:load_refiner",
     ),
     Family(
         name="z-image",
         description="Z-Image and Z-Image-Turbo",
-        index_file="model_index.json",
         class_names=("ZImagePipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _QWEN_TOKENIZER,
-                "text_encoder": _QWEN3,
-                "transformer": Part(("ZImageTransformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_QWEN_TOKENIZER,
+            text_encoder=_QWEN3,
+            transformer=_network("ZImageTransformer2DModel"),
+            vae=_KL_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.z_image_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.z_image:ZImage.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.z_image_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.z_image:ZImage.load",
         attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
         name="qwen-image",
         description="Qwen-Image",
-        index_file="model_index.json",
         class_names=("QwenImagePipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _QWEN_TOKENIZER,
-                "text_encoder": Part(("Qwen2_5_VLForConditionalGeneration",), "model"),
-                "transformer": Part(("QwenImageTransformer2DModel",), "diffusion_pytorch_model"),
-                "vae": _QWEN_VAE,
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_QWEN_TOKENIZER,
+            text_encoder=_text_encoder("Qwen2_5_VLForConditionalGeneration"),
+            transformer=_network("QwenImageTransformer2DModel"),
+            vae=_QWEN_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.qwen_image_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.qwen_image:QwenImage.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.qwen_image_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.qwen_image:QwenImage.load",
         attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
         name="krea-2",
         description="Krea 2",
-        index_file="model_index.json",
         class_names=("Krea2Pipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _QWEN_TOKENIZER,
-                "text_encoder": Part(("Qwen3VLModel", "Qwen3VLForConditionalGeneration"), "model"),
-                "transformer": Part(("Krea2Transformer2DModel",), "diffusion_pytorch_model"),
-                "vae": _QWEN_VAE,
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_QWEN_TOKENIZER,
+            text_encoder=_text_encoder("Qwen3VLModel", "Qwen3VLForConditionalGeneration"),
+            transformer=_network("Krea2Transformer2DModel"),
+            vae=_QWEN_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.krea2_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.krea2:Krea2.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.krea2_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.krea2:Krea2.load",
         attention=_WITH_PADDING,
         gpu_dtype="bfloat16",
     ),
     Family(
         name="lumina-2",
         description="Lumina Image 2",
-        index_file="model_index.json",
         class_names=("Lumina2Pipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _GEMMA_TOKENIZER,
-                "text_encoder": _GEMMA2,
-                "transformer": Part(("Lumina2Transformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_GEMMA_TOKENIZER,
+            text_encoder=_GEMMA2,
+            transformer=_network("Lumina2Transformer2DModel"),
+            vae=_KL_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.lumina2_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.lumina2:Lumina2.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.lumina2_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.lumina2:Lumina2.load",
         gpu_dtype="bfloat16",
     ),
     Family(
         name="stable-diffusion-3",
         description="Stable Diffusion 3 and 3.5",
-        index_file="model_index.json",
         class_names=("StableDiffusion3Pipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],
-                "text_encoder": _CLIP_WITH_PROJECTION,
-                "tokenizer_2": _STABLE_DIFFUSION_PARTS["tokenizer"],
-                "text_encoder_2": _CLIP_WITH_PROJECTION,
-                "tokenizer_3": _T5_TOKENIZER,
-                "text_encoder_3": _T5,
-                "transformer": Part(("SD3Transformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_CLIP_TOKENIZER,
+            text_encoder=_CLIP_WITH_PROJECTION,
+            tokenizer_2=_CLIP_TOKENIZER,
+            text_encoder_2=_CLIP_WITH_PROJECTION,
+            tokenizer_3=_T5_TOKENIZER,
+            text_encoder_3=_T5,
+            transformer=_network("SD3Transformer2DModel"),
+            vae=_KL_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.stable_diffusion_3_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.stable_diffusion_3:StableDiffusion3.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.stable_diffusion_3_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.stable_diffusion_3:StableDiffusion3.load",
     ),
     Family(
         name="flux",
         description="FLUX.1 dev, schnell, Fill and Kontext",
-        index_file="model_index.json",
         class_names=("FluxPipeline", "FluxFillPipeline", "FluxKontextPipeline"),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _STABLE_DIFFUSION_PARTS["tokenizer"],
-                "text_encoder": _STABLE_DIFFUSION_PARTS["text_encoder"],
-                "tokenizer_2": _T5_TOKENIZER,
-                "text_encoder_2": _T5,
-                "transformer": Part(("FluxTransformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_CLIP_TOKENIZER,
+            text_encoder=_CLIP,
+            tokenizer_2=_T5_TOKENIZER,
+            text_encoder_2=_T5,
+            transformer=_network("FluxTransformer2DModel"),
+            vae=_KL_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.flux_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.flux:Flux.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.flux_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.flux:Flux.load",
         attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
         gpu_dtype="bfloat16",
     ),
     Family(
         name="chroma",
         description="Chroma",
-        index_file="model_index.json",
         class_names=("ChromaPipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _T5_TOKENIZER,
-                "text_encoder": _T5,
-                "transformer": Part(("ChromaTransformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_T5_TOKENIZER,
+            text_encoder=_T5,
+            transformer=_network("ChromaTransformer2DModel"),
+            vae=_KL_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.chroma_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.chroma:Chroma.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.chroma_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.chroma:Chroma.load",
         attention=_WITH_ANY_MASK,
         gpu_dtype="bfloat16",
     ),
     Family(
         name="flux-2-klein",
         description="FLUX.2 klein, distilled or not",
-        index_file="model_index.json",
         class_names=("Flux2KleinPipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _QWEN_TOKENIZER,
-                "text_encoder": _QWEN3,
-                "transformer": Part(("Flux2Transformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKLFlux2",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_QWEN_TOKENIZER,
+            text_encoder=_QWEN3,
+            transformer=_network("Flux2Transformer2DModel"),
+            vae=_network("AutoencoderKLFlux2"),
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.flux_2_klein_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.flux_2_klein:Flux2Klein.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.flux_2_klein_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.flux_2_klein:Flux2Klein.load",
         attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
         gpu_dtype="bfloat16",
     ),
     Family(
         name="sana",
         description="Sana and Sana 1.5, without Sprint",
-        index_file="model_index.json",
         class_names=("SanaPipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _GEMMA_TOKENIZER,
-                "text_encoder": _GEMMA2,
-                "transformer": Part(("SanaTransformer2DModel",), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderDC",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_GEMMA_TOKENIZER,
+            text_encoder=_GEMMA2,
+            transformer=_network("SanaTransformer2DModel"),
+            vae=_network("AutoencoderDC"),
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.sana_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.sana:Sana.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.sana_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.sana:Sana.load",
         gpu_dtype="bfloat16",
     ),
     Family(
         name="pixart-sigma",
         description="PixArt-Σ",
-        index_file="model_index.json",
         class_names=("PixArtSigmaPipeline",),
-        parts=MappingProxyType(
-            {
-                "tokenizer": _T5_TOKENIZER,
-                "text_encoder": _T5,
-                # Published folders name its class of earlier versions of diffusers.
-                "transformer": Part(("PixArtTransformer2DModel", "Transformer2DModel"), "diffusion_pytorch_model"),
-                "vae": Part(("AutoencoderKL",), "diffusion_pytorch_model"),
-                "scheduler": Part(),
-            }
+        parts=_parts(
+            tokenizer=_T5_TOKENIZER,
+            text_encoder=_T5,
+            # Published folders name its class of earlier versions of diffusers.
+            transformer=_network("PixArtTransformer2DModel", "Transformer2DModel"),
+            vae=_KL_VAE,
         ),
-        extra="diffusion",
-        packages=("torch", "diffusers", "transformers"),
-        inspect_with="noria.models.diffusion.folders.pixart_sigma_folder:inspect",
-        load_with="noria.models.diffusion.flow_models.pixart_sigma:PixArtSigma.load",
+        inspect_with="noria.models.diffusion.folders.transformer_models.pixart_sigma_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.pixart_sigma:PixArtSigma.load",
     ),
     Family(
         name="text-encoder",

@@ -34,7 +34,8 @@ def locate(name: str) -> tuple[pathlib.Path, str]:
     if path.exists():
         raise ModelError(
             f"{path} is a file; a model is a folder in diffusers or transformers format. Convert a single-file "
-            "checkpoint with diffusers: StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
+            "checkpoint with the pipeline of its family, such as "
+            "StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
         )
     looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
     if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):

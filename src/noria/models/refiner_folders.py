@@ -14,7 +14,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.errors import ConfigError, RefinerNotFound, short_repr
 from noria.models.catalog import fingerprint_of
-from noria.models.diffusion.folders.refiner_folder import check_refiner, misfit
+from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner, misfit
 from noria.models.families import FAMILIES
 from noria.models.folder_entries import split_entry
 from noria.models.weights import weight_bytes

@@ -10,7 +10,7 @@ import torch
 from noria.cli.doctor.encoder_checks import EncoderFacts
 from noria.cli.doctor.machine_checks import Finding, estimate_image_s, examine, format_report, judge
 from noria.cli.doctor.machine_facts import Facts, Gpu
-from noria.engine.diffusion.memory_estimate import MemoryChange, MemoryEstimate
+from noria.engine.diffusion.sizing.memory_estimate import MemoryChange, MemoryEstimate
 from noria.engine.encoder.fidelity import Fidelity
 from noria.models.catalog import open_model
 from noria.models.encoder.onnx_export import ExportRecord

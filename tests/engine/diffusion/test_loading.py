@@ -4,8 +4,8 @@ import functools
 import os
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.auto_settings import resolve_auto
 from noria.engine.diffusion.loading import detect_machine
+from noria.engine.diffusion.sizing.auto_settings import resolve_auto
 from noria.models.catalog import open_model
 from noria.observe import cgroup
 

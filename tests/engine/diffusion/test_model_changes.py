@@ -15,11 +15,11 @@ import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion import loading
 from noria.engine.diffusion.loading import load_runtime, weights_to_load
-from noria.engine.diffusion.weight_bytes import weights_of
+from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.engine.loop import EngineLoop, RequestEnded, ResultReady
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.models.diffusion.folders.controlnet_folder import inspect
+from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request
 

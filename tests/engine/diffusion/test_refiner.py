@@ -13,9 +13,9 @@ import tiny_models
 from generating import difference, final_latents, generate, moved_image, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
-from noria.engine.diffusion.calibration import cost_key, measure_costs
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import weights_to_load
+from noria.engine.diffusion.warmup.calibration import cost_key, measure_costs
 from noria.engine.loop import EngineLoop, PreviewReady
 from noria.errors import InvalidField
 from noria.images import scheduler_names

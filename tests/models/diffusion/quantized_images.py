@@ -26,7 +26,7 @@ from generating import difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.memory_estimate import estimate_memory
+from noria.engine.diffusion.sizing.memory_estimate import estimate_memory
 from noria.errors import ModelError
 from noria.models.catalog import count_parameters, open_model
 from noria.models.families import FAMILIES

@@ -13,8 +13,8 @@ from flow_pipelines import load, make_request
 from generating import final_latents, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
-from noria.engine.diffusion.block_warmup import warm_up_blocks
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.warmup.block_warmup import warm_up_blocks
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate

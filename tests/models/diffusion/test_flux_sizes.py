@@ -11,9 +11,9 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ConfigError
 from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.flow_models.packed_flow import positions
-from noria.models.diffusion.flow_models.patches import from_tokens, to_tokens
-from noria.models.diffusion.flow_models.token_rows import length_class
+from noria.models.diffusion.transformer_models.packed_model import positions
+from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
+from noria.models.diffusion.transformer_models.token_rows import length_class
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 

@@ -1,5 +1,7 @@
 """Parameters and memory of models as they are published, built without memory on the meta device."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from diffusers import (
@@ -35,7 +37,8 @@ from transformers import (
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, collate
-from noria.models.diffusion.flow_models.qwen_image import QwenImage
+from noria.models.diffusion.transformer_models.qwen_image import QwenImage
+from noria.models.diffusion.transformer_models.transformer_model import TransformerParts
 
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77}
 T5_XXL = T5Config(
@@ -209,7 +212,9 @@ def test_parameters_and_memory_of_qwen_image(qwen_image):
 def test_the_transformer_of_qwen_image_takes_rows_of_several_sizes(qwen_image):
     config = EngineConfig(dtype="bfloat16", channels_last=False)
     vae = AutoencoderKLQwenImage(base_dim=4, num_res_blocks=1)  # fits colours, for which it must have memory
-    model = QwenImage(None, None, qwen_image["transformer"], vae, {}, config)
+    text_encoder = SimpleNamespace(model=SimpleNamespace(language_model=None))
+    parts = TransformerParts(None, ((None, text_encoder),), qwen_image["transformer"], vae, {})
+    model = QwenImage(parts, config)
     sizes, lengths = [(116, 208), (208, 116), (128, 128)], [40, 512, 7]
     texts = [
         Conditioning({"encoder_hidden_states": torch.empty(n, 3584, dtype=torch.bfloat16, device="meta")})

@@ -10,11 +10,11 @@ import torch
 import tiny_models
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto
-from noria.engine.diffusion.calibration import cost_key
 from noria.engine.diffusion.loading import load_executor
-from noria.engine.diffusion.model_loras import ModelLoras
+from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt
+from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
+from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.errors import ConfigError, ModelError
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate

@@ -12,13 +12,13 @@ from noria.cli.doctor.finding import Finding
 from noria.cli.doctor.machine_facts import Facts, OpenListeners, gather
 from noria.cli.doctor.memory_checks import check_memory
 from noria.config import Config, EngineConfig
-from noria.engine.diffusion.auto_settings import (
+from noria.engine.diffusion.sizing.auto_settings import (
     FULL_SIZE_PARAMETERS,
     Machine,
     resolve_auto,
     resolve_device,
 )
-from noria.engine.diffusion.calibration import BUDGET_S
+from noria.engine.diffusion.warmup.calibration import BUDGET_S
 from noria.models.families import FAMILIES, Family
 from noria.observe.cgroup import usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec

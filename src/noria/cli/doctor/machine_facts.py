@@ -15,8 +15,8 @@ import msgspec
 
 from noria.cli.doctor import encoder_checks
 from noria.config import Config, EngineConfig, FrontendConfig
-from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
+from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.http.tls import check_certificate
@@ -33,7 +33,7 @@ from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.memory_estimate import MemoryChange, MemoryEstimate
+    from noria.engine.diffusion.sizing.memory_estimate import MemoryChange, MemoryEstimate
 
 OpenListeners = Callable[[FrontendConfig], AbstractContextManager[list[socket.socket]]]
 
@@ -203,7 +203,7 @@ def _estimate_memory(
     config: Config, spec: DiffusionModelSpec, memory_bytes: int, gpus: tuple[Gpu, ...]
 ) -> "tuple[MemoryEstimate | str, tuple[MemoryChange, ...]]":
     """Return the estimate, or why there is none; and the changes, which take seconds each, if it does not fit."""
-    from noria.engine.diffusion.memory_estimate import estimate_memory, find_changes
+    from noria.engine.diffusion.sizing.memory_estimate import estimate_memory, find_changes
 
     machine = detect_machine()
     devices = [resolve_device(name, machine) for name in config.engine.devices]

@@ -9,7 +9,7 @@ from noria.config import EngineConfig
 from noria.protocol.diffusion import DiffusionModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.memory_estimate import MemoryEstimate
+    from noria.engine.diffusion.sizing.memory_estimate import MemoryEstimate
 
 _GIB = 2**30
 _MAX_SLOTS = 256  # of engine.slots

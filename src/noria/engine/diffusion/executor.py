@@ -20,18 +20,18 @@ import psutil
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.controls import active_controls
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.image_state import dump_image, load_image
+from noria.engine.diffusion.input_images.controls import active_controls
+from noria.engine.diffusion.input_images.masked_images import MaskedImages
+from noria.engine.diffusion.input_images.start_latents import StartLatents
 from noria.engine.diffusion.latents import LatentSlots
-from noria.engine.diffusion.lora_cache import NO_ADAPTERS
-from noria.engine.diffusion.masked_images import MaskedImages
-from noria.engine.diffusion.model_loras import ModelLoras
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS
+from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer, refiner_of
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
-from noria.engine.diffusion.start_latents import StartLatents
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.resumption import StateWithBytes

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from noria.engine.diffusion.controls import ActiveControl
-from noria.engine.diffusion.lora_cache import Adapters
-from noria.engine.diffusion.model_loras import ModelLoras
+from noria.engine.diffusion.input_images.controls import ActiveControl
+from noria.engine.diffusion.loras.lora_cache import Adapters
+from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.prompt_embeddings import CollatedRows
 from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
 from noria.models.diffusion.diffusion_model import ControlledModel, Denoiser, LatentRows, ReferencedModel

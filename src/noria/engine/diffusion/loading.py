@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device
-from noria.engine.diffusion.calibration import (
+from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto, resolve_device
+from noria.engine.diffusion.sizing.weight_bytes import WeightBytes, weights_of
+from noria.engine.diffusion.warmup.calibration import (
     CostCache,
     cost_folder,
     measure_costs,
     run_warmup_request,
     shape_costs,
 )
-from noria.engine.diffusion.weight_bytes import WeightBytes, weights_of
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import run_apart
@@ -61,7 +61,7 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
     """
     assert isinstance(config.slots, int)
     if config.compile_blocks:
-        from noria.engine.diffusion.block_warmup import warm_up_blocks
+        from noria.engine.diffusion.warmup.block_warmup import warm_up_blocks
 
         warm_up_blocks(executor.model, spec, config)
     rows = 2 if executor.model.guidance.is_active(2.0, "") else 1

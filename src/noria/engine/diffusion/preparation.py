@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.controls import PreparedControl, prepare_controls
 from noria.engine.diffusion.image_state import BegunImage
-from noria.engine.diffusion.lora_cache import NO_ADAPTERS, Adapters
-from noria.engine.diffusion.model_loras import ModelLoras
-from noria.engine.diffusion.references import ReferenceImages
+from noria.engine.diffusion.input_images.controls import PreparedControl, prepare_controls
+from noria.engine.diffusion.input_images.references import ReferenceImages
+from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents, check_strength
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
+from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
-from noria.engine.diffusion.start_latents import StartFrameReader, StartLatents, check_strength
 from noria.errors import InvalidField, short_repr
 from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel, RefinedModel
 from noria.models.diffusion.unet_models.refiner import Refiner

@@ -9,7 +9,8 @@ from noria.engine.live.publisher import LiveViewPublisher, SubscriberT
 from noria.engine.runtime import PreparedRequest
 from noria.errors import GenerationFailed
 from noria.protocol.live_views import BatchView, DepartureView, IterationView, SlotView
-from noria.scheduling.types import BatchwiseScheduler, RunningBatchSnapshot
+from noria.scheduling.interface import BatchwiseScheduler
+from noria.scheduling.types import RunningBatchSnapshot
 
 
 class BatchLiveView(LiveViewPublisher[SubscriberT]):

@@ -20,12 +20,12 @@ from noria.engine.runtime import PreparedRequest, RequestT, Thumbnail
 from noria.engine.sender import ERROR_CODE_BY_REASON, MOVED
 from noria.protocol.live_views import CallSizeView, DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView, ViewRequest
+from noria.scheduling.interface import Scheduler
 from noria.scheduling.types import (
     FinishReason,
     ItemId,
     IterationPlan,
     RunningImageSnapshot,
-    Scheduler,
     WaitingRequestSnapshot,
 )
 

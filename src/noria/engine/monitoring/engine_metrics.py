@@ -10,7 +10,7 @@ from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON, MOVED
 from noria.observe.metrics import declarations
 from noria.protocol.messages import ModelPrecision
-from noria.scheduling.types import Scheduler
+from noria.scheduling.interface import Scheduler
 
 _SAMPLE_INTERVAL_S = 0.5  # of the gauges whose values take longer to compute than a counter
 

@@ -12,7 +12,7 @@ from noria.frontend.access.quotas import ApiClient
 from noria.frontend.open_inference.inference import InferenceRequest, as_settings, outputs_of
 from noria.frontend.open_inference.model_metadata import VERSION, index_entry, metadata, model_config, statistics
 from noria.frontend.open_inference.tensors import OutputTensor
-from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.services.priority_headers import apply_headers
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult
 from noria.observe.metrics.exposition import exposition

@@ -11,12 +11,10 @@ from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTEN
 from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.openai_edits import EditsFields
 from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
+from noria.frontend.services.request_images import MAX_CONTROL_SCALE, MAX_CONTROLS, MAX_REFERENCES
 from noria.frontend.services.request_validation import (
-    MAX_CONTROL_SCALE,
-    MAX_CONTROLS,
     MAX_LORA_WEIGHT,
     MAX_LORAS,
-    MAX_REFERENCES,
 )
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec

@@ -9,7 +9,8 @@ from noria.frontend.engines.client import Update
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.sse import KEEP_ALIVE_COMMENT, KEEP_ALIVE_INTERVAL_S, EventStream, serialize_event
-from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
+from noria.frontend.services.generation import GenerationService
+from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult
 from noria.frontend.services.streaming import StreamedGeneration
 
 UpdateFormatter = Callable[[Update | GenerationResult], Awaitable[list[bytes]]]

@@ -19,9 +19,10 @@ from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
 from noria.frontend.routes.image_forms import is_form, read_form
-from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
+from noria.frontend.services.generation import GenerationService
+from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
 from noria.frontend.services.image_writer import preview_as_base64
-from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.services.priority_headers import apply_headers
 from noria.protocol.request import ImageFormat, ImageRequestBody
 
 

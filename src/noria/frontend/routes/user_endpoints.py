@@ -7,7 +7,7 @@ from starlette.responses import Response
 from noria.config import FrontendConfig
 from noria.frontend.http.body import JsonBodyReader, decode, decode_object
 from noria.frontend.http.disconnects import cancel_on_disconnect
-from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.services.priority_headers import apply_headers
 from noria.frontend.user_code.endpoints import CallContext, UserEndpoints, check_deadline
 from noria.protocol.request import Priority
 

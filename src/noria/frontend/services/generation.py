@@ -12,11 +12,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct
 from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 
 from noria.config import FrontendConfig
@@ -25,6 +22,7 @@ from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
 from noria.frontend.services.image_writer import to_base64, write_images
 from noria.frontend.services.request_validation import MAX_LORAS, NO_IMAGES, CompleteLoras, no_loras, validate
 from noria.frontend.services.span_attributes import add_request_attributes
@@ -43,7 +41,7 @@ from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import GLOBAL_TRACER, nanoseconds
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Lora
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
+from noria.protocol.request import ImageRequest, ImageRequestBody
 from noria.protocol.routes import Target
 from noria.statistics.values import Values
 
@@ -52,66 +50,6 @@ _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
 
 Check = Callable[[ImageRequest, RequestImageFacts], None]
 """Raises NoriaError if the protocol of a validated request does not allow it with its images."""
-
-
-class ResponseTimings(Struct, frozen=True):
-    """How long each stage took, in seconds. `decode_s` is latents to pixels, `postprocess_s` pixels to files.
-
-    `predicted_s` is the engine's prediction, when it accepted the request, of queue to decode together.
-    """
-
-    queue_s: float
-    image_encode_s: float
-    text_encode_s: float
-    denoise_s: float
-    decode_s: float
-    postprocess_s: float
-    total_s: float
-    predicted_s: float
-
-
-@dataclass(frozen=True)
-class AdmittedRequest:
-    """A validated request, its model, and the requested form of its images."""
-
-    request: ImageRequest
-    spec: ModelSpec
-    file_format: ImageFormat
-    quality: int | None  # of WebP and JPEG, 0 to 100; None: the default of `image_writer.py`
-    metadata: bool  # whether the files contain their generation metadata
-    # Whose quota the images count in; None for jobs, which are charged at submission.
-    api_client: ApiClient | None = None
-    body: ImageRequestBody | None = None  # as the client sent it, without images; None for jobs
-    images: RequestImageFacts = NO_IMAGES  # of its body; none for jobs
-    data: bytes | None = None  # the pixels of its images, as the engine gets them
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """A request's image files and measurements, for a response of any protocol."""
-
-    admitted: AdmittedRequest
-    files: list[bytes]
-    timings: ResponseTimings
-    num_steps_run: int
-    mean_batch: float  # mean number of images in its steps' batches, its own included
-
-    @property
-    def request(self) -> ImageRequest:
-        """The validated request."""
-        return self.admitted.request
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Response headers, the same for every protocol."""
-        stages = ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess", "predicted")
-        server_timing = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
-        return {
-            "X-Noria-Seed": str(self.request.payload.seed),
-            "X-Noria-Model": quote(self.admitted.spec.name, safe="/:@+ "),  # headers allow neither é nor line ends
-            "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
-            "Server-Timing": server_timing,
-        }
 
 
 def _random_seed() -> int:

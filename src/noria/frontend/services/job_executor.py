@@ -10,7 +10,8 @@ from opentelemetry.trace import get_current_span
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.engines.client import ProgressUpdate, Update
-from noria.frontend.services.generation import AdmittedRequest, GenerationService
+from noria.frontend.services.generation import GenerationService
+from noria.frontend.services.generation_types import AdmittedRequest
 from noria.frontend.services.span_attributes import add_request_attributes
 from noria.frontend.services.submission import with_trace_context
 from noria.jobs.records import JobRecord

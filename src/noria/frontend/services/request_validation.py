@@ -1,22 +1,23 @@
 """Admission: turns the body of a request into an `EngineRequest`, with defaults filled in and all limits checked.
 
 Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is rejected here
-    reaches no engine. /openapi.json publishes the same `limits`.
+reaches no engine. /openapi.json publishes the same `limits`.
 """
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar, get_args
-
-import msgspec
+from typing import NamedTuple
 
 from noria.config import FrontendConfig
 from noria.errors import ControlNetNotFound, InvalidField, LoraNotFound, did_you_mean, short_repr
+from noria.frontend.services.request_images import (
+    check_controls,
+    check_needed_images,
+    check_references,
+    default_size,
+)
 from noria.images import scheduler_names
-from noria.images.reference_size import FIELD as REFERENCES
-from noria.images.reference_size import place_reference
-from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFacts
+from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.models.controlnet_folders import NO_CONTROLNETS
 from noria.models.lora_folders import NO_LORAS
 from noria.models.refiner_folders import no_refiner
@@ -25,12 +26,11 @@ from noria.protocol.diffusion import (
     DiffusionModelSpec,
     DiffusionPayload,
     Lora,
-    Reference,
     Refinement,
     min_strength,
     num_skipped_steps,
 )
-from noria.protocol.request import ControlField, EngineRequest, ImageRequest, ImageRequestBody, Priority
+from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
 # front end cannot import because it imports torch; a test compares them.
@@ -40,9 +40,6 @@ _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 _MAX_GUIDANCE = 50.0
 MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
 MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
-MAX_CONTROLS = 4  # of a request: each costs half a UNet
-MAX_REFERENCES = 4  # of a request, for any model: each costs about as much as the image
-MAX_CONTROL_SCALE = 2.0  # A1111's
 
 CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
 """Returns adapters for a model by its name, with their digests; raises LoraNotFound or InvalidField."""
@@ -133,10 +130,10 @@ def validate(
         return _check_range(field, got, allowed[field])
 
     start_image = images.start
-    _check_needed_images(spec, start_image)
-    references = _check_references(images.references, spec)
-    controls = _check_controls(body.controls, images.controls)
-    default_size_px = _default_size(images, references, spec)
+    check_needed_images(spec, start_image)
+    references = check_references(images.references, spec)
+    controls = check_controls(body.controls, images.controls)
+    default_size_px = default_size(images, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
     scheduler = _resolve_scheduler(body.scheduler, spec)
@@ -176,45 +173,6 @@ def validate(
     )
 
 
-class _Urgency(Protocol):
-    """The part of a body that headers can have instead."""
-
-    @property
-    def priority(self) -> Priority | None: ...
-    @property
-    def deadline_ms(self) -> int | None: ...
-
-
-BodyT = TypeVar("BodyT", bound=_Urgency)
-
-
-def apply_headers(body: BodyT, headers: Mapping[str, str]) -> BodyT:
-    """Return `body`, with the headers X-Noria-Priority and X-Noria-Deadline-Ms where it has no value of its own.
-
-    The headers are for gateways and for clients of other APIs, which cannot change the body.
-
-    Raises:
-        InvalidField: names the header.
-
-    """
-    priority, deadline_ms = headers.get("x-noria-priority"), headers.get("x-noria-deadline-ms")
-    if body.priority is None and priority is not None:
-        if priority not in get_args(Priority):
-            raise InvalidField(
-                f"header X-Noria-Priority is {short_repr(priority)}; allowed are {', '.join(get_args(Priority))}.",
-                field="X-Noria-Priority",
-            )
-        body = msgspec.structs.replace(body, priority=priority)  # type: ignore[type-var]
-    if body.deadline_ms is None and deadline_ms is not None:
-        if not re.fullmatch(r"\d{1,9}", deadline_ms, re.ASCII):
-            raise InvalidField(
-                f"header X-Noria-Deadline-Ms is {short_repr(deadline_ms)}; allowed is a whole number of milliseconds.",
-                field="X-Noria-Deadline-Ms",
-            )
-        body = msgspec.structs.replace(body, deadline_ms=int(deadline_ms))  # type: ignore[type-var]
-    return body
-
-
 def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None], float]) -> int:
     if body.partial_images and not body.stream:
         raise InvalidField(
@@ -222,40 +180,6 @@ def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None
             field="partial_images",
         )
     return int(checked("partial_images", body.partial_images))
-
-
-def fitting_size(sides: tuple[int, int], spec: DiffusionModelSpec) -> tuple[int, int]:
-    """Return width and height in pixels of an image with these `sides` as the model can generate it.
-
-    An image with a side above the model's bounds is made smaller, one below larger, with its proportions; then sides
-    are rounded down to a multiple, as diffusers does.
-    """
-    scale = min(max(1.0, spec.min_side_px / min(sides)), spec.max_side_px / max(sides))
-    width, height = (
-        min(max(int(side * scale) // spec.multiple_px * spec.multiple_px, spec.min_side_px), spec.max_side_px)
-        for side in sides
-    )
-    return width, height
-
-
-def _default_size(
-    images: RequestImageFacts, references: Sequence[Reference], spec: DiffusionModelSpec
-) -> tuple[int, int] | None:
-    """Return the size of the first image, of a reference as the model is shown it; None: there are none."""
-    if (first := images.start or next(iter(images.controls), None)) is not None:
-        return fitting_size((first.width_px, first.height_px), spec)
-    return fitting_size((references[0].width, references[0].height), spec) if references else None
-
-
-def _check_needed_images(spec: DiffusionModelSpec, start_image: StartImageFacts | None) -> None:
-    if not spec.needs_mask or (start_image is not None and start_image.mask_digest is not None):
-        return
-    missing = "image" if start_image is None else "mask"
-    raise InvalidField(
-        f"{missing} is missing: {spec.name} is a model for inpainting, which repaints the part of an image that a mask "
-        "covers. Send both: to /t2i, /v1/images/edits or /sdapi/v1/img2img.",
-        field=missing,
-    )
 
 
 def _check_strength(
@@ -322,70 +246,6 @@ def _check_loras(loras: Sequence[Lora], spec: DiffusionModelSpec) -> Sequence[Lo
                 field="loras",
             )
     return loras
-
-
-def check_num_controls(controls: Sequence[ControlField]) -> None:
-    """Raise InvalidField if a request has too many controls."""
-    if len(controls) > MAX_CONTROLS:
-        raise InvalidField(
-            f"controls has {len(controls)} entries; at most {MAX_CONTROLS} are allowed.", field="controls"
-        )
-
-
-def _count(entries: Sequence[object], one: str, several: str) -> str:
-    return f"{len(entries)} {one if len(entries) == 1 else several}"
-
-
-def check_num_references(images: Sequence[object]) -> None:
-    """Raise InvalidField if a request has more reference images than any model takes."""
-    if len(images) > MAX_REFERENCES:
-        raise InvalidField(
-            f"{REFERENCES} has {len(images)} entries; at most {MAX_REFERENCES} are allowed.", field=REFERENCES
-        )
-
-
-def _check_references(images: Sequence[ImageFacts], spec: DiffusionModelSpec) -> tuple[Reference, ...]:
-    """Return the references whose images are these."""
-    if len(images) > spec.max_references:
-        takes = f"at most {spec.max_references} are allowed" if spec.max_references else "it takes none"
-        raise InvalidField(
-            f"{REFERENCES} has {_count(images, 'entry', 'entries')}, for {spec.name}; {takes}."
-            + ("" if spec.max_references else " A start image is sent as image."),
-            field=REFERENCES,
-        )
-    placements = [
-        place_reference(f"{REFERENCES}[{k}]", (image.width_px, image.height_px), spec) for k, image in enumerate(images)
-    ]
-    return tuple(
-        Reference(*placement.shown_px, image.digest) for placement, image in zip(placements, images, strict=True)
-    )
-
-
-def _check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts]) -> Sequence[Control]:
-    """Return the controls whose `images` are these."""
-    check_num_controls(controls)
-    if len(controls) != len(images):
-        raise InvalidField(
-            f"controls has {_count(controls, 'entry', 'entries')} and {_count(images, 'image', 'images')}; send a file "
-            "`control` for each entry.",
-            field="controls",
-        )
-    for k, control in enumerate(controls):
-        for field, least, most in (("scale", 0.0, MAX_CONTROL_SCALE), ("start", 0.0, 1.0), ("end", 0.0, 1.0)):
-            if not least <= (got := getattr(control, field)) <= most:  # also true for NaN
-                raise InvalidField(
-                    f"controls[{k}].{field} is {short_repr(got)}; allowed are {least} to {most}.",
-                    field="controls",
-                )
-        if control.start >= control.end:
-            raise InvalidField(
-                f"controls[{k}].start is {control.start}, which is not before its end, {control.end}.",
-                field="controls",
-            )
-    return [
-        Control(control.name, control.scale, control.start, control.end, image_digest=image.digest)
-        for control, image in zip(controls, images, strict=True)
-    ]
 
 
 def _check_range(field: str, got: float | None, limits: Limits) -> float:

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 
 from noria.errors import NoriaError
 from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
-from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
+from noria.frontend.services.generation import GenerationService
+from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult
 
 
 class LatestUpdates:

@@ -9,139 +9,60 @@ Labels are bounded: a path is a route's template or "other", a model is one that
 reason is "ok" or a code of `noria.errors` (`outcomes.py`), a shape is one of the first `MAX_SHAPES` sizes generated or
 "other", a version is one that is served, an endpoint is a configured one or a model, a variable one that is declared,
 with at most 64 categories, and there is one engine for each kind of model on each device. Engine metrics have an
-`engine` label, so that an idle,
-slow or faulty engine can be seen; a restarted engine continues its counters. Only the iteration time has no `engine`
-label: by shape and engine it would be 600 series per engine, and an engine's busy time divided by its iterations shows
-the same.
+`engine` label, so that an idle, slow or faulty engine can be seen; a restarted engine continues its counters. Only the
+iteration time has no `engine` label: by shape and engine it would be 600 series per engine, and an engine's busy time
+divided by its iterations shows the same.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-from noria.observe.metrics.mmap_writer import write_allocated_files
+from noria.observe.metrics.section import DECLARATIONS as DECLARATIONS  # noqa: PLC0414 - public here
+from noria.observe.metrics.section import DURATION_BUCKETS_S, Section
+from noria.observe.metrics.section import REGISTRY as REGISTRY  # noqa: PLC0414 - public here
 from noria.protocol.messages import ExitCause
 from noria.statistics.variables import BUILT_IN_VARIABLES
 
-MetricKind = Literal["counter", "gauge", "histogram"]
-
-write_allocated_files()
-REGISTRY = CollectorRegistry()
 MAX_SHAPES = 32
 MAX_EXACT_TEXTS = 64  # the default of engine.encoder_batch_texts on a GPU
 
-# From a 1-step turbo image with a cached prompt on a GPU to the default request_timeout_s.
-DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
 _ITERATION_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 # The last is the largest number of slots that can be set.
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
-
-@dataclass(frozen=True)
-class Declaration:
-    """A metric as Prometheus sees it."""
-
-    name: str  # with `_total` if it is a counter
-    kind: MetricKind
-    help: str
-    labels: tuple[str, ...]
-    buckets: tuple[float, ...]  # empty if it is no histogram
-    section: str  # heading in docs/metrics.md
-
-    @property
-    def unit(self) -> str:
-        """The unit of a value, by the metric's name; empty if it has none."""
-        stem = self.name.removesuffix("_total")
-        return next((unit for unit in ("seconds", "bytes", "ratio") if stem.endswith(unit)), "")
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names of its series, which a query may use."""
-        return (
-            tuple(self.name + suffix for suffix in ("_bucket", "_sum", "_count"))
-            if self.kind == "histogram"
-            else (self.name,)
-        )
-
-
-DECLARATIONS: dict[str, Declaration] = {}
-"""All metrics by name, in the order of docs/metrics.md."""
-
-
-def declare(
-    name: str, kind: MetricKind, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = (), *, section: str
-) -> Declaration:
-    """Declare a metric. One whose values are read at the scrape (`exposition.py`) needs nothing else."""
-    assert name not in DECLARATIONS, name
-    declaration = DECLARATIONS[name] = Declaration(name, kind, text, tuple(labels), tuple(buckets), section)
-    return declaration
-
-
-def _counter(section: str, name: str, text: str, *labels: str, values: Sequence[str] = ()) -> Counter:
-    """`values` of its only label start at 0: Prometheus sees no increase in a series that starts at 1."""
-    declare(f"{name}_total", "counter", text, labels, section=section)
-    counter = Counter(name, text, labels, registry=REGISTRY)
-    for value in values:
-        counter.labels(value)
-    return counter
-
-
-def _gauge(section: str, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
-    """`mode`: how the values of several processes are combined."""
-    declare(name, "gauge", text, labels, section=section)
-    return Gauge(name, text, labels, multiprocess_mode=mode, registry=REGISTRY)
-
-
-def _histogram(
-    section: str, name: str, text: str, *labels: str, buckets: Sequence[float] = DURATION_BUCKETS_S
-) -> Histogram:
-    declare(name, "histogram", text, labels, buckets, section=section)
-    return Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)
-
-
-_SECTION = "Requests, counted by the front ends"
+_section = Section("Requests, counted by the front ends")
 
 # A request here is an image request by any route, or a job.
-REQUESTS = _counter(
-    _SECTION,
+REQUESTS = _section.counter(
     "noria_requests",
     "Image requests answered, including rejected ones; a job counts once, when it has ended. "
     "A body that cannot be parsed counts only as an HTTP request.",
     "model",
     "outcome",
 )
-REJECTED = _counter(
-    _SECTION, "noria_rejected", "Image requests rejected before any generation, by reason.", "model", "reason"
+REJECTED = _section.counter(
+    "noria_rejected", "Image requests rejected before any generation, by reason.", "model", "reason"
 )
-IMAGES = _counter(_SECTION, "noria_images", "Images sent to clients.", "model")
-IMAGES_MOVED = _counter(
-    _SECTION,
+IMAGES = _section.counter("noria_images", "Images sent to clients.", "model")
+IMAGES_MOVED = _section.counter(
     "noria_images_moved",
-    "Running images that an engine has handed over: `moved`. Another one goes on with them, unless it refuses "
-    "them: `refused`; these begin anew.",
+    "Running images that an engine has handed over: `moved`. Another one goes on with them, unless it refuses them: "
+    "`refused`; these begin anew.",
     "model",
     "outcome",
 )
-TEXTS = _counter(_SECTION, "noria_texts", "Texts whose results were sent to clients.", "model")
-REQUEST_SECONDS = _histogram(
-    _SECTION,
+TEXTS = _section.counter("noria_texts", "Texts whose results were sent to clients.", "model")
+REQUEST_SECONDS = _section.histogram(
     "noria_request_seconds",
     "Time from a request's admission to its encoded image files, or to the numbers of its texts; successful requests "
     "only.",
     "model",
-    buckets=DURATION_BUCKETS_S,
 )
-QUEUE_SECONDS = _histogram(
-    _SECTION,
-    "noria_queue_seconds",
-    "Time until a request's last-finished image got its slot; successful requests only.",
-    "model",
+QUEUE_SECONDS = _section.histogram(
+    "noria_queue_seconds", "Time until a request's last-finished image got its slot; successful requests only.", "model"
 )
-STAGE_SECONDS = _histogram(
-    _SECTION,
+STAGE_SECONDS = _section.histogram(
     "noria_stage_seconds",
     "Time of a request in one stage: `queue`, `image_encode` (start images), `text_encode` (the prompt), `denoise`, "
     "`decode` (latents to pixels), `postprocess` (pixels to files); of texts `tokenize`, `queue`, `infer` (the batch), "
@@ -150,102 +71,89 @@ STAGE_SECONDS = _histogram(
     "stage",
     buckets=(0.001, *DURATION_BUCKETS_S),
 )
-DEADLINES_MISSED = _counter(
-    _SECTION,
+DEADLINES_MISSED = _section.counter(
     "noria_deadline_missed",
     "Accepted requests with a `deadline_ms` that were not answered in time: aborted or late.",
     "model",
 )
-REQUESTS_IN_FLIGHT = _gauge(_SECTION, "noria_requests_in_flight", "Image requests in progress.")
-LIVE_SUBSCRIBERS = _gauge(_SECTION, "noria_live_subscribers", "Clients subscribed to `GET /v1/live`.")
-HTTP_REQUESTS = _counter(
-    _SECTION,
+REQUESTS_IN_FLIGHT = _section.gauge("noria_requests_in_flight", "Image requests in progress.")
+LIVE_SUBSCRIBERS = _section.gauge("noria_live_subscribers", "Clients subscribed to `GET /v1/live`.")
+HTTP_REQUESTS = _section.counter(
     "noria_http_requests",
     "HTTP requests answered. Status 499: the client disconnected first.",
     "method",
     "path",
     "status",
 )
-HTTP_REQUEST_SECONDS = _histogram(
-    _SECTION,
+HTTP_REQUEST_SECONDS = _section.histogram(
     "noria_http_request_seconds",
     "Time from an HTTP request's head to the end of its response.",
     "method",
     "path",
     buckets=(0.001, *DURATION_BUCKETS_S),
 )
-EVENT_LOOP_LAG_SECONDS = _histogram(
-    _SECTION,
+EVENT_LOOP_LAG_SECONDS = _section.histogram(
     "noria_event_loop_lag_seconds",
     "How late a front end's event loop wakes up; measured twice a second.",
     buckets=_LAG_BUCKETS_S,
 )
 
-FRONTENDS = _gauge(_SECTION, "noria_frontends", "Front ends that accept connections.")
-FRONTEND_STARTS = _counter(
-    _SECTION,
+FRONTENDS = _section.gauge("noria_frontends", "Front ends that accept connections.")
+FRONTEND_STARTS = _section.counter(
     "noria_frontend_starts",
     "Front-end processes started, by name and cause: `initial` (with the server), `load` (one more), `restarted` (the "
     "previous process ended).",
     "process",
     "cause",
 )
-FRONTEND_STOPS = _counter(
-    _SECTION,
+FRONTEND_STOPS = _section.counter(
     "noria_frontend_stops",
     "Front-end processes that stopped because the others suffice for the load, by name.",
     "process",
 )
 
-_SECTION = "Deployments, counted by the front ends; canaries, by the registrar"
+_section = Section("Deployments, counted by the front ends; canaries, by the registrar")
 
-DEPLOYMENT_REQUESTS = _counter(
-    _SECTION,
+DEPLOYMENT_REQUESTS = _section.counter(
     "noria_deployment_requests",
     "Requests to a deployed version, with their outcome, as `noria_requests_total` has it. Jobs are not counted.",
     "model",
     "version",
     "outcome",
 )
-DEPLOYMENT_REQUEST_SECONDS = _histogram(
-    _SECTION,
+DEPLOYMENT_REQUEST_SECONDS = _section.histogram(
     "noria_deployment_request_seconds",
     "Time of successful requests to a deployed version, from admission to their results.",
     "model",
     "version",
 )
-CANARY_SHARE = _gauge(
-    _SECTION,
+CANARY_SHARE = _section.gauge(
     "noria_canary_share_ratio",
     "Share of the requests to a model that its canary gets; 0 when it is promoted or rolled back.",
     "model",
     "version",
 )
-CANARY_EVIDENCE = _gauge(
-    _SECTION,
+CANARY_EVIDENCE = _section.gauge(
     "noria_canary_evidence",
     "Evidence that the canary is worse: it is rolled back at 20, by default.",
     "model",
     "version",
 )
-SHADOW_REQUESTS = _counter(
-    _SECTION,
+SHADOW_REQUESTS = _section.counter(
     "noria_shadow_requests",
     "Copies of requests to a model for its shadow, with their outcome; `dropped`: never computed, under load.",
     "model",
     "version",
     "outcome",
 )
-SHADOW_SECONDS = _histogram(
-    _SECTION,
+SHADOW_SECONDS = _section.histogram(
     "noria_shadow_seconds",
     "Computing time of copied requests that both have answered, by the shadow and by the `control`.",
     "model",
     "version",
     "arm",
 )
-SHADOW_DISTANCE = _histogram(
-    _SECTION,
+SHADOW_DISTANCE = _section.histogram(
     "noria_shadow_distance",
     "Distance of the shadow's output from the control's: mean absolute difference of the pixels of images, 0 to 1; "
     "mean cosine distance of the rows of numbers, 0 to 2.",
@@ -254,33 +162,29 @@ SHADOW_DISTANCE = _histogram(
     buckets=(0.0001, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
 
-_SECTION = "Endpoints with code of the operator's, counted by the front ends"
+_section = Section("Endpoints with code of the operator's, counted by the front ends")
 
-ENDPOINT_REQUESTS = _counter(
-    _SECTION,
+ENDPOINT_REQUESTS = _section.counter(
     "noria_endpoint_requests",
     "Requests of an endpoint, by outcome: `ok` or an error code; calls by the code of others are counted too.",
     "endpoint",
     "outcome",
 )
-USER_CODE_SECONDS = _histogram(
-    _SECTION,
+USER_CODE_SECONDS = _section.histogram(
     "noria_user_code_seconds",
     "Time of a call of a method, `preprocess` or `postprocess`, until it returns or is late, its own calls included.",
     "endpoint",
     "method",
     buckets=(0.001, *DURATION_BUCKETS_S),
 )
-USER_CODE_STUCK_THREADS = _gauge(
-    _SECTION,
+USER_CODE_STUCK_THREADS = _section.gauge(
     "noria_user_code_stuck_threads",
     "Threads in calls of methods that have exceeded their time limit, at the last change.",
 )
 
-_SECTION = "Statistics of requests and results, counted by the front ends; drift, by the registrar"
+_section = Section("Statistics of requests and results, counted by the front ends; drift, by the registrar")
 
-STATISTICS_INVALID = _counter(
-    _SECTION,
+STATISTICS_INVALID = _section.counter(
     "noria_statistics_invalid",
     "Values of a variable that are not finite; they are in no histogram.",
     "endpoint",
@@ -288,125 +192,95 @@ STATISTICS_INVALID = _counter(
     "variable",
 )
 _DRIFT_LABELS = ("endpoint", "version", "variable")
-DRIFT_PSI = _gauge(
-    _SECTION,
+DRIFT_PSI = _section.gauge(
     "noria_drift_psi",
     "Population stability index of the last 12 windows and the reference, corrected for sample size; NaN with fewer "
     "than 200 values.",
     *_DRIFT_LABELS,
 )
-DRIFT_KS = _gauge(
-    _SECTION,
+DRIFT_KS = _section.gauge(
     "noria_drift_ks",
     "Largest difference of the cumulative shares (Kolmogorov–Smirnov) of a histogram and the reference.",
     *_DRIFT_LABELS,
 )
-DRIFT_JS = _gauge(
-    _SECTION,
-    "noria_drift_js",
-    "Jensen–Shannon divergence from the reference, in bits.",
-    *_DRIFT_LABELS,
-)
-DRIFT_P_VALUE = _gauge(
-    _SECTION,
+DRIFT_JS = _section.gauge("noria_drift_js", "Jensen–Shannon divergence from the reference, in bits.", *_DRIFT_LABELS)
+DRIFT_P_VALUE = _section.gauge(
     "noria_drift_p_value",
     "Probability of as large a difference without drift, at one look: by chi-square of categories, by "
     "Kolmogorov–Smirnov of scalars.",
     *_DRIFT_LABELS,
 )
-DRIFT_UNSEEN = _gauge(
-    _SECTION,
-    "noria_drift_unseen_ratio",
-    "Share of the values whose categories the reference does not have.",
-    *_DRIFT_LABELS,
+DRIFT_UNSEEN = _section.gauge(
+    "noria_drift_unseen_ratio", "Share of the values whose categories the reference does not have.", *_DRIFT_LABELS
 )
 
 for _variable in BUILT_IN_VARIABLES.values():  # `frontend/statistics/families.py` exports those that are counted
     _is_category = _variable.kind == "category"
-    declare(
+    _section.declare(
         f"noria_stat_{_variable.name}{'_total' if _is_category else ''}",
         "counter" if _is_category else "histogram",
         _variable.description,
         ("endpoint", "version", "category") if _is_category else ("endpoint", "version"),
         _variable.edges,
-        section=_SECTION,
     )
 
-_SECTION = "Jobs, counted by the front ends"
+_section = Section("Jobs, counted by the front ends")
 
-JOBS = _counter(
-    _SECTION,
-    "noria_jobs",
-    "Jobs that ended, by final status.",
-    "status",
-    values=("succeeded", "failed", "canceled"),
+JOBS = _section.counter(
+    "noria_jobs", "Jobs that ended, by final status.", "status", values=("succeeded", "failed", "canceled")
 )
-JOBS_ACCEPTED = _counter(_SECTION, "noria_jobs_accepted", "Jobs accepted.")
-WEBHOOK_ATTEMPTS = _counter(
-    _SECTION,
+JOBS_ACCEPTED = _section.counter("noria_jobs_accepted", "Jobs accepted.")
+WEBHOOK_ATTEMPTS = _section.counter(
     "noria_webhook_attempts",
     "Attempts to deliver a webhook: `delivered`, or `failed`, which is retried.",
     "outcome",
     values=("delivered", "failed"),
 )
 
-_SECTION = "The engine loop, counted by the engines"
+_section = Section("The engine loop, counted by the engines")
 
-ENGINE_UP = _gauge(
-    _SECTION,
-    "noria_engine_up",
-    "1 if the engine is ready; 0 if it is loading, has ended or never started.",
-    "engine",
+ENGINE_UP = _section.gauge(
+    "noria_engine_up", "1 if the engine is ready; 0 if it is loading, has ended or never started.", "engine"
 )
-ENGINES_CONFIGURED = _gauge(
-    _SECTION,
+ENGINES_CONFIGURED = _section.gauge(
     "noria_engines_configured",
     "Configured engines, one for each kind of model on each device; exported by the front ends.",
     mode="livemax",
 )
-ENGINE_STARTS = _counter(
-    _SECTION,
+ENGINE_STARTS = _section.counter(
     "noria_engine_starts",
     "Engine processes started, by how the previous run ended: `none` (there was none), `crashed`, `killed`.",
     "engine",
     "previous_exit",
 )
-ENGINE_BUSY_SECONDS = _counter(
-    _SECTION,
+ENGINE_BUSY_SECONDS = _section.counter(
     "noria_engine_busy_seconds",
     "Time that an engine spent in iterations: steps, prompt encoding and decoding.",
     "engine",
 )
-ITERATIONS = _counter(
-    _SECTION,
+ITERATIONS = _section.counter(
     "noria_iterations",
     "Iterations of the engine loop. Nearly all are batched denoising steps, which `noria_batch_size_count` counts.",
     "engine",
 )
-DENOISE_STEPS = _counter(
-    _SECTION, "noria_denoise_steps", "Denoising steps, one per image and iteration.", "engine", "model"
+DENOISE_STEPS = _section.counter(
+    "noria_denoise_steps", "Denoising steps, one per image and iteration.", "engine", "model"
 )
-ITERATION_SECONDS = _histogram(
-    _SECTION,
+ITERATION_SECONDS = _section.histogram(
     "noria_iteration_seconds",
     "Time of an iteration with a denoising step, by image size (`WIDTHxHEIGHT`, or `WIDTHxHEIGHT+references`); "
     "includes its encoding and decoding.",
     "shape",
     buckets=_ITERATION_BUCKETS_S,
 )
-BATCH_SIZE = _histogram(
-    _SECTION, "noria_batch_size", "Images or texts in an iteration.", "engine", buckets=_BATCH_SIZE_BUCKETS
+BATCH_SIZE = _section.histogram(
+    "noria_batch_size", "Images or texts in an iteration.", "engine", buckets=_BATCH_SIZE_BUCKETS
 )
-TOKENS = _counter(_SECTION, "noria_tokens", "Tokens of texts that were encoded, without padding.", "engine", "model")
-PADDING_TOKENS = _counter(
-    _SECTION,
-    "noria_padding_tokens",
-    "Tokens by which texts were padded to the longest of their batch.",
-    "engine",
-    "model",
+TOKENS = _section.counter("noria_tokens", "Tokens of texts that were encoded, without padding.", "engine", "model")
+PADDING_TOKENS = _section.counter(
+    "noria_padding_tokens", "Tokens by which texts were padded to the longest of their batch.", "engine", "model"
 )
-ENCODER_FIDELITY = _gauge(
-    _SECTION,
+ENCODER_FIDELITY = _section.gauge(
     "noria_encoder_fidelity_ratio",
     "How near a text encoder's results are to float32's: 1 is equal, below `engine.encoder_min_fidelity` it is "
     "rejected.",
@@ -416,34 +290,28 @@ ENCODER_FIDELITY = _gauge(
     mode="livemax",
 )
 # Without `engine`, as the iteration time.
-TEXT_BATCHES = _counter(
-    _SECTION,
+TEXT_BATCHES = _section.counter(
     "noria_text_batches",
     f"Batches of texts, by their number of texts; above {MAX_EXACT_TEXTS} rounded up to a multiple of it.",
     "model",
     "texts",
 )
-TEXT_BATCH_SECONDS = _counter(
-    _SECTION, "noria_text_batch_seconds", "Time that those batches were computed.", "model", "texts"
+TEXT_BATCH_SECONDS = _section.counter(
+    "noria_text_batch_seconds", "Time that those batches were computed.", "model", "texts"
 )
-SLOTS = _gauge(_SECTION, "noria_slots", "Slots: the largest number of images in the running batch.", "engine")
-SLOTS_USED = _gauge(_SECTION, "noria_slots_used", "Images in the running batch.", "engine")
-QUEUE_DEPTH = _gauge(_SECTION, "noria_queue_depth", "Images waiting for a slot.", "engine")
-BACKLOG_SECONDS = _gauge(
-    _SECTION,
+SLOTS = _section.gauge("noria_slots", "Slots: the largest number of images in the running batch.", "engine")
+SLOTS_USED = _section.gauge("noria_slots_used", "Images in the running batch.", "engine")
+QUEUE_DEPTH = _section.gauge("noria_queue_depth", "Images waiting for a slot.", "engine")
+BACKLOG_SECONDS = _section.gauge(
     "noria_backlog_seconds",
     "Predicted time until all accepted requests are done; exported by engines that are ready.",
     "engine",
 )
-QUEUE_OLDEST_AGE_SECONDS = _gauge(
-    _SECTION,
-    "noria_queue_oldest_age_seconds",
-    "Age of the oldest request that waits for a slot; 0 if none does.",
-    "engine",
+QUEUE_OLDEST_AGE_SECONDS = _section.gauge(
+    "noria_queue_oldest_age_seconds", "Age of the oldest request that waits for a slot; 0 if none does.", "engine"
 )
-JOINS = _counter(_SECTION, "noria_joins", "Images that joined the running batch.", "engine")
-DEPARTURES = _counter(
-    _SECTION,
+JOINS = _section.counter("noria_joins", "Images that joined the running batch.", "engine")
+DEPARTURES = _section.counter(
     "noria_departures",
     "Images that left the running batch: finished, cancelled, failed or moved to another engine. Images in a killed "
     "engine are not counted.",
@@ -451,16 +319,14 @@ DEPARTURES = _counter(
     "outcome",
 )
 _OOM_PHASES = ("encodes", "joins", "steps", "decodes")  # scheduling.types.Phase, which may not be imported here
-OUT_OF_MEMORY = _counter(
-    _SECTION,
+OUT_OF_MEMORY = _section.counter(
     "noria_out_of_memory",
     "Iterations that did not fit into device memory, by phase: `encodes`, `joins`, `steps` or `decodes`. "
     "They are repeated with a smaller batch.",
     "engine",
     "phase",
 )
-DEVICE_MEMORY_BYTES = _gauge(
-    _SECTION,
+DEVICE_MEMORY_BYTES = _section.gauge(
     "noria_device_memory_bytes",
     "Memory that an engine holds on its device; on a CPU, the engine's resident memory.",
     "engine",
@@ -480,47 +346,33 @@ def init_engine_series(names: Sequence[str]) -> None:
             OUT_OF_MEMORY.labels(name, phase)
 
 
-_SECTION = "Processes and devices, read by the front end that is scraped"
+_section = Section("Processes and devices, read by the front end that is scraped")
 
-PROCESS_CPU_SECONDS = declare(
+PROCESS_CPU_SECONDS = _section.declare(
     "noria_process_cpu_seconds_total",
     "counter",
     "CPU time of a process of the server; a restarted process begins at 0.",
     ["process"],
-    section=_SECTION,
 )
-PROCESS_MEMORY_BYTES = declare(
-    "noria_process_resident_memory_bytes",
-    "gauge",
-    "Resident memory of a process of the server.",
-    ["process"],
-    section=_SECTION,
+PROCESS_MEMORY_BYTES = _section.declare(
+    "noria_process_resident_memory_bytes", "gauge", "Resident memory of a process of the server.", ["process"]
 )
-PROCESS_START_SECONDS = declare(
-    "noria_process_start_time_seconds",
-    "gauge",
-    "Start time of a process of the server, in Unix time.",
-    ["process"],
-    section=_SECTION,
+PROCESS_START_SECONDS = _section.declare(
+    "noria_process_start_time_seconds", "gauge", "Start time of a process of the server, in Unix time.", ["process"]
 )
-MACHINE_CORES = declare("noria_machine_cores", "gauge", "CPU cores that the server may use.", section=_SECTION)
-MACHINE_MEMORY_BYTES = declare(
+MACHINE_CORES = _section.declare("noria_machine_cores", "gauge", "CPU cores that the server may use.")
+MACHINE_MEMORY_BYTES = _section.declare(
     "noria_machine_memory_bytes",
     "gauge",
     "Memory that the server may use: its control group's limit, or the machine's.",
-    section=_SECTION,
 )
+
+_section = Section("Devices, under dcgm-exporter's names, if the machine has an NVIDIA GPU")
 
 # Energy is a gauge too: dcgm-exporter's counter has no `_total`, which a counter must have here.
 _GPU_LABELS = ("gpu", "UUID", "modelName")
 GPU_METRICS = {
-    name: declare(
-        name,
-        "gauge",
-        text,
-        _GPU_LABELS,
-        section="Devices, under dcgm-exporter's names, if the machine has an NVIDIA GPU",
-    )
+    name: _section.declare(name, "gauge", text, _GPU_LABELS)
     for name, text in (
         ("DCGM_FI_DEV_GPU_UTIL", "Share of time in which a kernel ran, in percent."),
         ("DCGM_FI_DEV_MEM_COPY_UTIL", "Share of time in which memory was read or written, in percent."),

@@ -2,13 +2,14 @@
 
 import itertools
 
-from noria.observe.metrics.declarations import DECLARATIONS, Declaration
+from noria.observe.metrics.declarations import DECLARATIONS
+from noria.observe.metrics.section import Declaration
 
 _INTRODUCTION = """# Metrics
 
 `GET /metrics` of any front end returns every metric of the server, summed over its front ends and
-engines. The format is OpenMetrics with exemplars if the scraper asks for it, as Prometheus does, and
-Prometheus' text format otherwise. The counts of ended processes are kept. An exemplar is the
+engines. The format is OpenMetrics with exemplars if the scraper asks for it, as Prometheus does,
+and Prometheus' text format otherwise. The counts of ended processes are kept. An exemplar is the
 `request_id` of the latest request in a bucket that this front end served, and its `trace_id` if its
 trace is recorded; the Grafana of `deploy/` links from there to the [trace](traces.md). OpenMetrics
 limits an exemplar to 128 characters, so with a `request_id` longer than 78 characters only the
@@ -27,10 +28,11 @@ Labels are bounded:
 - `engine` is `engine-0`, `engine-1` …, one for each kind of model on each device, as in the log,
   `GET /v1/live` and traces.
 
-A restarted engine continues its counters. Gauges exist only for running engines: while an engine loads,
-and after it has ended, its `noria_engine_up` is 0 and its other gauges are absent. The mean time of an
-engine's iterations is `noria_engine_busy_seconds_total` divided by `noria_iterations_total`; times by
-image size are for all engines together (`noria_iteration_seconds`).
+A restarted engine continues its counters. Gauges exist only for running engines: while an engine
+loads, and after it has ended, its `noria_engine_up` is 0 and its other gauges are absent. The mean
+time of an engine's iterations is `noria_engine_busy_seconds_total` divided by
+`noria_iterations_total`; times by image size are for all engines together
+(`noria_iteration_seconds`).
 """
 
 QUERIES = {

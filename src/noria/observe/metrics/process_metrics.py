@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from noria.observe import cgroup
 from noria.observe.metrics import declarations
-from noria.observe.metrics.declarations import Declaration
+from noria.observe.metrics.section import Declaration
 
 
 class ProcessCollector:

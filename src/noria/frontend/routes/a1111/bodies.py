@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from noria.errors import InvalidField, RequestError, short_repr
 from noria.frontend.routes.a1111.controlnet import FIELD, SCRIPT
-from noria.frontend.services.request_validation import check_num_references
+from noria.frontend.services.request_images import check_num_references
 from noria.frontend.services.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for

@@ -34,7 +34,7 @@ from noria.frontend.routes.tei.bodies import (
     similarity_settings,
     split_predict_inputs,
 )
-from noria.frontend.services.request_validation import apply_headers
+from noria.frontend.services.priority_headers import apply_headers
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult
 from noria.frontend.services.texts.scores import Entity, activation_of, cosine, entities, predictions, ranks

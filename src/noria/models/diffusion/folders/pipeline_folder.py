@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,7 +18,15 @@ from noria.images import scheduler_names
 from noria.models.diffusion.folders.quantization import SERVED, read_quantization
 from noria.models.families import Family
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
-from noria.models.weights import GGUF_PART, REDOWNLOAD_HINT, Shapes, read_object, read_struct, weight_files
+from noria.models.weights import (
+    GGUF_PART,
+    REDOWNLOAD_HINT,
+    Shapes,
+    read_object,
+    read_struct,
+    read_weights,
+    weight_files,
+)
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # Keys by which the libraries choose what they import or download, and the values that they write themselves.
@@ -78,6 +86,27 @@ def read_overrides(folder: pathlib.Path, kind: type[OverridesT]) -> OverridesT:
     """Return what noria.json says; raise ModelError if it is not valid."""
     file = folder / "noria.json"
     return read_struct(file, kind) if file.exists() else kind()
+
+
+class _Named(Protocol):
+    @property
+    def class_name(self) -> str: ...
+
+
+PartT = TypeVar("PartT", bound=_Named)
+
+
+def read_part(folder: pathlib.Path, family: Family, part: str, kind: type[PartT]) -> PartT:
+    """Return the settings of a part. Raises ModelError if they are not valid, or `family` lists no such class."""
+    file = folder / part / "config.json"
+    settings = read_struct(file, kind)
+    family.check_class(file, part, settings.class_name)
+    return settings
+
+
+def read_shapes(folder: pathlib.Path, family: Family) -> dict[str, Shapes]:
+    """Return the shapes of the weights of all parts, by part. Raises ModelError as `read_weights` does."""
+    return {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
 
 
 def check_files(folder: pathlib.Path, family: Family) -> str:

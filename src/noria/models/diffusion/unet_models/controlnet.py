@@ -18,7 +18,7 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.conditioning import ConditioningRows
-from noria.models.diffusion.folders.controlnet_folder import STEM, ControlNetFolder
+from noria.models.diffusion.folders.unet_models.controlnet_folder import STEM, ControlNetFolder
 from noria.models.diffusion.part_loading import DTYPES, load_weights
 from noria.models.diffusion.unet_models.unet import configure, memory_format
 from noria.protocol.diffusion import DiffusionModelSpec

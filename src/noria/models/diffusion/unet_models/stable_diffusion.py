@@ -25,12 +25,12 @@ from noria.models.diffusion.part_loading import (
     text_encoder_placement,
 )
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
-from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
+from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 
 
-class StableDiffusion(LatentDiffusion):
+class StableDiffusion(UnetModel):
     """The four parts of one StableDiffusionPipeline folder, ready on a device."""
 
     def __init__(

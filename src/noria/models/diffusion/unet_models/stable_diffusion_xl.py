@@ -29,15 +29,15 @@ from noria.models.diffusion.part_loading import (
     text_encoder_placement,
 )
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
-from noria.models.diffusion.unet_models.latent_diffusion import LatentDiffusion
 from noria.models.diffusion.unet_models.refiner import Refiner, load_refiner
+from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.models.diffusion.unet_models.xl_conditioning import TextEncoder, size_ids, text_encode
 from noria.models.diffusion.vae import without_overflow
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 
 
-class StableDiffusionXL(LatentDiffusion):
+class StableDiffusionXL(UnetModel):
     """The parts of one StableDiffusionXLPipeline folder, ready on a device."""
 
     def __init__(

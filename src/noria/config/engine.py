@@ -1,0 +1,250 @@
+"""The settings of engines: devices, batches, models and what is loaded beside them."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from noria.config.auto import Auto
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a device runs the model."""
+
+    devices: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")], ...],
+        Meta(
+            min_length=1,
+            description="devices, each with an engine process for each kind of model: `auto` (the GPU if there is one, "
+            "else the CPU), `cpu`, `cuda` or `cuda:N`",
+        ),
+    ] = ("auto",)
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="precision of the model; `auto` is float16 on a GPU and float32 on a CPU"),
+    ] = "auto"
+    slots: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | Auto,
+        Meta(
+            description="images in the running batch; `auto` is 32 on a GPU, 16 on a CPU, 2 on a CPU with a full-size "
+            "model"
+        ),
+    ] = "auto"
+    buckets: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1024)], ...],
+        Meta(
+            description="batch sizes, in UNet rows, that a step is padded to (a guided image has two rows); empty is "
+            "no padding, "
+            "one number makes every image bitwise independent of the load"
+        ),
+    ] = ()
+    decode_batch: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="maximum images decoded, and start images encoded, in one iteration; bounds how long they "
+            "delay running images",
+        ),
+    ] = 4
+    policy: Annotated[
+        Literal["least-slack", "fcfs", "shortest-first"],
+        Meta(description="order in which waiting images get slots: docs/scheduling.md"),
+    ] = "least-slack"
+    queue_limit_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86400,
+            description="maximum seconds of work queued ahead of a new image; a longer queue is rejected with 429",
+        ),
+    ] = 120.0
+    cache_dir: Annotated[
+        str,
+        Meta(
+            description="folder of measured costs, compiled code and exported encoders; empty is `noria` in "
+            "$XDG_CACHE_HOME or ~/.cache"
+        ),
+    ] = ""
+    queue_limit: Annotated[
+        int, Meta(ge=0, description="maximum images waiting for a slot; more are rejected with 429")
+    ] = 256
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Meta(description="CPU threads of one operation; `auto` is the usable cores divided by the engines"),
+    ] = "auto"
+    attention: Annotated[
+        Literal[
+            "auto",
+            "sdpa",
+            "plain",
+            "sliced",
+            "xformers",
+            "flash",
+            "flash_varlen",
+            "sage",
+            "sage_varlen",
+            "_flash_3",
+            "_flash_varlen_3",
+            "_native_cudnn",
+            "_native_efficient",
+            "_native_flash",
+            "_native_math",
+        ],
+        Meta(
+            description="attention implementation: `auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` are "
+            "for UNets, the others diffusers' names of those for transformers. Which a model allows: docs/models.md. "
+            "Those of the hub (`…_hub`) are not allowed, because they download code"
+        ),
+    ] = "auto"
+    channels_last: Annotated[
+        bool | Auto,
+        Meta(description="keep the UNet's and VAE's tensors in NHWC memory order; `auto` is on a CPU, not on a GPU"),
+    ] = "auto"
+    text_encoder_device: Annotated[
+        str,
+        Meta(
+            pattern=r"^(same|cpu|cuda:\d{1,3})$",
+            description="where an image model's text encoders are: `same` as the model, `cpu` (in float32), or "
+            "`cuda:N`; prompts whose embeddings are not cached are encoded there while steps wait",
+        ),
+    ] = "same"
+    vae_tiling: Annotated[
+        bool | Auto,
+        Meta(
+            description="decode and encode images that are larger than a tile in overlapping tiles: less memory, "
+            "slower, and slightly other pixels near the seams; `auto` only those of more than 2048 × 2048 pixels"
+        ),
+    ] = "auto"
+    cudnn_benchmark: Annotated[
+        bool, Meta(description="let cuDNN benchmark its algorithms for each bucket (on a GPU, and only with buckets)")
+    ] = True
+    inference_mode: Annotated[bool, Meta(description="run under torch.inference_mode; false is torch.no_grad")] = True
+    compile: Annotated[
+        bool,
+        Meta(
+            description="torch.compile the UNet of a Stable Diffusion or XL, or a text encoder: about a minute at "
+            "start-up; needs buckets. Other models refuse it, and take `compile_blocks`"
+        ),
+    ] = False
+    compile_blocks: Annotated[
+        bool,
+        Meta(
+            description="torch.compile only the blocks that the denoiser repeats, of any family, for any number of "
+            "rows and tokens: minutes at start-up, later only calls of kinds that were not warmed up are not "
+            "compiled: docs/models.md"
+        ),
+    ] = False
+    encoder_precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"],
+        Meta(
+            description="precision of text encoders; `auto` is bfloat16 on a GPU and float32 on a CPU, where bfloat16 "
+            "needs `noria-serve[openvino]`"
+        ),
+    ] = "auto"
+    encoder_min_fidelity: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="an encoder whose precision keeps less of float32's results is rejected: the smallest cosine "
+            "of an embedding on 200 lines of documents, or 1 less the largest difference of a score",
+        ),
+    ] = 0.999
+    encoder_sessions: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | Auto,
+        Meta(
+            description="batches that a text encoder computes at once on a CPU, each with `threads`; `auto` is one for "
+            "each core, 2 for a large model"
+        ),
+    ] = "auto"
+    encoder_cores: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Literal["auto", "shared"],
+        Meta(
+            description="how text encoders and image models divide the cores of a CPU: with `auto` both use all, and "
+            "texts go first; with `shared` both use all as equals; a number is the cores of the encoders, and images "
+            "have the rest"
+        ),
+    ] = "auto"
+    embedding_cache_bytes: Annotated[
+        int, Meta(ge=0, description="prompt embeddings kept for reuse; a prompt of SD 1.5 has 118,272 in float16")
+    ] = 134_217_728
+    loras: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of LoRA files (.safetensors) that requests can name; `FOLDER` is for all image "
+            "models, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub, `bundled` has those of the "
+            "bundled model: docs/models.md. None with `compile`"
+        ),
+    ] = ("bundled",)
+    lora_cache_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="LoRAs of a model kept on the device, in use or for reuse; those of accepted requests are "
+            "never evicted, and a request that does not fit beside them is rejected with 429",
+        ),
+    ] = 2_147_483_648
+    controlnets: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of ControlNets for Stable Diffusion 1.x, 2.x and XL, loaded with the models that they "
+            "fit; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub: "
+            "docs/models.md. None with `compile`"
+        ),
+    ] = ()
+    refiners: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of refiners for models of Stable Diffusion XL, loaded with the models and used by "
+            "requests that ask for them; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is "
+            "downloaded from the hub: docs/models.md"
+        ),
+    ] = ()
+    encoder_batch_texts: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Meta(description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU, 64 on a GPU"),
+    ] = "auto"
+    encoder_batch_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=1_048_576)] | Auto,
+        Meta(
+            description="maximum tokens of one batch of a text encoder, padding included; a longer text is a batch of "
+            "its own; `auto` is 512 on a CPU, 16384 on a GPU"
+        ),
+    ] = "auto"
+    encoder_max_wait_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="how long a batch of texts waits for more of them while another batch runs; a lone request "
+            "never waits",
+        ),
+    ] = 0.0
+    mount_niceness: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=19,
+            description="CPU niceness of the threads that load a version of a model beside those that serve: with 19 "
+            "requests are delayed least, and the load takes longest; an export to ONNX then pauses while others want "
+            "its core",
+        ),
+    ] = 19
+    hang_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86400,
+            description="an engine is killed and restarted when one iteration takes longer than this and than ten "
+            "times its longest "
+            "iteration so far, or when it does not answer pings for this long",
+        ),
+    ] = 60.0
+    start_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86400,
+            description="an engine that has not loaded and warmed up after this many seconds is killed and restarted",
+        ),
+    ] = 900.0

@@ -1,0 +1,158 @@
+"""The settings of front ends: addresses, limits of requests, access."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How HTTP requests are received and limited."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one and prints it")] = 8000
+    uds: Annotated[
+        str,
+        Meta(
+            description="absolute path of a Unix socket to listen on instead of `host` and `port`, without TLS; its "
+            "mode is 0660"
+        ),
+    ] = ""
+    ssl_certfile: Annotated[
+        str,
+        Meta(
+            description="PEM file with the server's certificate and the chain to its authority: with it the ports "
+            "speak HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
+        ),
+    ] = ""
+    ssl_keyfile: Annotated[
+        str,
+        Meta(
+            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty is that the key "
+            "is in `ssl_certfile`"
+        ),
+    ] = ""
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto "
+            "are trusted, and `unix` for those that connect to `uds`; those of all others are ignored"
+        ),
+    ] = ("127.0.0.1", "::1", "unix")
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names by which clients reach the server, as in their Host header: `images.example`, "
+            "`*.example` for all below it, `*` for any. Always allowed are IP addresses, `localhost` and `host`; "
+            "others are answered 421, so that no web page reaches the server by a name of its own (DNS rebinding)"
+        ),
+    ] = ()
+    metrics_address: Annotated[
+        str,
+        Meta(
+            description="another `ADDRESS:PORT` to listen on, which serves /metrics only; then the server's port does "
+            "not. Empty is /metrics on the server's port"
+        ),
+    ] = ""
+    grpc_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port on `host` for the Open Inference Protocol over gRPC (docs/encoders.md), with TLS as the "
+            "others; 0 is none. Needs `noria-serve[grpc]`",
+        ),
+    ] = 0
+    processes: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | Annotated[str, Meta(pattern=r"^(auto|\d{1,2}(-\d{1,2})?)\Z")],
+        Meta(
+            description="front-end processes sharing the port: a number, the fewest and the most, such as `1-4`, "
+            "between which it follows the load, or `auto`, which is 1 to half of the cores: docs/operations.md"
+        ),
+    ] = 1
+    sticky_header: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9-]{0,64}\Z",
+            description="header, such as `X-User`, whose value decides which version answers while an endpoint has a "
+            "canary: requests with the same value get the same version. Empty, or without the header, each request is "
+            "chosen by itself",
+        ),
+    ] = ""
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body without images")] = (
+        1_048_576
+    )
+    max_image_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="maximum size of all images of a request together, as files; a body with them may be longer "
+            "than `max_body_bytes` by that, in base64",
+        ),
+    ] = 16_777_216
+    max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
+    max_steps: Annotated[int, Meta(ge=1, le=1000, description="maximum inference steps of one request")] = 200
+    max_texts: Annotated[int, Meta(ge=1, le=65_536, description="maximum texts of one request to a text encoder")] = (
+        2048
+    )
+    truncate_texts: Annotated[
+        bool,
+        Meta(
+            description="cut texts that are longer than a text encoder takes, and say so in X-Noria-Truncated; false "
+            "rejects them. A request can decide otherwise"
+        ),
+    ] = True
+    max_text_chars: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum length of a text to a text encoder, in characters; a longer one would hold up the "
+            "tokenizing of others",
+        ),
+    ] = 100_000
+    max_prompt_chars: Annotated[int, Meta(ge=1, description="maximum length of a prompt, in characters")] = 4000
+    request_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=86400,
+            description="a request not finished after this many seconds is removed from the running batch and answered "
+            "504",
+        ),
+    ] = 600.0
+    user_code_threads: Annotated[
+        int,
+        Meta(ge=1, le=256, description="threads of a front end for the methods of `endpoints` that are not async"),
+    ] = 8
+    restart_wait_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="how long a request whose engine exited waits for a restarted one before it is answered 503",
+        ),
+    ] = 60.0
+    drain_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="after SIGTERM, how long requests in flight may still take; the rest are answered 503 with "
+            "Retry-After. "
+            "All processes exit at most 10 s later: within Kubernetes' 30 s",
+        ),
+    ] = 20.0
+    api_keys_file: Annotated[
+        str,
+        Meta(
+            description="TOML file of API keys, their scopes and limits (`noria key`), read again when it has changed; "
+            "empty is no keys: any client that reaches the port may do everything but change the registry"
+        ),
+    ] = ""
+    live: Annotated[
+        Literal["auto", "full", "no-previews", "off"],
+        Meta(
+            description="what /live shows of the running batch: `full` includes thumbnails of all images in progress; "
+            "`auto` is full "
+            "without API keys and no-previews with them"
+        ),
+    ] = "auto"

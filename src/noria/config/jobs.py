@@ -1,0 +1,88 @@
+"""The settings of jobs, asynchronous requests: their database, results, limits and webhooks."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from noria.config.auto import Auto
+
+
+class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How jobs (asynchronous requests) are stored and executed."""
+
+    database: Annotated[
+        str,
+        Meta(
+            description="database of jobs: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or "
+            "`postgresql://USER@HOST/NAME` "
+            "(a password goes into PGPASSWORD or PGPASSFILE: process listings show settings)"
+        ),
+    ] = "auto"
+    database_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=600,
+            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits "
+            "as long for a free thread; either is answered 503",
+        ),
+    ] = 10.0
+    results: Annotated[
+        str,
+        Meta(
+            description="folder for the results of jobs, a path or an fsspec URL without a password; `auto` is "
+            "`results` in `data_dir`"
+        ),
+    ] = "auto"
+    ttl_s: Annotated[
+        float,
+        Meta(
+            ge=60,
+            le=31_536_000,
+            description="finished jobs and their results are deleted after this many seconds; jobs not started within "
+            "this time fail",
+        ),
+    ] = 86_400.0
+    concurrency: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Meta(
+            description="maximum jobs that one front end runs at once, of images and of texts; `auto` is enough to "
+            "fill the engines twice with images, and 4 of texts"
+        ),
+    ] = "auto"
+    max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are rejected with 429")] = 10_000
+    max_queued_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | Auto,
+        Meta(description="maximum queued jobs of one API key; `auto` is a quarter of `jobs.max_queued`"),
+    ] = "auto"
+    max_job_texts: Annotated[int, Meta(ge=1, description="maximum texts of one job")] = 100_000
+    max_job_bytes: Annotated[int, Meta(ge=1024, description="maximum size of the texts of one job")] = 67_108_864
+    max_queued_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="maximum size of the stored texts and start images of all jobs that have not ended, of one API "
+            "key a quarter; more are rejected with 429",
+        ),
+    ] = 1_073_741_824
+    max_pending_webhooks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum webhooks that wait for their receivers, of one API key a quarter; more jobs with a "
+            "webhook are rejected with 429",
+        ),
+    ] = 40_000
+    webhook_secret_file: Annotated[
+        str,
+        Meta(
+            description="file with the server's secret, `whsec_` and base64, from which those are derived that sign "
+            "each API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a "
+            "rotation. `auto` is `webhook-secret` beside the SQLite file, by default in `data_dir`, created at the "
+            "first start; not with PostgreSQL"
+        ),
+    ] = "auto"  # noqa: S105 - where it is, not what
+    webhook_allow_private: Annotated[
+        bool,
+        Meta(description="allow webhooks to loopback, private and other non-public addresses"),
+    ] = False

@@ -1,0 +1,37 @@
+"""The settings of the registry: its database, and the sources of models."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where models, their versions, and what made them are registered."""
+
+    database: Annotated[
+        str,
+        Meta(
+            description="database of the registry: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or "
+            "`postgresql://USER@HOST/NAME`, which may be that of the jobs (a password goes into PGPASSWORD or "
+            "PGPASSFILE)"
+        ),
+    ] = "auto"
+    deployments: Annotated[
+        bool,
+        Meta(
+            description="follow the registry's deployments: load, serve and release versions while the server runs. "
+            "Without it the server serves the models of its configuration only"
+        ),
+    ] = True
+    source_roots: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of this machine, and URLs of folders in stores (`s3://BUCKET/FOLDER`), below which "
+            "`POST /v1/registry/versions` may read models; besides them the hub, the MLflow server of the environment, "
+            "and models in packages"
+        ),
+    ] = ()
+    max_source_gib: Annotated[
+        float,
+        Meta(gt=0, le=100_000, description="largest model that `POST /v1/registry/versions` copies, GiB"),
+    ] = 64.0

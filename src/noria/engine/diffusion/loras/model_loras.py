@@ -1,0 +1,101 @@
+"""The LoRA adapters of one loaded model: from their files to the rows of its calls."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters, LoraCache
+from noria.engine.diffusion.loras.lora_rows import LoraRows
+from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt, Prompt
+from noria.engine.resources.priority import run_apart
+from noria.errors import ConfigError, InvalidField, ModelError
+from noria.models.diffusion.block_compilation import without_compiled_blocks
+from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.lora_file import LoraWeights, read_lora
+from noria.models.lora_folders import LoraFolders, check_digest
+from noria.protocol.diffusion import Lora
+
+
+class ModelLoras:
+    """Loads adapters on any thread, applies them on the loop's; `config` has no "auto" left."""
+
+    def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
+        """Raises ConfigError if there are folders of adapters, but the model is compiled: its layers cannot change."""
+        self._folders = LoraFolders.of(config)
+        if self._folders and config.compile:
+            raise ConfigError(
+                "engine.loras does not work with engine.compile. Switch off one of them, or use engine.compile_blocks."
+            )
+        self._model, self._max_bytes = model, config.lora_cache_bytes
+        self._has_compiled_blocks = config.compile_blocks
+        self.cache = LoraCache(
+            {name: next(part.parameters()).device for name, part in model.lora_parts.items()}, config.lora_cache_bytes
+        )
+        self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if self._folders else {}
+        self._denoiser = next(iter(model.lora_parts), "")  # all other parts encode prompts
+
+    def load(self, loras: Sequence[Lora], model: str) -> Adapters:
+        """Return the adapters of a request for the model of this name, which must hold them as long as it needs them.
+
+        Raises:
+            LoraNotFound: one does not exist.
+            InvalidField: one has another digest now, or does not fit the model or the cache, or the model has no parts
+                that LoRAs can change.
+            QueueFull: the adapters of other requests fill the cache.
+
+        """
+        if loras and not self._model.lora_parts:
+            raise InvalidField(f"loras: {model} has no parts that LoRAs can change.", field="loras")
+        return self.cache.get(loras, functools.partial(self._read, model))
+
+    def _read(self, model: str, lora: Lora) -> LoraWeights:
+        file = self._folders.find(lora, model)
+        try:
+            # In a thread that ends, as samplers are compiled (ADR 5). A file in float32 has twice the bytes that its
+            # adapter takes in float16.
+            read = run_apart(lambda: read_lora(file, self._model.lora_parts, self._model.dtype, 2 * self._max_bytes))
+            check_digest(lora, file)  # the file may have been replaced after `find`
+            return read
+        except ModelError as error:
+            raise InvalidField(f"loras: {error.message}", field="loras") from error
+
+    def text_encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
+        """Return the conditioning of prompts, each encoded with its adapters, which requests hold."""
+        texts = [prompt.text if isinstance(prompt, AdaptedPrompt) else prompt for prompt in prompts]
+        adapters = [
+            Adapters(tuple(self.cache.loaded(*lora) for lora in prompt.loras))
+            if isinstance(prompt, AdaptedPrompt)
+            else NO_ADAPTERS
+            for prompt in prompts
+        ]
+        with contextlib.ExitStack() as stack:
+            for name, rows in self._rows.items():
+                if name != self._denoiser:
+                    stack.callback(rows.clear)  # the next prompts have other adapters
+                    stack.enter_context(rows.applied(adapters))
+            return self._model.text_encode(texts)
+
+    @contextlib.contextmanager
+    def denoising(self, adapters: Sequence[Adapters]) -> Iterator[None]:
+        """Call the denoiser inside of this context with the adapters of each row."""
+        rows = self._rows.get(self._denoiser)
+        if rows is None:
+            yield
+            return
+        with rows.applied(adapters):
+            has_hooks = rows.is_active and self._has_compiled_blocks
+            denoiser = self._model.lora_parts[self._denoiser]
+            with without_compiled_blocks(denoiser) if has_hooks else contextlib.nullcontext():
+                yield
+
+    def prompt_key(self, text: str | None, adapters: Adapters) -> Prompt:
+        """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""
+        loras = tuple((each.digest, each.weight) for each in adapters if set(each.weights.layers) - {self._denoiser})
+        return AdaptedPrompt(text, loras) if loras else text
+
+    def release(self) -> None:
+        """Release what is kept of the last calls; the adapters stay in the cache."""
+        for rows in self._rows.values():
+            rows.clear()

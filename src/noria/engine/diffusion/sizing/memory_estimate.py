@@ -1,0 +1,294 @@
+"""Estimates the memory of a model that is not loaded: weights, activations of its calls, slots.
+
+The parts are built on torch's meta device, whose tensors have shapes and no memory, and called as in service, while the
+bytes of the tensors that exist at once are counted. What kernels allocate inside, and fragmentation, is not known.
+"""
+
+import bisect
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.sizing.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
+from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens, collate
+from noria.models.diffusion.diffusion_model import (
+    ControlledModel,
+    Denoiser,
+    DiffusionModel,
+    ReferencedModel,
+    RefinedModel,
+)
+from noria.models.diffusion.folders.quantization import BitsAndBytes, is_float8, read_quantization
+from noria.models.diffusion.part_loading import DTYPES
+from noria.models.diffusion.unet_models.controlnet import ControlRows
+from noria.models.diffusion.vae import MAX_PIXELS
+from noria.models.families import FAMILIES
+from noria.models.weights import read_weights
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.step import empty_history
+
+_ANY_SCALE = 50.0  # of guidance: the largest that a request can have
+LONGEST_PROMPT = "a " * 1024
+"""All families cut it, to the most tokens that a prompt can have."""
+_WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of a model with its settings, for images of its default size."""
+
+    weights: Mapping[str, int]  # by part, of those on the model's device
+    row: int  # of a denoiser's call, for each row, with one ControlNet and one reference image if there can be
+    decoded_image: int  # of decoding, for each image
+    prompt: int  # of encoding one of the most tokens, as that of a row has
+    slot: int  # of the samples and outputs that a slot keeps, and the embeddings of its image
+    rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
+    decode_batch: int  # images that the VAE takes at once, at most
+    elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
+
+    def needed(self, slots: int) -> int:
+        """Return the bytes of the weights, all slots, and the largest of the three kinds of calls."""
+        rows = slots * self.rows_per_image
+        calls = rows * self.row, min(self.decode_batch, slots) * self.decoded_image, rows * self.prompt
+        return sum(self.weights.values()) + slots * self.slot + max(calls)
+
+    def slots_in(self, num_bytes: int) -> int:
+        """Return how many slots fit, up to 1024; 0 if not even one does."""
+        return bisect.bisect_right(range(1, 1025), num_bytes, key=self.needed)
+
+
+def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEstimate:
+    """Return the estimate for `config`, which has no "auto" left.
+
+    Raises:
+        ModelError: the libraries cannot build a part.
+
+    """
+    family = FAMILIES[spec.family]
+    eager = msgspec.structs.replace(
+        config, compile=False, compile_blocks=False, attention="sdpa", text_encoder_device="same"
+    )
+    model: DiffusionModel = family.load(spec, eager, "meta")
+    shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
+    with torch.inference_mode():
+        with _StorageCounter():
+            (conditioning,) = model.text_encode([LONGEST_PROMPT])
+            reference = _reference(model, spec)
+        num_channels = input_channels(model, shape)
+        row = _row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)
+        decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
+        prompt = _peak_bytes(lambda: model.text_encode([LONGEST_PROMPT]))
+        embeddings = conditioning.nbytes
+        if isinstance(model, RefinedModel) and model.refiner is not None:
+            with _StorageCounter():
+                (conditioning,) = model.refiner.text_encode([LONGEST_PROMPT])
+            embeddings += conditioning.nbytes
+            row = max(row, _row_bytes(model.refiner, shape, conditioning))
+        slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
+        slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
+    rows_per_image = 2 if model.guidance.is_active(_ANY_SCALE, "") else 1
+    weights = weights_of(spec, config)
+    return MemoryEstimate(
+        weights=weights.here,
+        row=row,
+        decoded_image=decoded,
+        prompt=0 if weights.elsewhere else prompt,
+        slot=slot + rows_per_image * embeddings,
+        rows_per_image=rows_per_image,
+        decode_batch=min(config.decode_batch, max(1, MAX_PIXELS // (spec.default_width_px * spec.default_height_px))),
+        elsewhere=weights.elsewhere,
+    )
+
+
+class MemoryChange(NamedTuple):
+    """What an operator can change so that a model takes less of its device's memory, and what it takes then."""
+
+    names: tuple[str, ...]
+    estimate: MemoryEstimate
+
+
+def find_changes(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> tuple[MemoryChange, ...]:
+    """Return what would take less memory than `config`, each change alone, then all together.
+
+    Not those that the loader refuses: with text encoders of bitsandbytes a CPU, with float8 another dtype.
+
+    `config` has no "auto" left, and is of an engine on `device`.
+
+    Raises:
+        ModelError: the libraries cannot build a part.
+
+    """
+    estimate, alone, together = estimate_memory(spec, config), [], config
+    settings: list[tuple[str, dict[str, Any]]] = [("--vae-tiling", {"vae_tiling": True})]
+    quantizations = {
+        part: read_quantization(spec.path / part / "config.json") for part in FAMILIES[spec.family].weight_stems
+    }
+    if config.dtype == "float32" and not any(is_float8(each) for each in quantizations.values()):
+        settings.insert(0, ("--dtype bfloat16", {"dtype": "bfloat16"}))
+    for name, values in settings:
+        changed = estimate_memory(spec, msgspec.structs.replace(config, **values))
+        if changed.needed(1) < estimate.needed(1):
+            alone.append(MemoryChange((name,), changed))
+            together = msgspec.structs.replace(together, **values)
+    all_bytes = estimate_memory(spec, together)
+    need_a_gpu = {part for part, each in quantizations.items() if isinstance(each, BitsAndBytes)}
+    has_movable_texts = not any(part.startswith("text_encoder") for part in need_a_gpu)
+    if device != "cpu" and config.text_encoder_device == "same" and has_movable_texts:
+        changed = _with_texts_on_cpu(spec, config, estimate)
+        alone.append(MemoryChange(("--text-encoder-device cpu",), changed))
+        all_bytes = _with_texts_on_cpu(spec, config, all_bytes)
+    part = _denoiser(spec)
+    if _quantized_bytes(spec, config) < estimate.weights[part]:
+        changed = _with_denoiser(spec, estimate, _quantized_bytes(spec, config))
+        alone.append(MemoryChange((f"a folder whose {part} is quantized to int8",), changed))
+        all_bytes = _with_denoiser(spec, all_bytes, _quantized_bytes(spec, together))
+    if len(alone) < 2:
+        return tuple(alone)
+    return (*alone, MemoryChange(tuple(name for change in alone for name in change.names), all_bytes))
+
+
+def _denoiser(spec: DiffusionModelSpec) -> str:
+    return "transformer" if "transformer" in FAMILIES[spec.family].parts else "unet"
+
+
+def _with_denoiser(spec: DiffusionModelSpec, estimate: MemoryEstimate, num_bytes: int) -> MemoryEstimate:
+    return replace(estimate, weights={**estimate.weights, _denoiser(spec): num_bytes})
+
+
+def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate: MemoryEstimate) -> MemoryEstimate:
+    """Return the estimate with the text encoders on a CPU beside the device."""
+    elsewhere = text_weights_of(spec, config, FLOAT32_BYTES)
+    weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
+    return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)
+
+
+def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
+    """Return the bytes of the denoiser if its linear layers are in int8, with a scale for each row."""
+    part, item_bytes = _denoiser(spec), DTYPES[config.dtype].itemsize
+    shapes = read_weights(spec.path, part, FAMILIES[spec.family].weight_stems[part]).values()
+    return sum(
+        math.prod(shape) + item_bytes * shape[0] if len(shape) == 2 else item_bytes * math.prod(shape)
+        for shape in shapes
+    )
+
+
+def _reference(model: DiffusionModel, spec: DiffusionModelSpec) -> ReferenceTokens | None:
+    """Return a reference image of the default size; None: the model takes none."""
+    if not spec.max_references:
+        return None
+    assert isinstance(model, ReferencedModel)
+    shape = spec.default_height_px, spec.default_width_px, 3
+    return model.encode_references([torch.empty(shape, dtype=torch.uint8, device="meta")])
+
+
+def _row_bytes(
+    model: Denoiser, shape: tuple[int, ...], conditioning: Conditioning, reference: ReferenceTokens | None = None
+) -> int:
+    """Return the bytes of each row of a call."""
+    calls = (functools.partial(_predict, model, num_rows, shape, conditioning, reference) for num_rows in (1, 2))
+    one, two = map(_peak_bytes, calls)
+    return max(two - one, one // 2)
+
+
+def _predict(
+    model: Denoiser,
+    num_rows: int,
+    shape: tuple[int, ...],
+    conditioning: Conditioning,
+    reference: ReferenceTokens | None,
+) -> Any:
+    latents, each = torch.empty(num_rows, *shape, device="meta"), torch.empty(num_rows, device="meta")
+    guidance = each if model.guidance.embedded else None
+    rows = collate([conditioning] * num_rows)
+    if reference is not None:
+        assert isinstance(model, ReferencedModel)
+        return model.predict(latents, each, rows, guidance, [reference] * num_rows)
+    if not isinstance(model, ControlledModel) or not model.controlnets.digests:
+        return model.predict(latents, each, rows, guidance)
+    name, (_, height, width), scale = next(iter(model.controlnets.digests)), shape, model.latent_scale
+    images = torch.empty(num_rows, 3, height * scale, width * scale, device="meta")
+    control = ControlRows(name, torch.empty(num_rows, dtype=torch.long, device="meta"), images, each, num_rows)
+    return model.predict(latents, each, rows, guidance, controls=[control])
+
+
+def input_channels(model: DiffusionModel, shape: tuple[int, ...]) -> int:
+    """Return those of the latents and, of a model for inpainting, of the mask and of what is kept."""
+    return shape[0] if model.inpainting is None else 2 * shape[0] + model.inpainting.mask_channels
+
+
+def _peak_bytes(call: Callable[[], Any]) -> int:
+    """Return the most bytes of tensors that `call` makes and that exist at once."""
+    with _counting() as counter:
+        call()
+    return counter.peak
+
+
+@contextmanager
+def _counting() -> Iterator["_StorageCounter"]:
+    with _FusedAttention(), _StorageCounter() as counter:
+        yield counter
+
+
+_SCALAR_READS = tuple(getattr(torch.ops.aten, name).default for name in ("is_nonzero", "item", "_local_scalar_dense"))
+"""Operations that read one number of a tensor, of which a tensor without memory has none."""
+
+
+class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages that operations make, and that are not freed yet."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._now = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation and count what it returns; a number that is read is True: a mask that hides nothing."""
+        del types
+        if func in _SCALAR_READS:
+            return True
+        before = {id(each.untyped_storage()) for each in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if id(storage) not in before and storage not in self._known:
+                self._known.add(storage)
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _free(self, num_bytes: int) -> None:
+        self._now -= num_bytes
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as a device's kernels compute it: without a matrix of scores, which the meta device makes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return an empty output for an attention, and else call the function."""
+        del types
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+        query, value = named["query"], named["value"]
+        return query.new_empty(*query.shape[:-1], value.shape[-1])

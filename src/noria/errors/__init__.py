@@ -1,0 +1,399 @@
+"""All errors that callers see: one class for each cause, with its HTTP status and whether a retry can succeed.
+
+    NoriaError
+    ├── RequestError                     the caller's mistake: nothing reached the engine
+    │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
+    │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
+    │   │   ├── LoraNotFound             404
+    │   │   ├── ControlNetNotFound       404
+    │   │   └── RefinerNotFound          404
+    │   ├── InvalidBody                  400  not JSON, or not of the documented shape
+    │   ├── Unauthorized                 401  no API key, or an unknown one
+    │   ├── MissingScope                 403  the API key may not do this
+    │   ├── CrossOriginRequest           403  a web page of another origin would change something
+    │   ├── UnsupportedMediaType         415
+    │   ├── UnreadableImage              422  an uploaded image file without readable generation metadata
+    │   ├── BodyTooLarge                 413
+    │   ├── RouteNotFound                404
+    │   ├── MethodNotAllowed             405
+    │   ├── ModelNotFound                404
+    │   ├── JobNotFound                  404
+    │   ├── HostNotAllowed               421  the Host header has a name that is not this server's
+    │   ├── OperationNotSupported        501  the protocol has the operation, this server does not
+    │   ├── IdempotencyConflict          422  the key was used for another body
+    │   ├── RegistryConflict             409  the registry lacks what is named, or cannot be changed as asked
+    │   └── SourceRejected               422  the source of a model cannot or may not be read, or is no model
+    ├── ServingError                     the server's state or load: the request itself was valid
+    │   ├── QueueFull                    429  retry later
+    │   ├── RateLimited                  429  a limit of the API key, or of one client's share, is reached; retry later
+    │   ├── DeadlineUnmeetable           429  the deadline cannot be met; retry later, or allow more time
+    │   ├── EngineUnavailable            503  no engine is ready; retry
+    │   ├── EngineLost                   503  the engine exited with the request in flight, and none came back; retry
+    │   ├── EngineCrashed                500  the request crashed the engine twice; do not retry
+    │   ├── JobsUnavailable              503  the database or the results folder does not answer; retry
+    │   ├── RegistryUnavailable          503  the registry's database does not answer, or a source is not read; retry
+    │   ├── JobExpired                   504  no engine could run the job within its time to live
+    │   ├── DeadlineExceeded             504
+    │   ├── GenerationFailed             500  the model failed on this request
+    │   ├── UserCodeFailed               500  the operator's code for this endpoint failed on this request
+    │   ├── UserCodeBusy                 503  too many calls of such code wait, or do not end; retry
+    │   ├── InternalError                500  a bug in Noria
+    │   └── RequestCancelled             499  the client disconnected; no response is sent
+    └── SetupError                       the operator's mistake: the process prints it and exits non-zero
+        ├── ConfigError                  a setting, a configuration file, an environment variable, a port
+        ├── MissingExtra                 an optional package is not installed; names the extra that has it
+        ├── ModelError                   a model folder: missing, damaged, or of an unsupported kind
+        ├── RegistryError                the registry has no such model, version, run …, or cannot be changed as asked
+        ├── ImageFileError               an image file that cannot be read, or has no generation metadata
+        └── LiveError                    `noria top`: the server is unreachable, is not Noria, or rejects
+
+A message states the value received, the values allowed and what to do. `frontend/http/errors.py` makes them responses.
+"""
+
+from typing import ClassVar
+
+from noria.errors.value_text import did_you_mean as did_you_mean
+from noria.errors.value_text import short_repr as short_repr
+
+
+class NoriaError(Exception):
+    """Root of the tree. `code` is stable and documented in docs/errors.md; the message may change."""
+
+    code: ClassVar[str]
+    http_status: ClassVar[int] = 500
+    retryable: bool = False  # whether the same request may succeed later
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message, self.field, self.retry_after_s = message, field, retry_after_s
+
+
+class RequestError(NoriaError):
+    """The caller's mistake."""
+
+    http_status = 400
+
+
+class InvalidField(RequestError):
+    """A field has a value that is not allowed; `field` names it."""
+
+    code = "invalid_field"
+
+
+class EmptyInput(InvalidField):
+    """There is no text, or an empty one."""
+
+
+class UntokenizableText(InvalidField):
+    """The tokenizer rejects a text, or makes no token of it."""
+
+
+class WrongTask(InvalidField):
+    """The model is of another task than the route needs."""
+
+
+class LoraNotFound(InvalidField):
+    """The model has no LoRA adapter of this name."""
+
+    code = "lora_not_found"
+    http_status = 404
+
+
+class ControlNetNotFound(InvalidField):
+    """The model has no ControlNet of this name."""
+
+    code = "controlnet_not_found"
+    http_status = 404
+
+
+class RefinerNotFound(InvalidField):
+    """The model has no refiner, or none of this name or digest."""
+
+    code = "refiner_not_found"
+    http_status = 404
+
+
+class InvalidBody(RequestError):
+    """The body is not JSON, or not an object of the documented shape."""
+
+    code = "invalid_body"
+
+
+class Unauthorized(RequestError):
+    """The route needs an API key, and the request has none, or an unknown one."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class MissingScope(RequestError):
+    """The API key is known, but has not the scope that the route needs."""
+
+    code = "missing_scope"
+    http_status = 403
+
+
+class CrossOriginRequest(RequestError):
+    """A browser sent the request for a web page of another origin, and it may change something."""
+
+    code = "cross_origin"
+    http_status = 403
+
+
+class UnsupportedMediaType(RequestError):
+    """The Content-Type is not application/json."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class UnreadableImage(RequestError):
+    """An image is no PNG, WebP or JPEG, is damaged, animated or too large, or has no settings where they are read."""
+
+    code = "unreadable_image"
+    http_status = 422
+
+
+class BodyTooLarge(RequestError):
+    """The body is longer than `frontend.max_body_bytes`, or its images are than `frontend.max_image_bytes`."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class RouteNotFound(RequestError):
+    """No such path."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, the method does not."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class ModelNotFound(RequestError):
+    """The named model is not served here."""
+
+    code = "model_not_found"
+    http_status = 404
+
+
+class JobNotFound(RequestError):
+    """The job, or the image or result of it, never existed or was deleted after its time to live."""
+
+    code = "job_not_found"
+    http_status = 404
+
+
+class HostNotAllowed(RequestError):
+    """The request's Host is no name of this server."""
+
+    code = "host_not_allowed"
+    http_status = 421
+
+
+class OperationNotSupported(RequestError):
+    """The protocol has this operation, this server does not."""
+
+    code = "not_supported"
+    http_status = 501
+
+
+class IdempotencyConflict(RequestError):
+    """The Idempotency-Key was sent before with another body."""
+
+    code = "idempotency_conflict"
+    http_status = 422  # draft-ietf-httpapi-idempotency-key-header
+
+
+class RegistryConflict(RequestError):
+    """The registry does not have what is named, or cannot be changed as asked."""
+
+    code = "registry_conflict"
+    http_status = 409
+
+
+class SourceRejected(RequestError):
+    """The source of a model cannot be read, may not be read over HTTP, or is no model that is supported."""
+
+    code = "source_rejected"
+    http_status = 422
+
+
+class ServingError(NoriaError):
+    """The request was valid, but could not be served."""
+
+
+class QueueFull(ServingError):
+    """The queue is at its limit, in images, in seconds of work, or in bytes of what its requests hold."""
+
+    code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class RateLimited(ServingError):
+    """A limit is reached: of the API key (images in flight or per minute), or of what one client may hold at once."""
+
+    code = "rate_limited"
+    http_status = 429
+    retryable = True
+
+
+class DeadlineUnmeetable(ServingError):
+    """The images cannot be finished by the requested deadline, or only by delaying accepted requests beyond theirs."""
+
+    code = "deadline_unmeetable"
+    http_status = 429
+    retryable = True
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, field=field, retry_after_s=retry_after_s)
+        self.retryable = retry_after_s is not None  # else the deadline is too short even for an idle server
+
+
+class EngineUnavailable(ServingError):
+    """No engine is ready: still loading, or being restarted."""
+
+    code = "engine_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class EngineLost(ServingError):
+    """The engine exited with the request in flight and was not restarted in time, or was killed too many times."""
+
+    code = "engine_lost"
+    http_status = 503
+    retryable = True
+
+
+class EngineCrashed(ServingError):
+    """The engine crashed twice with the request in flight, the second time with no other request in flight."""
+
+    code = "engine_crashed"
+
+
+class DeadlineExceeded(ServingError):
+    """The request's deadline or timeout passed before its images were finished."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    retryable = True
+
+
+class JobsUnavailable(ServingError):
+    """The database or the results folder of jobs does not answer; other routes do not need them."""
+
+    code = "jobs_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class RegistryUnavailable(ServingError):
+    """The registry's database does not answer, or a source was not read; only the registry's routes need them."""
+
+    code = "registry_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class JobExpired(ServingError):
+    """No engine could run the job within its time to live; appears in job records, never as a response."""
+
+    code = "job_expired"
+    http_status = 504
+    retryable = True
+
+
+class GenerationFailed(ServingError):
+    """The model failed on this request; other requests in its batch were not affected."""
+
+    code = "generation_failed"
+
+
+class UserCodeFailed(ServingError):
+    """The operator's code for the endpoint failed on this request; the log has the traceback."""
+
+    code = "user_code_failed"
+
+
+class UserCodeBusy(ServingError):
+    """All threads for the operators' code are in calls that are late, or too many calls wait."""
+
+    code = "user_code_busy"
+    http_status = 503
+    retryable = True
+
+
+class InternalError(ServingError):
+    """A bug in Noria; the message reveals no internals, the log has the details."""
+
+    code = "internal"
+
+
+class RequestCancelled(ServingError):
+    """The client disconnected (nginx's status 499 in logs and metrics)."""
+
+    code = "cancelled"
+    http_status = 499
+
+
+class SetupError(NoriaError):
+    """The operator's mistake: the process prints the message and exits with `exit_status`."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class ConfigError(SetupError):
+    """A setting is unknown or has a value that is not allowed."""
+
+    code = "config"
+
+
+class MissingExtra(SetupError):
+    """An optional package is not installed; the message names the extra of noria-serve that has it."""
+
+    code = "missing_extra"
+
+
+class ModelError(SetupError):
+    """A model cannot be served; the message names the file and what is wrong with it."""
+
+    code = "model"
+    exit_status = 3
+
+
+class RegistryError(SetupError):
+    """The registry does not have what is named, or cannot be changed as asked."""
+
+    code = "registry"
+
+
+class ImageFileError(SetupError):
+    """An image file is missing, damaged, no image, or has no generation metadata."""
+
+    code = "image_file"
+
+
+class LiveError(SetupError):
+    """The live view of a server is unavailable: nothing answers there, it is not Noria, or it rejects the request."""
+
+    code = "live"
+    exit_status = 1
+
+
+def all_codes() -> dict[str, type[NoriaError]]:
+    """All error classes by code."""
+    leaves: dict[str, type[NoriaError]] = {}
+    pending: list[type[NoriaError]] = [NoriaError]
+    while pending:
+        error_type = pending.pop()
+        pending += error_type.__subclasses__()
+        if "code" in vars(error_type):
+            leaves[error_type.code] = error_type
+    return leaves

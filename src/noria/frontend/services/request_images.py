@@ -1,0 +1,113 @@
+"""Checks the images of a request: how many there are, what models need, and the size that follows from them. Pure."""
+
+from collections.abc import Sequence
+
+from noria.errors import InvalidField, short_repr
+from noria.images.reference_size import FIELD as REFERENCES
+from noria.images.reference_size import place_reference
+from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFacts
+from noria.protocol.diffusion import Control, DiffusionModelSpec, Reference
+from noria.protocol.request import ControlField
+
+MAX_CONTROLS = 4  # of a request: each costs half a UNet
+MAX_REFERENCES = 4  # of a request, for any model: each costs about as much as the image
+MAX_CONTROL_SCALE = 2.0  # A1111's
+
+
+def fitting_size(sides: tuple[int, int], spec: DiffusionModelSpec) -> tuple[int, int]:
+    """Return width and height in pixels of an image with these `sides` as the model can generate it.
+
+    An image with a side above the model's bounds is made smaller, one below larger, with its proportions; then sides
+    are rounded down to a multiple, as diffusers does.
+    """
+    scale = min(max(1.0, spec.min_side_px / min(sides)), spec.max_side_px / max(sides))
+    width, height = (
+        min(max(int(side * scale) // spec.multiple_px * spec.multiple_px, spec.min_side_px), spec.max_side_px)
+        for side in sides
+    )
+    return width, height
+
+
+def default_size(
+    images: RequestImageFacts, references: Sequence[Reference], spec: DiffusionModelSpec
+) -> tuple[int, int] | None:
+    """Return the size of the first image, of a reference as the model is shown it; None: there are none."""
+    if (first := images.start or next(iter(images.controls), None)) is not None:
+        return fitting_size((first.width_px, first.height_px), spec)
+    return fitting_size((references[0].width, references[0].height), spec) if references else None
+
+
+def check_needed_images(spec: DiffusionModelSpec, start_image: StartImageFacts | None) -> None:
+    """Raise InvalidField if a model for inpainting gets no start image, or no mask."""
+    if not spec.needs_mask or (start_image is not None and start_image.mask_digest is not None):
+        return
+    missing = "image" if start_image is None else "mask"
+    raise InvalidField(
+        f"{missing} is missing: {spec.name} is a model for inpainting, which repaints the part of an image that a mask "
+        "covers. Send both: to /t2i, /v1/images/edits or /sdapi/v1/img2img.",
+        field=missing,
+    )
+
+
+def check_num_controls(controls: Sequence[ControlField]) -> None:
+    """Raise InvalidField if a request has too many controls."""
+    if len(controls) > MAX_CONTROLS:
+        raise InvalidField(
+            f"controls has {len(controls)} entries; at most {MAX_CONTROLS} are allowed.", field="controls"
+        )
+
+
+def _count(entries: Sequence[object], one: str, several: str) -> str:
+    return f"{len(entries)} {one if len(entries) == 1 else several}"
+
+
+def check_num_references(images: Sequence[object]) -> None:
+    """Raise InvalidField if a request has more reference images than any model takes."""
+    if len(images) > MAX_REFERENCES:
+        raise InvalidField(
+            f"{REFERENCES} has {len(images)} entries; at most {MAX_REFERENCES} are allowed.", field=REFERENCES
+        )
+
+
+def check_references(images: Sequence[ImageFacts], spec: DiffusionModelSpec) -> tuple[Reference, ...]:
+    """Return the references whose images are these."""
+    if len(images) > spec.max_references:
+        takes = f"at most {spec.max_references} are allowed" if spec.max_references else "it takes none"
+        raise InvalidField(
+            f"{REFERENCES} has {_count(images, 'entry', 'entries')}, for {spec.name}; {takes}."
+            + ("" if spec.max_references else " A start image is sent as image."),
+            field=REFERENCES,
+        )
+    placements = [
+        place_reference(f"{REFERENCES}[{k}]", (image.width_px, image.height_px), spec) for k, image in enumerate(images)
+    ]
+    return tuple(
+        Reference(*placement.shown_px, image.digest) for placement, image in zip(placements, images, strict=True)
+    )
+
+
+def check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts]) -> Sequence[Control]:
+    """Return the controls whose `images` are these."""
+    check_num_controls(controls)
+    if len(controls) != len(images):
+        raise InvalidField(
+            f"controls has {_count(controls, 'entry', 'entries')} and {_count(images, 'image', 'images')}; send a file "
+            "`control` for each entry.",
+            field="controls",
+        )
+    for k, control in enumerate(controls):
+        for field, least, most in (("scale", 0.0, MAX_CONTROL_SCALE), ("start", 0.0, 1.0), ("end", 0.0, 1.0)):
+            if not least <= (got := getattr(control, field)) <= most:  # also true for NaN
+                raise InvalidField(
+                    f"controls[{k}].{field} is {short_repr(got)}; allowed are {least} to {most}.",
+                    field="controls",
+                )
+        if control.start >= control.end:
+            raise InvalidField(
+                f"controls[{k}].start is {control.start}, which is not before its end, {control.end}.",
+                field="controls",
+            )
+    return [
+        Control(control.name, control.scale, control.start, control.end, image_digest=image.digest)
+        for control, image in zip(controls, images, strict=True)
+    ]

@@ -1,1 +1,0 @@
-"""Flow models: their denoiser is a transformer that predicts a velocity."""

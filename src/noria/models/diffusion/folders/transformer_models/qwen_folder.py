@@ -1,0 +1,103 @@
+"""What the folders of Qwen-Image and of Krea 2 have in common: the text encoder, one of Qwen's, and the VAE.
+
+This module knows neither torch nor what the parts compute.
+"""
+
+import pathlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria.errors import ModelError
+from noria.models.diffusion.folders.pipeline_folder import Count, check_layer, check_vocabulary, read_part
+from noria.models.families import Family
+from noria.models.weights import REDOWNLOAD_HINT, Shapes, convert, read_object
+
+SYSTEM_PROMPT = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
+    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
+)
+"""What precedes a prompt, by the pipelines themselves. A folder's own template is a program, and is not run."""
+
+END_OF_CHAT = "<|im_end|>\n<|im_start|>assistant\n"
+"""What follows a prompt."""
+
+NUM_SYSTEM_TOKENS = 34
+"""Of `SYSTEM_PROMPT`: their outputs are dropped, whatever the tokenizer."""
+
+MAX_PROMPT_TOKENS = 512
+"""Longer prompts are cut, as by diffusers; the words around them that are not dropped are counted."""
+
+_Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+_Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
+_NUM_PUBLISHED_CHANNELS = 16  # of which diffusers' default has means and deviations
+
+
+class QwenVaeConfig(Struct, frozen=True):
+    """The settings of an AutoencoderKLQwenImage that decide its sizes; defaults are diffusers'."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    z_dim: Count = _NUM_PUBLISHED_CHANNELS
+    base_dim: Count = 96
+    dim_mult: _Levels = (1, 2, 4, 4)
+    temperal_downsample: Annotated[tuple[bool, ...], Meta(max_length=8)] = (False, True, True)
+    input_channels: Literal[3] = 3
+    latents_mean: _Numbers = (0.0,) * _NUM_PUBLISHED_CHANNELS
+    latents_std: _Numbers = (1.0,) * _NUM_PUBLISHED_CHANNELS
+
+    @property
+    def factor(self) -> int:
+        """Pixels per latent along one side."""
+        return int(2 ** len(self.temperal_downsample))
+
+
+class QwenTextConfig(Struct, frozen=True):
+    """The settings of a Qwen text encoder that must fit the other parts; they have no defaults in a published model."""
+
+    hidden_size: Count
+    vocab_size: Count
+    num_hidden_layers: Count
+    max_position_embeddings: Annotated[int, Meta(ge=NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS)] = 32768
+
+
+def read_qwen_vae(folder: pathlib.Path, family: Family) -> QwenVaeConfig:
+    """Return the VAE's settings. Raises ModelError if it is of another class, or they do not fit each other."""
+    file = folder / "vae" / "config.json"
+    vae = read_part(folder, family, "vae", QwenVaeConfig)
+    for name, got, wanted, whose in (
+        ("temperal_downsample", len(vae.temperal_downsample), len(vae.dim_mult) - 1, "one less than dim_mult"),
+        ("latents_mean", len(vae.latents_mean), vae.z_dim, "z_dim"),
+        ("latents_std", len(vae.latents_std), vae.z_dim, "z_dim"),
+    ):
+        if got != wanted:
+            raise ModelError(f"{file}: {name} has {got} entries; expected are {wanted}, {whose}. {REDOWNLOAD_HINT}")
+    if not all(vae.latents_std):
+        raise ModelError(f"{file}: latents_std has a zero, by which latents would be divided. {REDOWNLOAD_HINT}")
+    return vae
+
+
+def read_qwen_text_encoder(folder: pathlib.Path, model_types: tuple[str, ...]) -> QwenTextConfig:
+    """Return the text encoder's settings. Raises ModelError if it is none of `model_types`, or not its tokenizer's."""
+    file = folder / "text_encoder" / "config.json"
+    tree = read_object(file)
+    if tree.get("model_type") not in model_types:
+        raise ModelError(f"{file}: model_type is {tree.get('model_type')!r}; supported: {', '.join(model_types)}.")
+    of_text = tree.get("text_config")  # older versions of transformers write its settings beside the others
+    text_encoder = convert(file, of_text if isinstance(of_text, dict) else tree, QwenTextConfig)
+    check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
+    return text_encoder
+
+
+def check_qwen_layers(
+    folder: pathlib.Path, family: Family, shapes: dict[str, Shapes], text_encoder: QwenTextConfig, vae: QwenVaeConfig
+) -> None:
+    """Check one tensor of the text encoder and of the VAE; `shapes` are those of the weights, by part."""
+    embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
+    # As transformers 5 names it in the part alone and below a head, and as older versions do.
+    names = ("language_model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+    check_layer(
+        folder, family, "text_encoder", shapes["text_encoder"], (*names, "model.embed_tokens.weight"), embedding
+    )
+    decoder = {"base_dim × dim_mult": (0, vae.base_dim * vae.dim_mult[-1]), "z_dim": (1, vae.z_dim)}
+    check_layer(folder, family, "vae", shapes["vae"], ("decoder.conv_in.weight",), decoder)

@@ -1,0 +1,83 @@
+"""Checks a folder of the refiner of Stable Diffusion XL, and says which models it can refine.
+
+Read are the second text encoder and its tokenizer, the UNet and the scheduler. A refiner has no first text encoder, and
+its VAE is not read: latents are those of the model that is refined. This module knows neither torch nor what a refiner
+computes; `unet_models/refiner.py` loads it.
+"""
+
+import pathlib
+from typing import NoReturn
+
+from noria.errors import ModelError
+from noria.models.diffusion.folders.pipeline_folder import check_files, read_shapes
+from noria.models.diffusion.folders.unet_models.stable_diffusion_xl_folder import check_added_input
+from noria.models.diffusion.folders.unet_models.unet_folder import (
+    UnetConfig,
+    check_does_not_clip,
+    check_scheduler,
+    check_text_layers,
+    check_unet_layer,
+    read_text_encoder,
+    read_unet,
+)
+from noria.models.families import Family
+from noria.models.weights import read_object, read_struct
+from noria.protocol.diffusion import DiffusionModelSpec
+
+_NUM_SIZES = 5  # original size and crop: two numbers each, and the aesthetic score
+
+
+def inspect(folder: pathlib.Path, family: Family) -> NoReturn:
+    """Raise ModelError: a refiner is no model of its own."""
+    raise ModelError(
+        f"{folder / family.index_file}: {family.class_names[0]} is the refiner of SDXL, which continues images that "
+        f"another model has begun. Serve that model, and name this folder in engine.refiners: --refiners {folder}."
+    )
+
+
+def check_refiner(folder: pathlib.Path, family: Family) -> None:
+    """Check all parts of a folder.
+
+    Raises:
+        ModelError: a file is damaged, or a part is not supported.
+
+    """
+    index_file, scheduler_file = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
+    index = read_object(index_file)
+    if index.get("_class_name") not in family.class_names:
+        raise ModelError(
+            f"{index_file}: _class_name is {index.get('_class_name')!r}; that of a refiner is {family.class_names[0]}."
+        )
+    check_files(folder, family)
+    if index.get("requires_aesthetics_score") is not True:
+        raise ModelError(
+            f"{index_file}: requires_aesthetics_score is {index.get('requires_aesthetics_score')!r}; supported are "
+            "refiners that take a score, as that of SDXL 1.0."
+        )
+    check_scheduler(scheduler_file)
+    check_does_not_clip(scheduler_file)
+    text_encoder = read_text_encoder(folder, family, "_2")
+    unet = read_unet(folder, family, [text_encoder])
+    check_added_input(
+        folder / "unet" / "config.json", unet, text_encoder.projection_dim, _NUM_SIZES, "this is no refiner"
+    )
+    shapes = read_shapes(folder, family)
+    check_text_layers(folder, family, [text_encoder], shapes)
+    check_unet_layer(folder, family, unet, shapes)
+
+
+def misfit(folder: pathlib.Path, spec: DiffusionModelSpec) -> str | None:
+    """Return why a refiner cannot refine a model's images; None if it can.
+
+    Raises:
+        ModelError: a folder is damaged.
+
+    """
+    if spec.family != "stable-diffusion-xl":
+        return f"{spec.name} is not of SDXL"
+    theirs, ours = (read_struct(each / "unet" / "config.json", UnetConfig) for each in (spec.path, folder))
+    if theirs.time_cond_proj_dim is not None:
+        return f"{spec.name} is distilled, and its guidance is no scale for a refiner"
+    if theirs.in_channels != ours.in_channels:
+        return f"it has {ours.in_channels} channels (of {spec.name} {theirs.in_channels})"
+    return None

@@ -1,0 +1,57 @@
+"""Checks and describes a folder of Stable Diffusion XL: two tokenizers and text encoders, unet, vae, scheduler.
+
+This module knows neither torch nor what the parts compute; `stable_diffusion_xl.py` loads them.
+"""
+
+import pathlib
+
+from noria.errors import ModelError
+from noria.models.diffusion.folders.unet_models.unet_folder import (
+    UnetConfig,
+    check_does_not_clip,
+    make_unet_spec,
+    read_folder,
+)
+from noria.models.families import Family
+from noria.models.weights import REDOWNLOAD_HINT
+from noria.protocol.diffusion import DiffusionModelSpec
+
+_NUM_SIZES = 6  # original size, crop, target size: two numbers each
+
+
+def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, without name and fingerprint.
+
+    Raises:
+        ModelError: a file is damaged, or a part is not supported.
+
+    """
+    found = read_folder(folder, family)
+    check_added_input(
+        folder / "unet" / "config.json",
+        found.unet,
+        found.text_encoders[-1].projection_dim,
+        _NUM_SIZES,
+        "this is the refiner, which is no model of its own: see engine.refiners",
+    )
+    check_does_not_clip(folder / "scheduler" / "scheduler_config.json")
+    is_distilled = found.unet.time_cond_proj_dim is not None  # as LCM
+    # Of inpainting as the pipeline's. At strength 1 its authors found the images less sharp.
+    steps, guidance = (4, 8.0) if is_distilled else (25, 7.5 if found.needs_mask else 5.0)
+    return make_unet_spec(folder, family, found, steps=steps, guidance=guidance, inpaint_strength=0.9999)
+
+
+def check_added_input(unet_file: pathlib.Path, unet: UnetConfig, pooled_width: int, num_sizes: int, else_: str) -> None:
+    """Check that the UNet takes the pooled text and so many numbers, in their widths; `else_` is what it may be."""
+    if unet.addition_embed_type != "text_time":
+        raise ModelError(
+            f"{unet_file}: addition_embed_type is {unet.addition_embed_type!r}; a UNet of SDXL has 'text_time'."
+        )
+    width = pooled_width + num_sizes * (unet.addition_time_embed_dim or 0)
+    if unet.projection_class_embeddings_input_dim != width:
+        raise ModelError(
+            f"{unet_file}: projection_class_embeddings_input_dim is {unet.projection_class_embeddings_input_dim}, but "
+            f"the second text encoder's projection_dim {pooled_width} and {num_sizes} numbers of "
+            f"addition_time_embed_dim {unet.addition_time_embed_dim} make {width}: the parts belong to two models, or "
+            f"{else_}. {REDOWNLOAD_HINT}"
+        )

@@ -1,0 +1,143 @@
+"""FLUX.1 (dev, schnell, Kontext) on one device: a transformer that predicts the velocity of packed latents.
+
+Without diffusers' pipeline, and with its numbers. What differs from Stable Diffusion:
+
+- Conditioned on 512 tokens of T5, padding included, and on the pooled output of CLIP.
+- Blocks of 2 × 2 latents are the transformer's tokens; here latents stay [C, H, W], and are packed for its call.
+- The steps' noise levels fall evenly from 1, and the scheduler shifts them by the image's size.
+- dev takes the guidance scale itself, in one row; schnell takes none. Neither takes a negative prompt.
+- Fill takes a start image and a mask: of each latent the latents of what is kept and all pixels of the mask.
+- Kontext is shown a reference image: its latents follow the image's, with 1 as the first coordinate of positions. Its
+  pipelines give noise levels to all schedulers, and encode a start image to the mean.
+- Rows with nearly as many tokens share a call, whatever their sizes and references, see `token_rows.py`.
+
+Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an
+image, M of references, D numbers of a token.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from noria.config import EngineConfig
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
+from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
+from noria.models.diffusion.folders.transformer_models.flux_folder import KONTEXT
+from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
+from noria.models.diffusion.transformer_models.packed_model import PackedModel, positions
+from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
+from noria.models.diffusion.transformer_models.token_rows import (
+    RowPositions,
+    Sizes,
+    can_mix_sizes,
+    image_rows,
+    length_class,
+    reference_tokens,
+    token_rows,
+)
+from noria.models.diffusion.transformer_models.transformer_model import TransformerParts, text_outputs
+from noria.models.diffusion.vae import LatentDistribution
+from noria.sampling.guidance import Guidance
+from noria.sampling.schedule import Schedule
+
+_MAX_TOKENS = 512  # of T5: the pipeline's default, for schnell too
+
+
+class Flux(PackedModel):
+    """The parts of one FluxPipeline folder, ready on a device."""
+
+    transformer_class = "FluxTransformer2DModel"
+    text_classes = (("CLIPTokenizer", "CLIPTextModel"), ("T5TokenizerFast", "T5EncoderModel"))
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, Guidance(embedded=True))
+        transformer = parts.transformer
+        self._is_kontext = parts.spec.pipeline == KONTEXT
+        self._clip, self._t5 = parts.text_encoders
+        self.lora_parts = {"transformer": transformer, "text_encoder": self._clip[1]}
+        if transformer.config.in_channels != transformer.out_channels:
+            self.inpainting = InpaintingInput(self.latent_scale**2, mask_is_first=False, always_has_start=True)
+        self._takes_guidance: bool = transformer.config.guidance_embeds
+        self._mixes_sizes = can_mix_sizes(config)
+        transformer.pos_embed = RowPositions(transformer.pos_embed)
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
+        """Return evenly falling sigmas, of Kontext for all schedulers, and a shift by the number of tokens."""
+        found = super().schedule(width_px, height_px, num_steps)
+        return dataclasses.replace(found, gives_flow_sigmas=self._is_kontext)
+
+    def call_size(self, num_pixels: int) -> tuple[int, int] | None:
+        """Return the class of a row's number of tokens, whose rows share calls."""
+        if not self._mixes_sizes:
+            return None
+        return length_class(num_pixels / (PATCH * self.latent_scale) ** 2), 0
+
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
+        texts = ["" if prompt is None else prompt for prompt in prompts]
+        pooled_BP = text_outputs(self._clip, texts, self._clip[0].model_max_length).pooler_output
+        tokens_BTD = text_outputs(self._t5, texts, _MAX_TOKENS).last_hidden_state
+        return [
+            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P})
+            for tokens_TD, pooled_P in zip(
+                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), strict=True
+            )
+        ]
+
+    def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
+        """Return the latents of start images, of Kontext their mean, so that no noise is drawn."""
+        found = super().encode(pixels_BHW3)
+        return LatentDistribution(found.mean_BCHW, None) if self._is_kontext else found
+
+    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
+        """Return the tokens of reference images, the modes of the VAE's distributions."""
+        latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
+        return reference_tokens(latents, lambda latents_1CHW: to_tokens(latents_1CHW.to(self.dtype)))
+
+    def predict(
+        self,
+        latents_R: LatentRows,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,
+        references: Sequence[ReferenceTokens | None] = (),
+    ) -> LatentRows:
+        """Return the velocity of each row, of the row's shape.
+
+        `guidance_R` are the scales, which schnell ignores; `references` are those of each row, () if no row has any.
+        """
+        rows = token_rows(
+            latents_R, references, lambda latents_RCHW: to_tokens(latents_RCHW.to(self.dtype)), self._positions
+        )
+        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
+        (velocity_RND,) = self._transformer(
+            hidden_states=rows.tokens_RND,
+            timestep=timesteps_R.to(self.dtype) / 1000,
+            guidance=guidance_R if self._takes_guidance else None,
+            **conditioning.tokens,
+            **conditioning.vectors,
+            txt_ids=rows.text_positions(positions(num_tokens, 0, self.device, self.dtype)),
+            img_ids=rows.positions,
+            joint_attention_kwargs=rows.attention_mask(num_tokens),
+            return_dict=False,
+        )
+        return image_rows(velocity_RND, latents_R, from_tokens, PATCH**2)
+
+    def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
+        return _row_positions(size, reference_sizes, self.device, self.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _row_positions(
+    size: tuple[int, int], reference_sizes: Sizes, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return [N + M, 3] of an image and of its references, of H × W latents."""
+    parts = [positions(height // PATCH, width // PATCH, device, dtype) for height, width in (size, *reference_sizes)]
+    if not reference_sizes:
+        return parts[0]
+    of_references_M3 = torch.cat(parts[1:])
+    of_references_M3[:, 0] = 1
+    return torch.cat([parts[0], of_references_M3])

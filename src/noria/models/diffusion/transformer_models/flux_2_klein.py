@@ -1,0 +1,137 @@
+"""FLUX.2 klein on one device: a transformer that predicts the velocity of patched latents.
+
+Without diffusers' pipeline, and with its numbers. What differs from FLUX.1:
+
+- Conditioned on 512 tokens of Qwen3, padding included: the inputs of three of its layers side by side, of a prompt in a
+  chat of one message.
+- Blocks of 2 × 2 of the VAE's latents, scaled by statistics of a batch norm, are the channels of one latent here. The
+  start is drawn so.
+- The shift of the noise levels depends on the image's size and on the number of steps.
+- Guided by an empty text, unless the request has a negative prompt; distilled models take neither guidance nor that.
+- Shown reference images, whose latents follow the image's, at other times.
+- Rows with nearly as many tokens share a call, whatever their sizes and references, see `token_rows.py`.
+
+Shapes: B images, R rows (two for a guided image), T tokens of a prompt, C latent channels, H × W latent size, N = H · W
+tokens of an image, M of references, D = C numbers of a token.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from noria.config import EngineConfig
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
+from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.folders.transformer_models.flux_2_klein_folder import TEXT_LAYERS, is_distilled
+from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS
+from noria.models.diffusion.transformer_models.token_rows import (
+    RowPositions,
+    Sizes,
+    can_mix_sizes,
+    image_rows,
+    length_class,
+    reference_tokens,
+    token_rows,
+)
+from noria.models.diffusion.transformer_models.transformer_model import QWEN_CHAT, TransformerModel, TransformerParts
+from noria.models.diffusion.vae import LatentVae, PatchedVae
+from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
+from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length_and_steps
+
+_TIME_OF_A_REFERENCE = 10  # the distance between images on the first axis of positions
+_CHAT = f"{QWEN_CHAT}<think>\n\n</think>\n\n"  # with `enable_thinking=False`
+
+
+class Flux2Klein(TransformerModel):
+    """The parts of one Flux2KleinPipeline folder, ready on a device."""
+
+    vae_class: ClassVar[type[LatentVae]] = PatchedVae
+    transformer_class = "Flux2Transformer2DModel"
+    text_classes = (("Qwen2Tokenizer", "Qwen3Model"),)
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        guidance = Guidance(active_above=math.inf) if is_distilled(parts.spec.path) else CLASSIFIER_FREE
+        super().__init__(parts, config, guidance)
+        del self._text_encoder.layers[TEXT_LAYERS[-1] + 1 :]  # they change nothing
+        self._mixes_sizes = can_mix_sizes(config)
+        parts.transformer.pos_embed = RowPositions(parts.transformer.pos_embed)
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
+        """Return evenly falling sigmas, and a shift by the number of the image's tokens and of steps."""
+        _, height, width = self.latent_shape(width_px, height_px)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=shift_of_length_and_steps(height * width, num_steps))
+
+    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
+        tokens = self._tokenizer(
+            [_CHAT.format("" if prompt is None else prompt) for prompt in prompts],
+            padding="max_length",
+            max_length=MAX_PROMPT_TOKENS,
+            truncation=True,
+            return_tensors="pt",
+        )
+        hidden_states = self._text_outputs(tokens, output_hidden_states=True, use_cache=False).hidden_states
+        tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.device, self.dtype)
+        return [Conditioning({"encoder_hidden_states": tokens_TD}) for tokens_TD in tokens_BTD]
+
+    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
+        """Return the tokens of reference images, the modes of the VAE's distributions."""
+        latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
+        return reference_tokens(latents, lambda latents_1CHW: _to_tokens(latents_1CHW.to(self.dtype)))
+
+    def call_size(self, num_pixels: int) -> tuple[int, int] | None:
+        """Return the class of a row's number of tokens, whose rows share calls."""
+        return (length_class(num_pixels / self.latent_scale**2), 0) if self._mixes_sizes else None
+
+    def predict(
+        self,
+        latents_R: LatentRows,
+        timesteps_R: torch.Tensor,
+        conditioning: ConditioningRows,
+        guidance_R: torch.Tensor | None,  # noqa: ARG002 - its guidance is not embedded
+        references: Sequence[ReferenceTokens | None] = (),
+    ) -> LatentRows:
+        """Return the velocity of each row, of the row's shape; `references` are of each row, () if no row has any."""
+        rows = token_rows(
+            latents_R, references, lambda latents_RCHW: _to_tokens(latents_RCHW.to(self.dtype)), self._positions
+        )
+        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
+        (velocity_RNC,) = self._transformer(
+            hidden_states=rows.tokens_RND,
+            timestep=timesteps_R.to(self.dtype) / 1000,
+            **conditioning.tokens,
+            txt_ids=rows.text_positions(_grid(0, 1, 1, num_tokens, self.device)),
+            img_ids=rows.positions,
+            joint_attention_kwargs=rows.attention_mask(num_tokens),
+            return_dict=False,
+        )
+        return image_rows(velocity_RNC, latents_R, _from_tokens, 1)
+
+    def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
+        return _row_positions(size, reference_sizes, self.device)
+
+
+def _to_tokens(latents_RCHW: torch.Tensor) -> torch.Tensor:
+    return latents_RCHW.flatten(2).mT
+
+
+def _from_tokens(tokens_RNC: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    return tokens_RNC.mT.reshape(len(tokens_RNC), -1, height, width)
+
+
+@functools.lru_cache(maxsize=64)
+def _row_positions(size: tuple[int, int], reference_sizes: Sizes, device: torch.device) -> torch.Tensor:
+    """Return [N + M, 4] of an image and of its references, of H × W latents."""
+    sizes = (size, *reference_sizes)
+    return torch.cat([_grid(_TIME_OF_A_REFERENCE * k, *each, 1, device) for k, each in enumerate(sizes)])
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(time: int, rows: int, columns: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Return [N, 4] of time, row, column and token: of an image's tokens, or of a prompt's, which are in one place."""
+    axes = [torch.tensor([time]), *(torch.arange(length) for length in (rows, columns, tokens))]
+    return torch.cartesian_prod(*axes).to(device)

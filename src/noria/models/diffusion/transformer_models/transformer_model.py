@@ -1,0 +1,166 @@
+"""What models with a transformer share: the transformer that denoises latents, how it is loaded, and its text encoders.
+
+Shapes: B images or prompts, T tokens of a prompt, C latent channels, H × W latent size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+from noria.models.diffusion.block_compilation import compile_blocks
+from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
+from noria.models.diffusion.latent_model import LatentModel
+from noria.models.diffusion.part_loading import (
+    DTYPES,
+    load_part,
+    load_scheduler_config,
+    load_text_encoder,
+    load_vae,
+    loading,
+    text_encoder_placement,
+)
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
+
+TRAIN_STEPS = 1000
+"""Of the scheduler, whose timesteps are this times the noise level."""
+
+QWEN_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+"""What Qwen's chat template makes of one message. A folder's own template is a program, and is not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerParts:
+    """The loaded parts of a folder."""
+
+    spec: DiffusionModelSpec
+    text_encoders: tuple[tuple[Any, Any], ...]  # tokenizers with their text encoders
+    transformer: Any
+    vae: Any
+    scheduler_config: dict[str, Any]
+
+
+class TransformerModel(LatentModel):
+    """The part of a `DiffusionModel` that does not depend on how prompts condition the transformer.
+
+    The transformer predicts a velocity, or else a family has its own `clean_weights`.
+    """
+
+    transformer_class: ClassVar[str]  # of diffusers
+    text_classes: ClassVar[tuple[tuple[str, str], ...]]  # of transformers: of each text encoder the tokenizer, itself
+    pads_right: ClassVar[bool] = False  # tokenizers pad at the end, whatever their files say
+
+    def __init__(
+        self,
+        parts: TransformerParts,
+        config: EngineConfig,
+        guidance: Guidance = CLASSIFIER_FREE,
+        latent_channels: int | None = None,
+    ) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the transformer.
+
+        By default `latent_channels` are the inputs of the transformer.
+
+        Raises:
+            ConfigError: a setting does not work with these models.
+
+        """
+        if config.compile:
+            raise ConfigError(
+                f"engine.compile does not work with {type(self).__name__}, only with UNets: each mixture of sizes and "
+                "prompt lengths would be compiled. Switch it off, or use engine.compile_blocks."
+            )
+        transformer = self._transformer = parts.transformer
+        set_attention(transformer, config.attention)
+        if config.compile_blocks:
+            compile_blocks(transformer)
+        channels = transformer.config.in_channels if latent_channels is None else latent_channels
+        super().__init__(transformer, parts.vae, parts.scheduler_config, config, guidance, channels)
+        self.lora_parts: Mapping[str, torch.nn.Module] = {"transformer": transformer}
+        self._tokenizer, self._text_encoder = parts.text_encoders[0]
+
+    @classmethod
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> Self:
+        """Read the parts of `spec.folder` onto `device`.
+
+        Raises:
+            ConfigError: a setting does not work with this family.
+            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
+
+        """
+        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
+        options: dict[str, Any] = {"padding_side": "right"} if cls.pads_right else {}
+        with loading(spec):
+            import diffusers
+            import transformers
+
+            text_encoders = tuple(
+                load_text_encoder(
+                    (getattr(transformers, tokenizer), getattr(transformers, text_encoder)),
+                    spec,
+                    f"_{number}" if number > 1 else "",
+                    *placement,
+                    **options,
+                )
+                for number, (tokenizer, text_encoder) in enumerate(cls.text_classes, start=1)
+            )
+            transformer = load_part(getattr(diffusers, cls.transformer_class), spec, "transformer", dtype, device)
+            vae = load_vae(spec, dtype, device)
+            return cls(TransformerParts(spec, text_encoders, transformer, vae, load_scheduler_config(spec)), config)
+
+    def num_tokens(self, width_px: int, height_px: int) -> int:
+        """Return the number of an image's tokens, blocks of 2 × 2 latents."""
+        _, height, width = self.latent_shape(width_px, height_px)
+        return height // PATCH * (width // PATCH)
+
+    def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
+        """Return the weights of input and output in a preview: x₀ = x - σ·v."""
+        return np.stack([np.ones_like(timesteps_B), -timesteps_B / TRAIN_STEPS]).astype(np.float32)
+
+    def _text_outputs(self, tokens: Any, **options: bool) -> Any:
+        """Return the outputs of the text encoder, which does not attend to padding."""
+        device = self._text_encoder.device
+        return self._text_encoder(
+            input_ids=tokens.input_ids.to(device), attention_mask=tokens.attention_mask.to(device), **options
+        )
+
+    def _without_padding(
+        self, outputs_BTD: torch.Tensor, tokens: Any, start: int = 0, name: str = "encoder_hidden_states"
+    ) -> list[Conditioning]:
+        """Return the conditioning of each prompt: its outputs from `start` to the padding at the end."""
+        lengths = tokens.attention_mask.sum(1).tolist()
+        return [
+            Conditioning({name: output_TD[start:length]})
+            for output_TD, length in zip(outputs_BTD.to(self.device, self.dtype), lengths, strict=True)
+        ]
+
+
+def set_attention(transformer: Any, name: str) -> None:
+    """Choose a transformer's implementation of attention, by a value of `engine.attention` that its family allows.
+
+    Torch's own is chosen, too: else a variable of the environment, DIFFUSERS_ATTN_BACKEND, would.
+
+    Raises:
+        ConfigError: its package is not installed.
+
+    """
+    try:
+        transformer.set_attention_backend("native" if name in ("auto", "sdpa") else name)
+    except RuntimeError as error:
+        raise ConfigError(f"engine.attention is {name!r}, which does not work here: {error} Or use 'auto'.") from error
+
+
+def text_outputs(encoder: tuple[Any, Any], texts: Sequence[str], num_tokens: int, **options: bool) -> Any:
+    """Return the outputs of a text encoder for texts, each cut or padded to so many tokens.
+
+    `encoder` is a tokenizer with its text encoder; padding is not masked, as in diffusers' pipelines.
+    """
+    tokenizer, text_encoder = encoder
+    tokens = tokenizer(list(texts), padding="max_length", max_length=num_tokens, truncation=True, return_tensors="pt")
+    return text_encoder(tokens.input_ids.to(text_encoder.device), **options)

@@ -1,0 +1,80 @@
+"""How "auto" is resolved, and which settings contradict each other."""
+
+import msgspec
+import pytest
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto, resolve_device
+from noria.errors import ConfigError
+from noria.models.catalog import open_model
+from noria.models.families import FAMILIES
+from noria.observe.cgroup import usable_cores
+
+CPU, GPU = Machine(4, has_cuda=False), Machine(16, has_cuda=True)
+
+
+@pytest.fixture(scope="module")
+def spec(bundled_folder):
+    return open_model(str(bundled_folder))
+
+
+def test_auto_is_the_gpu_if_there_is_one():
+    assert resolve_device("auto", CPU) == "cpu"
+    assert resolve_device("auto", GPU) == resolve_device("cuda", GPU) == "cuda:0"
+    assert resolve_device("cuda:1", GPU) == "cuda:1"
+
+
+def test_every_auto_is_resolved(spec):
+    cpu = resolve_auto(EngineConfig(), spec, "cpu", CPU)
+    gpu = resolve_auto(EngineConfig(), spec, "cuda:0", GPU)
+    assert (cpu.dtype, cpu.slots, cpu.threads, cpu.channels_last) == ("float32", 16, 4, True)
+    assert (gpu.dtype, gpu.slots, gpu.channels_last) == ("float16", 32, False)
+    assert resolve_auto(EngineConfig(channels_last=True), spec, "cuda:0", GPU).channels_last is True
+
+
+def test_a_full_size_model_gets_two_slots_on_a_cpu(spec):
+    large = msgspec.structs.replace(spec, num_parameters=860_000_000)
+    assert resolve_auto(EngineConfig(), large, "cpu", CPU).slots == 2
+    assert resolve_auto(EngineConfig(), large, "cuda:0", GPU).slots == 32
+
+
+def test_engines_share_the_cores(spec):
+    assert resolve_auto(EngineConfig(devices=("cpu", "cpu")), spec, "cpu", CPU).threads == 2
+
+
+def test_the_largest_bucket_holds_every_slot_guided(spec):
+    assert resolve_auto(EngineConfig(buckets=(2, 8)), spec, "cpu", CPU).slots == 4
+    with pytest.raises(ConfigError, match="at most 4 slots, or a bucket of 10"):
+        resolve_auto(EngineConfig(buckets=(8,), slots=5), spec, "cpu", CPU)
+    with pytest.raises(ConfigError, match="2 or more"):
+        resolve_auto(EngineConfig(buckets=(1,)), spec, "cpu", CPU)
+
+
+def test_compiling_needs_buckets(spec):
+    with pytest.raises(ConfigError, match="buckets"):
+        resolve_auto(EngineConfig(compile=True), spec, "cpu", CPU)
+
+
+@pytest.mark.parametrize(
+    ("family", "refused", "words"),
+    [
+        ("stable-diffusion", "_native_math", "allowed are auto, sdpa, plain, sliced, xformers"),
+        ("stable-diffusion-3", "_native_flash", "; allowed are auto, sdpa[.]"),
+        ("sana", "plain", "; allowed are auto, sdpa[.]"),
+        ("chroma", "flash_varlen", "allowed are auto, sdpa, _native_cudnn"),
+        ("qwen-image", "flash", "because it takes no masks; allowed are .* flash_varlen"),
+        ("flux-2-klein", "plain", "allowed are .* flash, "),
+    ],
+)
+def test_attention_is_one_that_the_masks_of_a_family_allow(spec, family, refused, words):
+    of_family = msgspec.structs.replace(spec, family=family)
+    with pytest.raises(ConfigError, match=f"engine.attention is '{refused}', which {family} does not allow.*{words}"):
+        resolve_auto(EngineConfig(attention=refused), of_family, "cpu", CPU)
+    for allowed in FAMILIES[family].attention:
+        assert resolve_auto(EngineConfig(attention=allowed), of_family, "cpu", CPU).attention == allowed
+    assert resolve_auto(EngineConfig(), of_family, "cpu", CPU).attention == "sdpa"
+
+
+@pytest.mark.parametrize(("scheduled", "cgroup", "cores"), [(4, None, 4), (4, 2.5, 2), (4, 0.5, 1), (2, 8.0, 2)])
+def test_a_containers_limit_bounds_the_cores(scheduled, cgroup, cores):
+    assert usable_cores(scheduled, cgroup) == cores
