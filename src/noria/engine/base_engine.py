@@ -10,19 +10,13 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
+from noria.engine.commands import CancelCommand, ChangeModelCommand, ReleaseCommand, SubmitCommand, SubscribeCommand
 from noria.engine.live.publisher import LiveViewPublisher
 from noria.engine.loop import EngineEvent, RequestEnded, RequestHandedOver, RequestLoop
 from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.mounting import ModelMounter
-from noria.engine.receiver import (
-    CancelCommand,
-    ChangeModelCommand,
-    ReleaseCommand,
-    RequestReceiver,
-    SubmitCommand,
-    SubscribeCommand,
-)
+from noria.engine.receiver import RequestReceiver
 from noria.engine.runtime import AnyRuntime, FinishedBatch
 from noria.engine.sender import MOVED, ResponseSender
 from noria.errors import InvalidField

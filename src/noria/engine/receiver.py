@@ -6,20 +6,21 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 from opentelemetry.trace import Tracer
 
+from noria.engine.commands import CancelCommand, Command, ReleaseCommand, SubmitCommand, SubscribeCommand
 from noria.engine.compile_queue import CompileQueue, CompileTask
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.resumption import InvalidStateError, Resumption, read_resumption
-from noria.engine.runtime import AnyRuntime, Executor, FinishedBatch, PreparedRequest
+from noria.engine.runtime import AnyRuntime, Executor, PreparedRequest
 from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
@@ -53,53 +54,6 @@ from noria.scheduling.types import RequestTimings
 
 _log = logging.getLogger("noria.engine")
 _COMPILE_RETRY_AFTER_S = 5.0  # half of a full queue with the usual 20 to 50 steps takes as long
-
-
-@dataclass(frozen=True)
-class SubmitCommand:
-    """Accept a prepared request from a client."""
-
-    client: ClientId
-    prepared: PreparedRequest
-    arrived: float  # monotonic seconds, when its frame was read
-    resumption: Resumption | None = None
-
-
-@dataclass(frozen=True)
-class CancelCommand:
-    """Cancel a client's request, or all of its requests (None), for instance when it has reconnected."""
-
-    client: ClientId
-    attempt_id: str | None
-
-
-@dataclass(frozen=True)
-class ReleaseCommand:
-    """Hand a client's request over, for another engine."""
-
-    client: ClientId
-    attempt_id: str
-
-
-@dataclass(frozen=True)
-class SubscribeCommand:
-    """Send a client the next view of the engine."""
-
-    client: ClientId
-    view_request: ViewRequest
-
-
-@dataclass(frozen=True)
-class ChangeModelCommand:
-    """Call `change` between two iterations, as soon as no request of `model` is left; then `done` gets its result."""
-
-    model: ModelKey
-    change: Callable[[], None]
-    done: Future[None]
-
-
-Command = SubmitCommand | CancelCommand | ReleaseCommand | SubscribeCommand | ChangeModelCommand | FinishedBatch
-"""What the loop's thread waits for. Sessions put the batches that they have executed into the same queue."""
 
 
 class _PreparingRequest(NamedTuple):

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from noria.engine.commands import CancelCommand
 from noria.engine.live.pending_view import PendingView, resolve_view
 from noria.engine.loop import (
     EngineEvent,
@@ -16,7 +17,7 @@ from noria.engine.loop import (
     ResultReady,
 )
 from noria.engine.monitoring.request_spans import StageSpans
-from noria.engine.receiver import CancelCommand, RequestReceiver
+from noria.engine.receiver import RequestReceiver
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
 from noria.protocol.messages import Failed, Finished, FromEngine, HandedOver, MountResult, Progress
 from noria.protocol.transport import ClientId, EngineChannel

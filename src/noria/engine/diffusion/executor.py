@@ -254,13 +254,8 @@ class DiffusionExecutor:
             if (begun := prepared.begun.get(assignment.image.index)) is None:
                 init_slot(history, assignment.slot, first)
             else:
-                self._replay_noise(noise, prepared, begun.call)
+                noise.replay(prepared.table.noise[: begun.call], self._noise_dtype(prepared))
                 begun.write(history, assignment.slot)
-
-    def _replay_noise(self, noise: NoiseStream, prepared: PreparedImageRequest, call: int) -> None:
-        """Draw what another engine has drawn before `call`, but for the first draws."""
-        for earlier in prepared.table.noise[:call].nonzero()[0]:
-            noise.next(self._noise_dtype(prepared), call=int(earlier))
 
     def _encode_for_refiner(self, requests: list[PreparedImageRequest]) -> dict[str, tuple[GuidedImage]]:
         """Return what the refiner's calls depend on, for the images of each request that has such calls."""
