@@ -8,14 +8,16 @@ from collections import Counter
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
+from noria.engine.diffusion.request import preview_calls
 from noria.engine.engine import Engine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import Runtime
+from noria.frontend.engines.client import PreviewImage, ProgressUpdate
 from noria.frontend.engines.pool import EnginePool
 from noria.models.catalog import open_model
 from noria.protocol.messages import Leave
-from noria.protocol.transport import EngineChannel
+from noria.protocol.transport import EngineChannel, EngineEndpoint
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
@@ -97,3 +99,40 @@ def test_an_engine_that_leaves_under_load_loses_no_request_and_no_step_is_comput
     names = [f"r{number}-{k}" for number in range(8) for k in range(2)]
     assert first + second == Counter((name, call) for name in names for call in range(NUM_STEPS))
     assert {name for name, _ in first} & {name for name, _ in second}  # requests that were moved
+
+
+def test_progress_and_previews_go_on_across_a_move(tmp_path, bundled_folder):
+    spec, first, second, left = open_model(str(bundled_folder)), Counter(), Counter(), threading.Event()
+    updates = []
+
+    async def scenario(addresses):
+        endpoints = [EngineEndpoint(name, address) for name, address in zip("ab", addresses, strict=True)]
+        async with EnginePool([]) as pool:
+            pool.set_engines(endpoints[:1])
+            await wait_until_async(lambda: pool.ready)
+            request = make_image_request(
+                "r", "noria-shapes", inference_steps=NUM_STEPS, partial_images=5, stream_progress=True
+            )
+            task = asyncio.create_task(pool.submit(request, updates.append))
+            await wait_until_async(lambda: first.total() >= 14)
+            pool.set_engines(endpoints)
+            await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "ready"])
+            client = Client(addresses[0])
+            client.send(Leave())
+            await wait_until_async(lambda: any(each.state == "draining" for each in pool.engines))
+            left.set()
+            result = await task
+            client.close()
+        assert result.timings.denoise_s > 0
+        assert result.mean_batch == 1.0
+
+    with (
+        running_engine(tmp_path, spec, "e0", first, lambda: first.total() < 14 or left.is_set()) as leaving,
+        running_engine(tmp_path, spec, "e1", second) as staying,
+    ):
+        asyncio.run(scenario([leaving, staying]))
+    assert 14 <= first.total() < NUM_STEPS == (first + second).total()
+    steps = [each.step for each in updates if isinstance(each, ProgressUpdate)]
+    assert steps == sorted(steps)
+    assert first.total() in steps  # what the second engine says first
+    assert [each.step for each in updates if isinstance(each, PreviewImage)] == sorted(preview_calls(NUM_STEPS, 5))
