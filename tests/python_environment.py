@@ -9,10 +9,12 @@ import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
 import venv
 
 # Read at import, before a fixture gives the tests a cache of their own.
 _CACHE_HOME = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+_SOURCES = pathlib.Path(__file__).parent.parent / "src"
 
 
 def environment_python(name: str, *requirements: str) -> pathlib.Path:
@@ -28,4 +30,12 @@ def environment_python(name: str, *requirements: str) -> pathlib.Path:
             pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *requirements]
             subprocess.run(pip, check=True, stdout=sys.stderr)
             marker.write_text(wanted)
+    return python
+
+
+def ray_python() -> pathlib.Path:
+    """Return the interpreter of the environment with Ray, which finds Noria and what it needs, too."""
+    python = environment_python("ray", "ray[serve]==2.60.0")
+    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    (packages / "noria.pth").write_text(f"{_SOURCES}\n{sysconfig.get_paths()['purelib']}\n")
     return python

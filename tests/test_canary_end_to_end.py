@@ -35,7 +35,7 @@ from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
 from noria.registrar.statistics import StatisticsKeeper
-from noria.registry.deployments.routes_file import routes_file
+from noria.registry.deployments.routes_file import routes_file, write_routes
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
@@ -97,7 +97,8 @@ class Served:
             functools.partial(open_jobs_database, "auto", folder),
             "server",
         )
-        deployer = Deployer(self.models, [link], access, routes_file(self.config), Routes())
+        publish = functools.partial(write_routes, routes_file(self.config))
+        deployer = Deployer(self.models, [link], access, publish, Routes())
         keeper = StatisticsKeeper(60.0, pathlib.Path(folder, "statistics.json"), access)
         works = (link.run(), process.take_reports(deployer, keeper, self.reports))
         tasks = [asyncio.create_task(work) for work in works]

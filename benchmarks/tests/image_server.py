@@ -18,6 +18,16 @@ from PIL import Image
 
 from noria.testing.server import RunningServer
 
+# Of `/v1/models/{model}`: its calls take twice as long as it had measured.
+MODEL = {
+    "load": {"num_slots": 16},
+    "costs": [
+        {"width_px": side, "height_px": side, "stage": 0, "reference_px": 0, "slowdown": 2.0, "text_encode_s": 1e-4,
+         "step_s": {"1": 2e-4, "2": 4e-4}, "decode_s": {"1": 2e-4}}
+        for side in (96, 128)
+    ],
+}  # fmt: skip
+
 
 def pixels(body):
     """An image that prompt and seed determine."""
@@ -36,7 +46,10 @@ class ImageHandler(http.server.BaseHTTPRequestHandler):
     wbufsize = 65536
 
     def do_GET(self):
-        self.answer(200, b"ready", "text/plain")
+        if self.path.startswith("/v1/models/"):
+            self.answer(200, json.dumps(MODEL).encode(), "application/json")
+        else:
+            self.answer(200, b"ready", "text/plain")
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -64,7 +77,7 @@ class ImageHandler(http.server.BaseHTTPRequestHandler):
             "content-type": kind,
             "content-length": str(len(content)),
             "X-Batch-Size": "3",
-            "Server-Timing": "queue;dur=5.0, predicted;dur=80.0",
+            "Server-Timing": "queue;dur=5.0, denoise;dur=35.0, predicted;dur=80.0",
         }.items():
             self.send_header(name, value)
         self.end_headers()

@@ -81,7 +81,7 @@ def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
     assert main(["bench", "mixed", "--users", "8"]) == 0
     assert suite_calls.pop()[2].args[-1].num_users == 8
     mixed, sweep = (call[2].args[-1] for call in suite_calls)
-    assert (mixed.rows_per_s, mixed.arrivals, mixed.load_percent) == (12.5, "both", 80)
+    assert (mixed.rows_per_s, mixed.arrivals, mixed.load_percents) == (12.5, "both", (80,))
     assert sweep.full
     assert [call[1].parent.name for call in suite_calls] == ["bench-results"] * 2
     assert suite_calls[1][1].name.endswith("-sweep-batching")
@@ -163,7 +163,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
     [
         ("scenario1 --targets noria,triton", "'triton'; targets are all, noria, reference-stream-async"),
         ("scenario1 --duration soon", "'soon'; a run lasts 1 to 86400 whole seconds"),
-        ("mixed --load-percent much", "'much'; a load is a whole per cent"),
+        ("mixed --load-percent much", "'much'; loads are whole per cents"),
         ("mixed --load-percent 50 --rows-per-s 10", "not allowed with argument"),
         ("deadlines --loads fifty", "'fifty'; loads are whole per cents"),
         ("sweep colour", "'attention', 'channels-last'"),

@@ -77,6 +77,7 @@ def test_nothing_is_sent_before_there_is_an_image_and_a_mask(page, server, check
 
 def test_sample_traffic_brings_a_mask(open_page, server):
     page = open_page(f"http://127.0.0.1:{server.port}/live")
+    expect(page.locator("#curl")).to_contain_text("$(base64 < 'mask.png'")  # with a prompt alone it would fail
     page.get_by_role("button", name="Send sample traffic").click()
     with page.expect_response(lambda response: response.url.endswith("/t2i"), timeout=TIMEOUT_MS) as response:
         assert response.value.status == 200

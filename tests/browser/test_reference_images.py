@@ -85,3 +85,9 @@ def test_dropped_images_are_shown_to_the_model_and_the_code_makes_the_same_image
         page.get_by_role("button", name=f"Remove {name}").click()
     page.get_by_role("button", name="Reuse settings").click()
     expect(chosen).to_have_count(2)
+    page.set_input_files("#image-file", upload("fifth.png", FILES["fifth.png"]))
+    page.set_input_files("#mask-file", upload("mask.png", file_bytes(Image.new("L", (104, 64), 255))))
+    generate(page, prompt="a hat", inference_steps=2, seed=4)
+    card(page, "finished", 1).wait_for()
+    copies = page.locator(".generation").first.locator(".copies button")
+    expect(copies).to_have_text(["curl", "Python"])  # openai's client would make a reference of the start image, too

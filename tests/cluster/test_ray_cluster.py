@@ -106,6 +106,7 @@ def world(tmp_path_factory):
         "cluster.engine_replicas": "2-2",
         "cluster.frontend_replicas": 2,
         "data_dir": str(folder),
+        "registry.deployments": False,
         "jobs.database": f"sqlite:///{folder}/jobs.sqlite3",
     }
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}

@@ -68,6 +68,10 @@ def short_iteration_s(_plan):
     return float(not threading.Event().wait(0.01))
 
 
+class PanicError(BaseException):
+    """As a panic in Rust: it is no Exception."""
+
+
 class SlowCompileExecutor(FakeExecutor):
     """A fake device: compiling "lms" blocks until `compiled` is set.
 
@@ -90,6 +94,8 @@ class SlowCompileExecutor(FakeExecutor):
                 raise InvalidField("unsupported", field="scheduler")
             case "broken":
                 raise ZeroDivisionError
+            case "panicking":
+                raise PanicError
         return super().prepare(request, data)
 
     def take_result(self, image):
@@ -361,7 +367,11 @@ def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness
 
 @pytest.mark.parametrize(
     ("scheduler", "code", "field"),
-    [("unsupported", "invalid_field", "scheduler"), ("broken", "generation_failed", None)],
+    [
+        ("unsupported", "invalid_field", "scheduler"),
+        ("broken", "generation_failed", None),
+        ("panicking", "generation_failed", None),
+    ],
 )
 def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field, caplog):
     harness.start()

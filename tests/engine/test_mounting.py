@@ -43,6 +43,10 @@ NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="newer0000000")
 OTHER = msgspec.structs.replace(FAKE_MODEL, name="other")
 
 
+class PanicError(BaseException):
+    """As a panic in Rust comes out of `tokenizers`: it is no Exception."""
+
+
 def request(request_id, spec=FAKE_MODEL, version=None, steps=3, scheduler="ddim"):
     made = make_image_request(request_id, spec.name, inference_steps=steps, scheduler=scheduler)
     return msgspec.structs.replace(made, model_version=spec.fingerprint if version is None else version)
@@ -194,6 +198,7 @@ def test_changes_are_made_one_after_the_other(harness):
         (ModelError("the weights are damaged\nand more"), "the weights are damaged"),
         (RuntimeError("CUDA out of memory. Tried to allocate\nmuch"), "CUDA out of memory. Tried to allocate"),
         (MemoryError(), "tiny in /nowhere cannot be loaded: MemoryError"),
+        (PanicError("index out of range"), "cannot be loaded: index out of range"),
     ],
 )
 def test_a_load_that_fails_leaves_the_models_as_they_were(harness, failure, error):

@@ -26,7 +26,7 @@ from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
-from noria.registry.deployments.routes_file import read_routes
+from noria.registry.deployments.routes_file import read_routes, write_routes
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
@@ -75,7 +75,8 @@ class Server:
         self.registry = RegistryAccess(self.open_registry, jobs, owner, lambda: self.now)
         routes = read_routes(self.file)
         clock = lambda: self.now  # noqa: E731
-        self.deployer = Deployer([self.configured], self.engines, self.registry, self.file, routes, clock, clock)
+        publish = functools.partial(write_routes, self.file)
+        self.deployer = Deployer([self.configured], self.engines, self.registry, publish, routes, clock, clock)
 
     async def stop(self) -> None:
         await self.deployer.close()

@@ -11,7 +11,7 @@ from typing import Any
 from noria.cli.parser import Parser, add_command, argument_type, config_from
 from noria_bench.benches import deadline_options, suite_options
 from noria_bench.benches.deadline_options import DeadlineOptions
-from noria_bench.benches.suite_options import DEFAULT_LOAD_PERCENT, FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
+from noria_bench.benches.suite_options import DEFAULT_LOADS, FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
 from noria_bench.command_arguments import add_diffusion_model, add_results_folder, add_trace_seed, results_folder
 from noria_bench.cost import options as cost_options
 from noria_bench.load.workload import MIXES
@@ -120,16 +120,16 @@ def _add_mixed_options(parser: Parser) -> None:
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument(
         "--load-percent",
-        metavar="PERCENT",
-        type=argument_type(suite_options.read_load),
-        default=DEFAULT_LOAD_PERCENT,
-        help=f"of Noria's capacity, which is measured first ({DEFAULT_LOAD_PERCENT})",
+        metavar="A,B",
+        type=argument_type(deadline_options.read_loads),
+        default=DEFAULT_LOADS,
+        help=f"per cents of Noria's capacity, which is measured first ({DEFAULT_LOADS[0]})",
     )
     rate.add_argument(
         "--rows-per-s",
         metavar="ROWS",
         type=argument_type(suite_options.read_rate),
-        help="rows that arrive per second, instead of a load",
+        help="rows that arrive per second, instead of loads",
     )
     rate.add_argument(
         "--users",
@@ -198,7 +198,7 @@ def _run_targets(name: str, arguments: argparse.Namespace, plans: Callable[..., 
         full=arguments.full,
         seed=arguments.trace_seed,
         arrivals=getattr(arguments, "arrivals", "poisson"),
-        load_percent=getattr(arguments, "load_percent", DEFAULT_LOAD_PERCENT),
+        load_percents=getattr(arguments, "load_percent", DEFAULT_LOADS),
         rows_per_s=getattr(arguments, "rows_per_s", None),
         num_users=getattr(arguments, "users", None),
     )

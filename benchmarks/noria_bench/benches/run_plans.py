@@ -56,18 +56,22 @@ def scenario_load_generator(name: str, seconds: float, seed: int, spec: Diffusio
 def mixed_runs(options: SuiteOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
     """Mixed requests, the same for every target: in a closed loop if there are users, otherwise in an open loop.
 
-    An open loop without a rate measures Noria's capacity first.
+    An open loop without a rate measures Noria's capacity first, of which each load is a share.
     """
     if options.num_users is not None:
         yield from _closed_runs(options, options.num_users, config, spec)
         return
-    rows_per_s = options.rows_per_s or capacity_rows_per_s(config, spec, options.seed) * options.load_percent / 100
+    rates: dict[int | None, float] = {None: options.rows_per_s or 0.0}
+    if options.rows_per_s is None:
+        capacity_per_s = capacity_rows_per_s(config, spec, options.seed)
+        rates = {percent: capacity_per_s * percent / 100 for percent in options.load_percents}
     arrival_kinds: tuple[Arrivals, ...] = ("poisson", "bursty") if options.arrivals == "both" else (options.arrivals,)
-    for kind in arrival_kinds:
-        load = open_load_generator(kind, rows_per_s, options.duration_s(MIXED_S), options.seed, spec)
+    for kind, (percent, rows_per_s) in itertools.product(arrival_kinds, rates.items()):
+        load = open_load_generator(kind, rows_per_s, options.duration_s(MIXED_S), options.seed, spec, percent)
         log_status(f"{len(load.arrivals)} {kind} arrivals in {load.traffic.seconds:.0f} s, {rows_per_s:.1f} rows/s")
+        variant = kind if len(rates) == 1 else f"{kind}, {percent} %"
         for target in options.targets:
-            yield RunPlan("mixed", target, load, config, variant=kind)
+            yield RunPlan("mixed", target, load, config, variant=variant)
 
 
 def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
@@ -110,12 +114,19 @@ def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: Diffusion
 
 
 def open_load_generator(
-    kind: Arrivals, rows_per_s: float, seconds: float, seed: int, spec: DiffusionModelSpec
+    kind: Arrivals,
+    rows_per_s: float,
+    seconds: float,
+    seed: int,
+    spec: DiffusionModelSpec,
+    load_percent: int | None = None,
 ) -> TraceLoadGenerator:
     """Mixed requests without deadlines; `rows_per_s` of work arrive for `seconds`."""
     mix = mixed(spec)
     arrivals = generate_trace(mix, spec, None, rows_per_s=rows_per_s, seconds=seconds, arrivals=kind, seed=seed)
-    traffic = Traffic("open", seconds, "mixed", arrivals=kind, rows_per_s=rows_per_s, seed=seed)
+    traffic = Traffic(
+        "open", seconds, "mixed", arrivals=kind, rows_per_s=rows_per_s, load_percent=load_percent, seed=seed
+    )
     return TraceLoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec), grace_s=seconds)
 
 

@@ -5,6 +5,7 @@ A server that fails to start, or that ends under load, is reported, and the next
 bench and keep what the current run has recorded. In all cases the report is made of what was measured.
 """
 
+import contextlib
 import http.client
 import os
 import pathlib
@@ -28,6 +29,7 @@ from noria.testing.server import NO_PROXY_OPENER, RunningServer
 from noria_bench.load import load_generators
 from noria_bench.load.load_generators import Body, LoadGenerator
 from noria_bench.measurement import runs
+from noria_bench.measurement.engine_costs import record_engine_costs
 from noria_bench.measurement.hardware_meters import GpuMeter, find_gpus, matrix_gflops
 from noria_bench.measurement.image_checks import SoloGenerator, check_replies
 from noria_bench.measurement.provenance import collect_provenance
@@ -103,6 +105,7 @@ class Suite:
         with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
             folder = pathlib.Path(name)
             resources, image_checks, ready_s = ResourceTrace(), tuple[ImageCheck, ...](), None
+            engine_costs: dict[str, Any] = {}
             try:
                 log_status(f"{plan.name}: starting")
                 resources.matrix_gflops.append(matrix_gflops())
@@ -111,7 +114,7 @@ class Suite:
                     header["machine"]["gpu"] = ", ".join(gpus.names)
                 with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
                     ready_s = server.seconds_to_ready
-                    self._measure_load(plan, server, gpus, folder, resources)
+                    self._measure_load(plan, server, gpus, folder, resources, engine_costs)
                 resources.matrix_gflops.append(matrix_gflops())
                 log_status(f"{plan.name}: comparing some images with their solo runs")
                 image_checks = check_replies(
@@ -120,9 +123,15 @@ class Suite:
                     self._solo_generator_for(plan.config).generate,
                 )
             except BaseException:
-                self._save(self._build_run(plan, header, folder, resources, image_checks, ready_s, complete=False))
+                self._save(
+                    self._build_run(
+                        plan, header, folder, resources, image_checks, ready_s, engine_costs, complete=False
+                    )
+                )
                 raise
-            self._save(self._build_run(plan, header, folder, resources, image_checks, ready_s, complete=True))
+            self._save(
+                self._build_run(plan, header, folder, resources, image_checks, ready_s, engine_costs, complete=True)
+            )
 
     def _measure_load(
         self,
@@ -131,12 +140,19 @@ class Suite:
         gpus: GpuMeter | None,
         folder: pathlib.Path,
         resources: ResourceTrace,
+        engine_costs: dict[str, Any],
     ) -> None:
-        """Warm a server up and load it; `resources` is filled even if an error is raised."""
+        """Warm a server up and load it; `resources` is filled even if an error is raised, `engine_costs` otherwise."""
         url = f"http://127.0.0.1:{server.port}"
         log_status(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
         warm_up(url + plan.target.path, plan.load_generator.warm_up_bodies)
-        with monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, resources):
+        records_costs = plan.target.module is None and plan.load_generator.traffic.kind == "open"
+        with (
+            monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, resources),
+            record_engine_costs(server.port, self.spec, plan.config.engine, engine_costs)
+            if records_costs
+            else contextlib.nullcontext(),
+        ):
             load_generators.run_load(
                 plan.load_generator, url, plan.target.path, folder, server.process, self._progress(plan)
             )
@@ -159,6 +175,7 @@ class Suite:
         resources: ResourceTrace,
         image_checks: tuple[ImageCheck, ...],
         ready_s: float | None,
+        engine_costs: dict[str, Any],
         *,
         complete: bool,
     ) -> BenchRun:
@@ -177,6 +194,7 @@ class Suite:
             complete=complete,
             seconds_to_ready=ready_s,
             calibration=plan.calibration,
+            engine_costs=engine_costs,
         )
 
     def _save(self, run: BenchRun) -> None:

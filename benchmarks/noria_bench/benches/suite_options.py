@@ -11,8 +11,8 @@ ARRIVALS: tuple[ArrivalsOption, ...] = get_args(ArrivalsOption)
 SWEEPS = ("attention", "channels-last", "dtype", "compile", "batching", "slots", "policy")
 # `all` leaves it out: it needs the frameworks installed.
 FRAMEWORKS_SWEEP = "frameworks"
-# Per cent of Noria's capacity, in `noria bench mixed`.
-DEFAULT_LOAD_PERCENT = 80
+# Per cents of Noria's capacity, in `noria bench mixed`.
+DEFAULT_LOADS = (80,)
 # The reference article's 15 minutes.
 FULL_S = 900.0
 
@@ -26,8 +26,8 @@ class SuiteOptions:
     full: bool = False  # runs of 15 minutes unless `seconds` is set, and complete grids
     seed: int = 1  # of the requests
     arrivals: ArrivalsOption = "poisson"
-    load_percent: int = DEFAULT_LOAD_PERCENT  # of Noria's capacity, which is measured first
-    rows_per_s: float | None = None  # the arriving work, instead of a load
+    load_percents: tuple[int, ...] = DEFAULT_LOADS  # of Noria's capacity, which is measured first
+    rows_per_s: float | None = None  # the arriving work, instead of loads
     num_users: int | None = None  # in a closed loop, instead of arrivals
 
     def duration_s(self, default_s: float) -> float:
@@ -40,13 +40,6 @@ def read_duration(text: str) -> float:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 86400:
         raise ValueError(f"{text!r}; a run lasts 1 to 86400 whole seconds")
     return float(text)
-
-
-def read_load(text: str) -> int:
-    """Parse a load in per cent of capacity. Raises ValueError unless it is a whole number from 1 to 1000."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise ValueError(f"{text!r}; a load is a whole per cent of Noria's capacity from 1 to 1000")
-    return int(text)
 
 
 def read_rate(text: str) -> float:

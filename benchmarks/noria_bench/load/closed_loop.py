@@ -17,6 +17,7 @@ from typing import Any
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 _PREDICTED = re.compile(r"\bpredicted;dur=([\d.]+)")
 _QUEUE = re.compile(r"\bqueue;dur=([\d.]+)")
+_STAGE = re.compile(r"\b(?:queue|image_encode|text_encode|denoise|decode);dur=([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,12 @@ def queue_s(server_timing: str) -> float | None:
     """The queue time in a Server-Timing header, in seconds; None without one."""
     match = _QUEUE.search(server_timing)
     return float(match[1]) / 1000 if match else None
+
+
+def engine_s(server_timing: str) -> float | None:
+    """The seconds of all stages in the engine of Noria, from a Server-Timing header; None without them."""
+    found = _STAGE.findall(server_timing)
+    return sum(map(float, found)) / 1000 if len(found) > 1 else None
 
 
 def batch_size(headers: Mapping[str, str]) -> float | None:

@@ -95,7 +95,7 @@ async def _send(
     on_record: Callable[[RequestRecord], None],
     sampler: ReplySampler | None,
 ) -> None:
-    loop, text = asyncio.get_running_loop(), msgspec.json.encode(arrival.body)
+    loop, text, template = asyncio.get_running_loop(), msgspec.json.encode(arrival.body), arrival.template
     await asyncio.sleep(start_s + arrival.intended_s - loop.time())
     record = RequestRecord(
         number=arrival.number,
@@ -106,7 +106,11 @@ async def _send(
         deadline_s=arrival.deadline_s,
         deadline_class=arrival.deadline_class,
         rows=arrival.rows,
-        num_images=arrival.template.n,
+        num_images=template.n,
+        width_px=template.width,
+        height_px=template.height,
+        num_calls=template.num_calls,
+        call_rows=2 if template.guided else 1,
     )
     try:
         answer = await client.post(url, content=text, headers=closed_loop.HEADERS)
@@ -128,6 +132,7 @@ def _response_fields(answer: httpx.Response) -> dict[str, object]:
         return fields
     timing = answer.headers.get("server-timing", "")
     fields["predicted_s"], fields["queue_s"] = closed_loop.predicted_s(timing), closed_loop.queue_s(timing)
+    fields["engine_s"] = closed_loop.engine_s(timing)
     fields["batch_size"] = closed_loop.batch_size(answer.headers)
     # A body without images is found by the check of the sampled replies.
     with contextlib.suppress(KeyError, TypeError, ValueError):

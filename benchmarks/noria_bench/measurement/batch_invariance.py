@@ -39,6 +39,6 @@ def _batch_templates(spec: DiffusionModelSpec) -> list[RequestTemplate]:
 
 
 def _pixels(client: httpx.Client, url: str, template: RequestTemplate) -> np.ndarray:
-    answer = client.post(url, json=msgspec.to_builtins(template)).raise_for_status()
+    answer = client.post(url, json=template.body).raise_for_status()
     (file,) = image_files(answer)
     return np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)

@@ -31,6 +31,12 @@ class RequestRecord(Struct, frozen=True, array_like=True):
     batch_size: float | None = None  # as the server reports it: images generated together
     digest: str | None = None  # of the image files
     queue_s: float | None = None  # as the server reports it: until generation started
+    engine_s: float | None = None  # as Noria reports it: from the request's arrival at the engine to its last pixels
+    # Of each of its images: its size, its model calls, and its rows in one. 0: not known, in a scenario.
+    width_px: int = 0
+    height_px: int = 0
+    num_calls: int = 0
+    call_rows: int = 0
 
     @property
     def latency_s(self) -> float:

@@ -73,6 +73,7 @@ class BenchRun(Struct, frozen=True, forbid_unknown_fields=True):
     complete: bool = True  # False: it was interrupted
     seconds_to_ready: float | None = None  # from the start of the server's process
     calibration: dict[str, Any] = {}
+    engine_costs: dict[str, Any] = {}  # of Noria in an open loop, as `simulator.devices.Device`
 
     @property
     def duration_s(self) -> float:

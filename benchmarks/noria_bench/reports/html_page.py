@@ -23,24 +23,34 @@ _MARKS = {True: ("met", "✓"), False: ("missed", "✗"), None: ("unknown", "?")
 
 
 def html_page(sections: Sequence[Section], overview: Table, summaries: list[dict[str, Any]]) -> str:
-    """The HTML; `overview` comes first, and `summaries` can be downloaded from it as JSON."""
-    style = importlib.resources.files(__package__).joinpath("html_page.css").read_text(encoding="utf-8")
+    """The page of a report; `overview` comes first, and `summaries` can be downloaded from it as JSON."""
     figure_numbers = itertools.count()
     links = "".join(f'<li><a href="#{_escape(part.slug)}">{_escape(part.title)}</a></li>' for part in sections)
+    return html_document(
+        "Noria bench report",
+        [
+            *([html_table(overview, "Report", "h2")] if overview.rows else []),
+            *(_section(part, figure_numbers) for part in sections),
+            _download(summaries),
+        ],
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav>',
+    )
+
+
+def html_document(title: str, parts: Sequence[str], navigation: str = "") -> str:
+    """A page of `parts`, which are HTML, beneath its title and `navigation`."""
+    style = importlib.resources.files(__package__).joinpath("html_page.css").read_text(encoding="utf-8")
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
-            f"<title>Noria bench report</title>\n<style>\n{style}</style>\n</head>\n<body>",
+            f"<title>{_escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
             '<a class="skip" href="#report">Skip to the report</a>',
-            "<header><h1>Noria bench report</h1>",
-            f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>',
+            f"<header><h1>{_escape(title)}</h1>{navigation}</header>",
             '<main id="report">',
-            *([_table(overview, "Report", "h2")] if overview.rows else []),
-            *(_section(part, figure_numbers) for part in sections),
-            _download(summaries),
+            *parts,
             "</main>\n</body>\n</html>\n",
         ]
     )
@@ -53,8 +63,8 @@ def _section(section: Section, figure_numbers: Iterable[int]) -> str:
         *(f'<p class="warning" role="note"><strong>Note.</strong> {_escape(line)}</p>' for line in section.warnings),
         *(f'<p class="traffic">{_escape(line)}</p>' for line in section.traffic),
         _goals(section.goals),
-        *(_table(table, section.title) for table in section.tables),
-        *(_plot_figure(plot, number) for plot, number in zip(section.plots, figure_numbers, strict=False)),
+        *(html_table(table, section.title) for table in section.tables),
+        *(html_figure(plot, number) for plot, number in zip(section.plots, figure_numbers, strict=False)),
         _settings(section.settings),
         *(f'<p class="provenance">{_escape(line)}</p>' for line in section.provenance),
         "</section>",
@@ -73,8 +83,11 @@ def _goals(goals: Sequence[Goal]) -> str:
     return f'<h3>Goals</h3>\n<ul class="goals">{"".join(items)}</ul>'
 
 
-def _table(table: Table, of: str, heading: str = "h3") -> str:
-    """The first column holds row headings; the scrolling region can be reached with the keyboard."""
+def html_table(table: Table, of: str, heading: str = "h3") -> str:
+    """A table under its title.
+
+    The first column holds row headings; the scrolling region can be reached with the keyboard.
+    """
     head = "".join(f'<th scope="col">{_escape(column)}</th>' for column in table.columns)
     rows = "\n".join(
         f'<tr><th scope="row">{_escape(row[0])}</th>'
@@ -91,8 +104,8 @@ def _table(table: Table, of: str, heading: str = "h3") -> str:
     )
 
 
-def _plot_figure(plot: Plot, number: int) -> str:
-    """The SVG inline. Its ids get a prefix, since matplotlib repeats them in every picture."""
+def html_figure(plot: Plot, number: int) -> str:
+    """A plot with its SVG inline. Its ids get `number` as a prefix, since matplotlib repeats them in every picture."""
     svg = plot.file.read_text(encoding="utf-8")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="f{number}-', svg)

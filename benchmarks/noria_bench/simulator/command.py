@@ -3,7 +3,6 @@
 import argparse
 import math
 import pathlib
-import sys
 from typing import Any
 
 from noria.cli.parser import Parser, add_plain_command, argument_type
@@ -37,7 +36,7 @@ def add_to(commands: Any) -> list[Parser]:
     world.add_argument("--spot", type=argument_type(read_duration), metavar="TIME", help="mean time to an interruption")
     world.add_argument("--canary", type=_number(0.0, 1.0), default=0.0, metavar="SHARE", help="of requests (0)")
     parser.add_argument(
-        "--calibrate", type=pathlib.Path, metavar="FOLDER", help="compare with a measured run: trace.csv and costs.json"
+        "--calibrate", type=pathlib.Path, metavar="FOLDER", help="compare with the runs of noria bench mixed in it"
     )
     parser.add_argument("--engine", choices=("auto", "exact", "fast"), default="auto", help="(auto)")
     parser.add_argument("--seed", type=_whole(0, 2**31 - 1), default=0, metavar="N", help="of all random numbers (0)")
@@ -84,23 +83,20 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     study = Study(traffic, arguments.engine)
     results = [study.run(each, arguments.p99) for each in _scenarios(arguments)]
-    print(page.markdown(page.rows_of(results)))
+    print(page.table_of(page.rows_of(results)).markdown())
     if arguments.out is not None:
-        print(f"\nthe report is {page.write_report(arguments.out, ' '.join(sys.argv[1:]), results)}")
+        print(f"\nthe report is {page.write_report(arguments.out, results, traffic.description, arguments.p99)}")
     return 0
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    """Simulate the trace of a measured run, and print both."""
+    """Simulate measured runs, and print the latencies of both."""
     from noria_bench.simulator import calibration
-    from noria_bench.simulator.trace import read_trace
-    from noria_bench.simulator.world import simulate
 
-    measured = calibration.read_measured(arguments.calibrate)
-    arguments.device = arguments.calibrate / calibration.COSTS
-    scenario = _scenarios(arguments)[0]
-    simulated = simulate(scenario.settings, read_trace(arguments.calibrate / calibration.TRACE))
-    print(calibration.compare(measured, simulated))
+    found = calibration.calibrate(arguments.calibrate)
+    print(calibration.table_of(found).markdown())
+    if arguments.out is not None:
+        print(f"\nthe report is {calibration.write_report(arguments.out, found)}")
     return 0
 
 

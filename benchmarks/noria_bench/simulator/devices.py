@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-from typing import Any
 
 import msgspec
 
@@ -30,6 +29,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "device"
     slots: int = 8
     max_rows: int = 64
+    decode_batch: int = 4
+    slowdown: float = (
+        1.0  # of a measured run: how much longer its calls took than without other work; a factor in all seconds
+    )
+    front_end_s: float = 0.0  # of each request, outside the engine: reading it, image files, transport
     cold_start_s: float = 60.0
     price_per_hour: float = 1.0
     spot_price_per_hour: float | None = None
@@ -59,10 +63,10 @@ EXAMPLE = Device(
 """Round numbers of no particular device, so that the command can be tried."""
 
 
-def read_device(file: pathlib.Path, **changes: Any) -> Device:
-    """Read the costs of a device, and change some fields. Raises SimulateError."""
+def read_device(file: pathlib.Path) -> Device:
+    """Read the costs of a device. Raises SimulateError."""
     try:
-        device = msgspec.json.decode(file.read_bytes(), type=Device)
+        return check_device(msgspec.json.decode(file.read_bytes(), type=Device), str(file))
     except OSError as error:
         raise SimulateError(f"{file} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,11 +74,15 @@ def read_device(file: pathlib.Path, **changes: Any) -> Device:
             f"{file} is no file of costs: {error}. It is one that an engine has saved (costs in its cache folder), or "
             "JSON with steps, decodes, text_encode_s, slots, cold_start_s and price_per_hour"
         ) from error
+
+
+def check_device(device: Device, name: str) -> Device:
+    """Return the device. Raises SimulateError, which has the `name`, if its costs cannot be used."""
     for curve in (*device.steps, *device.decodes):
         if not curve.seconds or not all(
             count > 0 and math.isfinite(seconds) and seconds > 0.0 for count, seconds in curve.seconds.items()
         ):
-            raise SimulateError(f"{file}: seconds of {curve.width_px}x{curve.height_px} must be positive, by count")
+            raise SimulateError(f"{name}: seconds of {curve.width_px}x{curve.height_px} must be positive, by count")
     if not device.steps:
-        raise SimulateError(f"{file} has no steps; at least one size must be measured")
-    return msgspec.structs.replace(device, **changes)
+        raise SimulateError(f"{name} has no steps; at least one size must be measured")
+    return device

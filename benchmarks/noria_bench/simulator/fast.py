@@ -20,7 +20,7 @@ from noria_bench.simulator.workload import Shape, SimulateError
 
 Array = np.ndarray[Any, Any]
 
-_DECODE_BATCH = 4  # the default of `engine.decode_batch`
+DECODE_BATCH = 4  # the default of `engine.decode_batch`
 
 
 def arrival_times(kind: str, rate: float, duration_s: float, seed: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def simulate_fast(
     for shape in shapes:
         key = BatchKey(shape.width_px, shape.height_px)
         batch = max(min(costs.rows_limit(key) // shape.rows, device.slots), 1)
-        work.append((costs.step_s(key, batch * shape.rows) / batch, costs.decode_s(key, _DECODE_BATCH) / _DECODE_BATCH))
+        work.append((costs.step_s(key, batch * shape.rows) / batch, costs.decode_s(key, DECODE_BATCH) / DECODE_BATCH))
     latencies, end_s = _jit()(
         times_s,
         kinds,
@@ -75,7 +75,7 @@ def simulate_fast(
         seed,
     )
     counted = latencies[np.searchsorted(times_s, start_s) :]
-    finished = counted[~np.isnan(counted)]
+    finished = counted[~np.isnan(counted)] + device.front_end_s
     outcome = Outcome(num_images=int(np.sum(~np.isnan(latencies))), device_s=num_devices * end_s, duration_s=end_s)
     outcome.latencies_s.frombytes(finished.astype(np.float64).tobytes())
     if len(finished) < len(counted):
@@ -92,7 +92,7 @@ def _tables(device: Device, sizes: Sequence[tuple[int, int]], rows: int) -> tupl
         limit = costs.rows_limit(key)
         for count in range(1, step_s.shape[1]):
             step_s[number, count] = costs.step_s(key, min(count, limit)) * max(count / limit, 1.0)
-    decode_s = np.array([[costs.decode_s(key, count) for count in range(_DECODE_BATCH + 1)] for key in keys])
+    decode_s = np.array([[costs.decode_s(key, count) for count in range(DECODE_BATCH + 1)] for key in keys])
     return step_s, decode_s
 
 

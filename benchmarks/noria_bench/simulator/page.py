@@ -1,28 +1,44 @@
 """The report of `noria simulate`: a table, plots as SVG, and one HTML page without scripts."""
 
 import html
-import io
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.reports.html_page import html_document, html_figure, html_table
+from noria_bench.reports.plots.styles import report_style, save_figure
+from noria_bench.reports.plots.target_plots import Plot, set_plain_second_ticks
+from noria_bench.reports.table import Table, format_share
 from noria_bench.simulator.study import Result
 
-_COLUMNS = (
-    ("scenario", "scenario"), ("engine", "engine"), ("devices", "devices"), ("p50_s", "p50 (s)"), ("p90_s", "p90 (s)"),
-    ("p99_s", "p99 (s)"), ("served_share", "served"), ("cost", "cost"), ("cost_per_1000_images", "per 1,000 images"),
-    ("restarted", "restarted"),
-)  # fmt: skip
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:1rem/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem}"
-    "table{border-collapse:collapse}th,td{padding:.3rem .6rem;border-bottom:1px solid #8888;text-align:right}"
-    "th:first-child,td:first-child{text-align:left}figure{margin:1rem 0;background:#fff}svg{max-width:100%;height:auto}"
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("scenario", "scenario", str),
+    ("engine", "engine", str),
+    ("devices", "devices", "{:,}".format),
+    ("p50_s", "p50 (s)", "{:.3f}".format),
+    ("p90_s", "p90 (s)", "{:.3f}".format),
+    ("p99_s", "p99 (s)", "{:.3f}".format),
+    ("served_share", "served", format_share),
+    ("cost", "cost", "{:,.2f}".format),
+    ("cost_per_1000_images", "per 1,000 images", "{:,.3f}".format),
+    ("restarted", "restarted", "{:,}".format),
 )
+_NOTES = (
+    "Latencies are of the requests that finished; served is their share of all. Requests of the first twentieth of the "
+    "time are a warm-up and count in neither.",
+    "Cost is in the unit of the device's price_per_hour, for all devices from the first arrival to the last answer. "
+    "Restarted are requests whose device was lost.",
+)
+# Okabe and Ito's colours; line styles for print.
+_LINES = (
+    ("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#E69F00", ":"), ("#CC79A7", "-"), ("#56B4E9", "--"),
+    ("#000000", ":"),
+)  # fmt: skip
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -34,79 +50,98 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
+def table_of(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows as a table."""
-    lines = ["| " + " | ".join(title for _, title in _COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-    lines += ["| " + " | ".join(_text(row[key]) for key, _ in _COLUMNS) + " |" for row in rows]
-    return "\n".join(lines)
+    cells = tuple(tuple(write(row[key]) for key, _, write in _COLUMNS) for row in rows)
+    return Table("Results", tuple(title for _, title, _ in _COLUMNS), cells)
 
 
-def write_report(folder: pathlib.Path, question: str, results: Sequence[Result]) -> pathlib.Path:
-    """Write `results.json`, the plots and `report.html` into `folder`; return the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_report(
+    folder: pathlib.Path, results: Sequence[Result], traffic: str, target_p99_s: float | None
+) -> pathlib.Path:
+    """Write `results.json`, the plots and `report.html` into `folder`; return the page. `traffic` says what arrives."""
     rows = rows_of(results)
-    contents = collect_provenance() | {"question": question, "rows": rows}
+    with report_style():
+        plots = [_plot_latencies(results, folder / "latencies.svg")]
+        if any(result.tried for result in results):
+            plots.append(_plot_devices(results, folder / "devices.svg"))
+    settings = results[0].scenario.settings
+    lines = [traffic, f"Device: {settings.device.name}."]
+    if target_p99_s is not None:
+        lines.append(f"Searched: the fewest devices that serve 99 % of the requests within {target_p99_s:g} s.")
+    table = replace(table_of(rows), notes=_NOTES)
+    return write_page(folder, "Noria simulation", lines, table, plots, rows)
+
+
+def write_page(
+    folder: pathlib.Path, title: str, lines: Sequence[str], table: Table, plots: Sequence[Plot], rows: Any
+) -> pathlib.Path:
+    """Write `results.json` with `rows`, and `report.html`, into `folder`; return the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = collect_provenance() | {"rows": rows}
     (folder / "results.json").write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-    plots = {"latencies": _plot_latencies(results)}
-    if any(result.tried for result in results):
-        plots["devices"] = _plot_devices(results)
-    for name, svg in plots.items():
-        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
-    heads = "".join(f'<th scope="col">{title}</th>' for _, title in _COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_text(row[key]))}</td>" for key, _ in _COLUMNS) + "</tr>" for row in rows
-    )
-    figures = "".join(f"<figure>{svg[svg.index('<svg') :]}</figure>" for svg in plots.values())
-    provenance = html.escape(f"noria {contents['noria']}, commit {contents['commit']}, {contents['date']}")
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Noria simulation</title>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
-        f"<body><main><h1>Noria simulation</h1><p>{html.escape(question)}</p>\n"
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>\n{figures}\n"
-        f"<p>{provenance}</p></main></body></html>\n"
-    )
+    origin = f"{contents['command']}; noria {contents['noria']} at {contents['commit']}; {contents['date']}"
+    parts = [
+        *(f'<p class="traffic">{html.escape(line)}</p>' for line in lines),
+        html_table(table, title, "h2"),
+        *(html_figure(plot, number) for number, plot in enumerate(plots)),
+        f'<p class="provenance">{html.escape(origin)}</p>',
+    ]
     file = folder / "report.html"
-    file.write_text(page, encoding="utf-8")
+    file.write_text(html_document(title, parts), encoding="utf-8")
     return file
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _plot_latencies(results: Sequence[Result]) -> str:
+def _plot_latencies(results: Sequence[Result], file: pathlib.Path) -> Plot:
     shares = np.concatenate([np.linspace(0, 0.9, 60), np.linspace(0.9, 0.999, 60)])
     lines = [
-        (result.scenario.name, 100 * shares, [result.outcome.quantile_s(share) for share in shares])
+        (result.scenario.name, [result.outcome.quantile_s(share) for share in shares], 100 * shares)
         for result in results
     ]
-    return _plot(lines, "share of requests (%)", "latency (s)", is_log=True)
+    plot_lines(lines, file, "latency (s)", "share of requests (%)", in_seconds=True)
+    return Plot(
+        file,
+        "Requests that had their images within a latency: upper left is better",
+        "For each scenario, the share of finished requests by latency; the quantiles are in the table.",
+    )
 
 
-def _plot_devices(results: Sequence[Result]) -> str:
+def _plot_devices(results: Sequence[Result], file: pathlib.Path) -> Plot:
     lines = [
         (result.scenario.name, sorted(result.tried), [100 * result.tried[num] for num in sorted(result.tried)])
         for result in results
     ]
-    return _plot(lines, "devices", "requests within the target (%)", is_log=False)
+    plot_lines(lines, file, "devices", "requests within the target (%)", marker=".")
+    return Plot(
+        file,
+        "Requests within the target, by the number of devices that was tried",
+        "For each scenario, the share of all requests that were done within the target, by the number of devices.",
+    )
 
 
-def _plot(lines: Sequence[tuple[str, Any, Any]], x_label: str, y_label: str, *, is_log: bool) -> str:
-    from matplotlib.figure import Figure
+def plot_lines(
+    lines: Sequence[tuple[str, Any, Any]],
+    file: pathlib.Path,
+    x_label: str,
+    y_label: str,
+    *,
+    in_seconds: bool = False,
+    marker: str = "",
+) -> None:
+    """Write a plot of (name, x, y); inside `report_style`.
 
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for name, x, y in lines:
-        axes.plot(x, y, label=name, linewidth=1.5, marker=None if is_log else ".")
-    if is_log:
-        axes.set_yscale("log")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
-    output = io.StringIO()
-    figure.savefig(output, format="svg", metadata={"Date": None})
-    return output.getvalue()
+    `in_seconds` says that x are seconds, which have a logarithmic axis if the largest is five times the smallest.
+    """
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5.8, 3.6), layout="constrained")
+    for number, (name, x, y) in enumerate(lines):
+        colour, style = _LINES[number % len(_LINES)]
+        axes.plot(x, y, label=name, linewidth=1.6, color=colour, linestyle=style, marker=marker)
+    if in_seconds and max(max(x) for _, x, _ in lines) > 5.0 * min(min(x) for _, x, _ in lines) > 0.0:
+        axes.set_xscale("log")
+        set_plain_second_ticks(axes.xaxis)
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.grid(color="0.92")
+    axes.legend(frameon=False, fontsize=9)
+    save_figure(figure, file)

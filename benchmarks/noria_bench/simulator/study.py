@@ -38,6 +38,17 @@ class Traffic:
         """About how many requests there are."""
         return len(self.trace) if self.kind == "trace" else self.rate * self.duration_s
 
+    @property
+    def description(self) -> str:
+        """What arrives, as a sentence."""
+        if self.kind == "trace":
+            return f"A trace of {len(self.trace):,} requests in {self.trace[-1].at_s:,.0f} s."
+        kinds = (
+            f"{len(self.shapes)} kinds of requests" if len(self.shapes) > 1 else f"requests of {self.shapes[0].text}"
+        )
+        rate = f"{self.rate:g} a second on average for {self.duration_s:,.0f} s"
+        return f"{self.kind.capitalize()} arrivals, {rate}; {kinds}."
+
     def arrivals(self) -> Sequence[Arrival]:
         """Return all requests."""
         if self.kind == "trace":
@@ -91,6 +102,8 @@ def _why_not_fast(scenario: Scenario, traffic: Traffic) -> str:
         return "no failures and no interruptions"
     if traffic.kind in ("bursty", "trace"):
         return "only Poisson and diurnal arrivals"
+    if settings.device.decode_batch != fast.DECODE_BATCH:
+        return f"decodes of at most {fast.DECODE_BATCH} images"
     if settings.policy == "shortest-first":
         return "only the policies least-slack and fcfs"
     if any(shape.deadline_s is not None or shape.priority != "normal" or shape.images != 1 for shape in traffic.shapes):

@@ -44,6 +44,13 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority: str = "normal"
     deadline_s: float | None = None
 
+    @property
+    def text(self) -> str:
+        """What is asked for, in words."""
+        images = "an image" if self.images == 1 else f"{self.images} images"
+        guidance = " with guidance" if self.rows > 1 else ""
+        return f"{images} of {self.width_px} × {self.height_px} px, {self.steps} steps{guidance}"
+
     def problem(self) -> str:
         """Return what is wrong with it, or an empty string."""
         whole = {"width_px": 16_384, "height_px": 16_384, "steps": 1000, "images": 64, "rows": 3}

@@ -42,6 +42,7 @@ class Settings:
     num_devices: int
     policy: str = "least-slack"
     queue_limit: int = 256
+    queue_limit_s: float = math.inf  # of work ahead of a request that has to wait, in seconds
     num_choices: int = 3
     autoscaler: BacklogAutoscaler | None = None
     mean_time_to_failure_s: float = math.inf  # of a device
@@ -120,7 +121,9 @@ class _World:
             f"d{len(self._replicas)}",
             StepScheduler(
                 settings.device.slots,
+                settings.device.decode_batch,
                 queue_limit=settings.queue_limit,
+                queue_limit_s=settings.queue_limit_s,
                 policy=POLICIES[settings.policy],
                 costs=costs,
             ),
@@ -218,7 +221,9 @@ class _World:
         replica = self._replicas[rank_replicas(loads, ModelKey())[0]]
         request.num_attempts += 1
         arrival, attempt_id = request.arrival, f"{request.name}.{request.num_attempts}"
-        deadline = None if arrival.deadline_s is None else arrival.at_s + arrival.deadline_s
+        deadline = None
+        if arrival.deadline_s is not None:  # of the engine, as the front end sets it
+            deadline = arrival.at_s + arrival.deadline_s - self._settings.device.front_end_s
         schedulable = SchedulableRequest(
             attempt_id,
             request.batch_key,
@@ -274,6 +279,7 @@ class _World:
             if request.arrival.at_s < self._start_s:
                 continue
             if event.finish_reason is FinishReason.FINISHED:
-                self._outcome.latencies_s.append(self._now - request.arrival.at_s)
+                latency_s = self._now - request.arrival.at_s + self._settings.device.front_end_s
+                self._outcome.latencies_s.append(latency_s)
             else:
                 self._outcome.unserved[event.finish_reason.value] += 1

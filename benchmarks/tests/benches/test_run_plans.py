@@ -39,7 +39,7 @@ def plans_with_capacity(monkeypatch, options):
     raise AssertionError(f"finished nothing in {seconds} s")
 
 
-def test_a_load_is_a_share_of_noria_s_capacity_for_all_targets(started_targets, monkeypatch):
+def test_loads_are_shares_of_noria_s_capacity_for_all_targets(started_targets, monkeypatch):
     found = []
     measured = run_plans.capacity.measure_capacity
 
@@ -48,11 +48,15 @@ def test_a_load_is_a_share_of_noria_s_capacity_for_all_targets(started_targets, 
         return found[-1]
 
     monkeypatch.setattr(run_plans.capacity, "measure_capacity", measure_capacity)
-    options = SuiteOptions(read_targets("reference-batched"), 2.0, load_percent=50)
-    (plan,) = plans_with_capacity(monkeypatch, options)
+    options = SuiteOptions(read_targets("reference-batched"), 2.0, load_percents=(50, 90))
+    plans = plans_with_capacity(monkeypatch, options)
     assert set(started_targets) == {"noria"}
-    assert plan.load_generator.traffic.rows_per_s == pytest.approx(0.5 * found[0].rows_per_s)
-    assert plan.target.name == "reference-batched"
+    for plan, percent in zip(plans, (50, 90), strict=True):
+        traffic = plan.load_generator.traffic
+        assert traffic.rows_per_s == pytest.approx(percent / 100 * found[-1].rows_per_s)
+        assert (traffic.load_percent, plan.variant, plan.target.name) == (
+            percent, f"poisson, {percent} %", "reference-batched"
+        )  # fmt: skip
 
 
 def test_a_rate_needs_no_measurement_and_repeats_the_same_requests(started_targets):

@@ -23,6 +23,7 @@ from noria_bench.benches.suite_options import SuiteOptions
 from noria_bench.load import load_generators
 from noria_bench.measurement import runs
 from noria_bench.reports import writer
+from noria_bench.simulator.calibration import calibrate as calibration_of
 from noria_bench.targets.catalog import read_targets
 from waiting import wait_until
 
@@ -91,6 +92,22 @@ def test_a_correct_server_has_requests_of_every_user_and_no_failure(run_suite, c
     assert sorted(first, key=first.get) == list(range(8))
     # One every half second, which is 3.5 s for the last; above one a second, Locust starts several at a time.
     assert first[0] < 2.0 < first[7]
+
+
+def test_an_open_loop_of_noria_has_what_a_simulation_needs(run_suite, tmp_path):
+    _, found = run_suite(
+        plan=run_plans.mixed_runs,
+        options={"rows_per_s": 300.0},
+        enough=lambda made: made["noria"].records,
+        noria="fine",
+    )
+    run = found["noria"]
+    assert (run.engine_costs["slots"], run.engine_costs["max_rows"], run.engine_costs["slowdown"]) == (16, 32, 2.0)
+    assert all(record.engine_s == pytest.approx(0.04) for record in run.records)
+    (calibration,) = calibration_of(tmp_path / "out")
+    assert calibration.simulated.num_requests == len(run.records)
+    assert calibration.measured.quantile_s(0.5) > 0.05
+    assert calibration.device.front_end_s == pytest.approx(0.01, abs=0.05)
 
 
 @pytest.mark.parametrize(

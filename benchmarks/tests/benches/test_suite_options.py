@@ -2,19 +2,13 @@
 
 import pytest
 
-from noria_bench.benches.suite_options import SuiteOptions, read_duration, read_load, read_rate
+from noria_bench.benches.suite_options import SuiteOptions, read_duration, read_rate
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "", "90000", "٣"])
 def test_an_invalid_duration_is_rejected(text):
     with pytest.raises(ValueError, match="1 to 86400 whole seconds"):
         read_duration(text)
-
-
-@pytest.mark.parametrize("text", ["0", "80%", "1001", "all"])
-def test_an_invalid_load_is_rejected(text):
-    with pytest.raises(ValueError, match="whole per cent"):
-        read_load(text)
 
 
 @pytest.mark.parametrize("text", ["0", "nan", "-3", "inf", "much"])

@@ -7,6 +7,8 @@ import pytest
 
 from noria.cli.main import run
 from noria.cli.parser import Parser
+from noria_bench.measurement.run_metrics import RequestRecord
+from noria_bench.measurement.runs import BenchRun, ResourceUsage, Traffic, write_run
 from noria_bench.simulator.command import add_to
 from noria_bench.simulator.devices import EXAMPLE
 from noria_bench.simulator.workload import SimulateError
@@ -35,13 +37,39 @@ def test_a_trace_can_be_written_and_simulated(tmp_path, capsys):
     assert "canary 0.5" in capsys.readouterr().out
 
 
-def test_a_simulation_is_compared_with_a_measured_run(tmp_path, capsys):
-    (tmp_path / "trace.csv").write_text("arrival_s,steps,latency_s\n0,20,0.5\n9,20,0.5\n18,20,\n")
-    (tmp_path / "costs.json").write_bytes(msgspec.json.encode(EXAMPLE))
-    assert simulate("--calibrate", tmp_path) == 0
-    assert "| p50 | 0.500 | 0.574 | +14.8% |" in capsys.readouterr().out
-    (tmp_path / "trace.csv").write_text("arrival_s,steps,latency_s\n0,20,fast\n")
-    with pytest.raises(SimulateError, match="line 2: latency_s is 'fast'"):
+def measured_run(latencies_s, **changes):
+    """A run whose requests do not meet; alone, one takes 0.574 s in the engine and 0.026 s outside it."""
+    records = tuple(
+        RequestRecord(
+            number, 9.0 * number, 9.0 * number, 9.0 * number + latency_s, 200, None, "", 40.0, 1,
+            engine_s=latency_s - 0.026, width_px=512, height_px=512, num_calls=20, call_rows=2,
+        )
+        for number, latency_s in enumerate(latencies_s)
+    )  # fmt: skip
+    run = BenchRun(
+        "mixed", "noria", Traffic("open", 30.0, "mixed"), {}, {},
+        {"policy": "least-slack", "queue_limit": 256, "queue_limit_s": 120.0}, records, variant="poisson",
+        engine_costs=msgspec.to_builtins(EXAMPLE, str_keys=True),
+    )  # fmt: skip
+    return msgspec.structs.replace(run, **changes)
+
+
+def test_measured_runs_are_simulated_with_their_requests_and_costs(tmp_path, capsys):
+    write_run(measured_run([0.6, 0.6, 0.6]), tmp_path)
+    write_run(measured_run([0.5, 0.5, 0.5], variant="bursty", usage=ResourceUsage(other_cpu_share=0.4)), tmp_path)
+    assert simulate("--calibrate", tmp_path, "--out", tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert "| poisson | 3 | 0.600 | 0.600 | 1.00 × | 0.600 | 0.600 | 1.00 × | 1.00 | 26.0 | 0.0 % |" in printed
+    assert "| bursty | 3 | 0.500 | 0.600 | 1.20 × |" in printed
+    assert "measure it again, alone" in printed
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<svg") == 2 and "<script" not in page
+
+
+@pytest.mark.parametrize("changes", [{"engine_costs": {}}, {"complete": False}, {"records": ()}])
+def test_a_folder_without_a_usable_run_says_how_to_make_one(tmp_path, changes):
+    write_run(measured_run([0.6], **changes), tmp_path)
+    with pytest.raises(SimulateError, match="noria bench mixed --targets noria --out"):
         simulate("--calibrate", tmp_path)
 
 

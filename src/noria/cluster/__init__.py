@@ -6,6 +6,7 @@
                               ▼
                            engine_replica: an actor with one device
                               └ engine_runner: the engine process as its child
+    registrar_replica: an actor that has engines load what the registry deploys; front ends call it for the routes
 
 Ray places, restarts, scales and drains replicas. Requests, previews and images never pass Ray: a handle's call takes 30
 times the CPU of a message. `serve run noria.cluster:app` and `noria serve --on` start it. This package needs the extra

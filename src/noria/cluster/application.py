@@ -1,4 +1,4 @@
-"""The Serve application of a configuration: a deployment of front ends, and one of engines for each model."""
+"""The Serve application of a configuration: deployments of front ends, of engines for each model, and the registrar."""
 
 import os
 import pathlib
@@ -10,8 +10,10 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from noria.cluster.check import check_servable
 from noria.cluster.engine_replica import EngineReplica
 from noria.cluster.frontend_replica import FrontendReplica
+from noria.cluster.registrar_replica import RegistrarReplica
 from noria.config import Config
 from noria.errors import ConfigError, did_you_mean
 from noria.settings import list_settings, load
@@ -23,6 +25,8 @@ _STATS_PERIOD_S = 1.0
 # Requests of one front end at once. The engines' queues and the API keys limit them first.
 _MAX_ONGOING_REQUESTS = 4096
 _STOP_GRACE_S = 10.0
+_REGISTRAR_STOP_S = 5.0
+_SMALL_ACTOR = {"num_cpus": 0.1}
 _MAX_CONSTRUCTOR_RETRIES = 3
 
 
@@ -45,8 +49,8 @@ def build(config: Config) -> Any:
     """
     if not ray.is_initialized():  # as `serve run` does it; its GPUs and nodes are asked for below
         ray.init(namespace="serve")
-    config = _check(config)
-    sources = list(dict.fromkeys([config.model, *config.additional_models]))
+    config = check_servable(config, num_nodes=len(ray.nodes()))
+    sources = [config.model, *config.additional_models]
     names = deployment_names(sources)
     engines = {name: _engine(config, name, source) for name, source in zip(names, sources, strict=True)}
     frontend = serve.deployment(
@@ -57,9 +61,24 @@ def build(config: Config) -> Any:
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options=_SMALL_ACTOR,
     )
-    return frontend.bind(_json(config), engines)
+    return frontend.bind(_json(config), engines, _registrar(config, engines) if config.registry.deployments else None)
+
+
+def _registrar(config: Config, engines: dict[str, Any]) -> Any:
+    deployment = serve.deployment(
+        RegistrarReplica,
+        name="registrar",
+        num_replicas=1,
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        graceful_shutdown_timeout_s=_REGISTRAR_STOP_S,
+        ray_actor_options=_SMALL_ACTOR,
+        logging_config={"enable_access_log": False},  # each front end calls twice a second
+    )
+    return deployment.bind(_json(config), engines)
 
 
 def _engine(config: Config, name: str, source: str) -> Any:
@@ -110,25 +129,6 @@ def _scale(config: Config) -> dict[str, Any]:
             downscale_delay_s=0.0,
         )
     }
-
-
-def _check(config: Config) -> Config:
-    """Return the configuration as replicas use it. Raises ConfigError if Ray cannot serve it."""
-    if len(config.engine.devices) != 1:
-        raise ConfigError(
-            f"setting engine.devices is {', '.join(config.engine.devices)}; on Ray each engine has one device, which "
-            "Ray assigns: leave it, or set `cpu`, and set cluster.engine_replicas."
-        )
-    if config.endpoints:
-        raise ConfigError("setting endpoints is not supported on Ray yet; leave it out.")
-    shares_disk = len(ray.nodes()) < 2
-    if config.cluster.frontend_replicas > 1 and config.jobs.database == "auto" and not shares_disk:
-        raise ConfigError(
-            "setting jobs.database is 'auto', a file of one node, and there are several front ends, perhaps on several "
-            "nodes. Set it to postgresql://USER@HOST/NAME, and jobs.results to a folder that all nodes reach."
-        )
-    # Replicas have no registrar.
-    return msgspec.structs.replace(config, registry=msgspec.structs.replace(config.registry, deployments=False))
 
 
 def deployment_names(sources: list[str]) -> list[str]:

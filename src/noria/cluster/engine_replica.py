@@ -1,6 +1,7 @@
 """A replica of an engine deployment: an actor with one device, whose child is the ordinary engine process."""
 
 import asyncio
+import functools
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import ray
 from ray import serve
 from ray.serve.metrics import Gauge
 
+from noria.cluster.deployed_model import models_to_load
 from noria.cluster.engine_runner import EngineRunner
 from noria.cluster.replica_list import metadata_of
 from noria.cluster.replica_logs import set_up_logs
@@ -17,7 +19,7 @@ from noria.models.catalog import open_model
 
 
 class EngineReplica:
-    """Starts the engine of one model and says where it is. No request passes it."""
+    """Starts the engine of one model, in the version that is deployed, and says where it is. No request passes it."""
 
     async def __init__(self, config_json: str, source: str, drain_s: float) -> None:  # type: ignore[misc] # Ray awaits it
         """Return when the engine serves. `source` is the model as `open_model` takes it.
@@ -38,9 +40,12 @@ class EngineReplica:
                 "the model: use a hub id, or the same path on all of them, such as one on a shared file system."
             ) from None
         self._version = model.fingerprint
+        models_now = functools.partial(models_to_load, config, model)
+        models = await asyncio.to_thread(models_now) or [model]
         self._runner = EngineRunner(
             config.engine,
-            model,
+            models,
+            models_now,
             config.engine.devices[0],
             name,
             host,

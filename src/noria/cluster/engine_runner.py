@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -45,7 +46,8 @@ class EngineRunner:
     def __init__(
         self,
         config: EngineConfig,
-        model: AnyModelSpec,
+        models: Sequence[AnyModelSpec],
+        models_now: Callable[[], Sequence[AnyModelSpec]],
         device: str,
         name: str,
         host: str,
@@ -53,16 +55,19 @@ class EngineRunner:
         log_level: str = "info",
         traces_endpoint: str = "",
     ) -> None:
-        """Start the engine `name`, which listens at a free port of the address `host`."""
+        """Start the engine `name` with `models`, at a free port of the address `host`.
+
+        `models_now` returns what it is to load when it starts again; nothing: what it loaded the last time.
+        """
         self._listener = socket.create_server((host, 0), family=_family(host))
         port = self._listener.getsockname()[1]
         shown_host = f"[{host}]" if ":" in host else host
-        self.endpoint = EngineEndpoint(name, f"tcp://{shown_host}:{port}", make_secret_key(), model.name)
+        self.endpoint = EngineEndpoint(name, f"tcp://{shown_host}:{port}", make_secret_key(), models[0].name)
         self.load: EngineLoad | None = None  # as the engine last reported it
         self.ready: Future[None] = Future()  # raises RuntimeError if the engine is given up before it was ready
         self.failure = ""  # why the engine was given up
         self._pid: int | None = None
-        self._config, self._model, self._device = config, model, device
+        self._config, self._models, self._models_now, self._device = config, models, models_now, device
         self._log_level, self._traces_endpoint = log_level, traces_endpoint
         self._loop = asyncio.new_event_loop()
         self._leaving, self._stopping = asyncio.Event(), asyncio.Event()
@@ -115,7 +120,7 @@ class EngineRunner:
         key_file.write_text(self.endpoint.secret_key, encoding="ascii")
         task: dict[str, object] = {
             "config": self._config,
-            "models": [self._model],
+            "models": self._models,
             "device": self._device,
             "address": self.endpoint.address,
             "fd": self._listener.fileno(),
@@ -135,7 +140,7 @@ class EngineRunner:
             address=self.endpoint.address,
             hang_detector=HangDetector(self._config.hang_timeout_s, self._config.start_timeout_s),
             num_oom_kills=lambda: num_oom_kills(events),
-            models_now=lambda: [self._model],
+            models_now=self._models_now,
             pass_fds=(self._listener.fileno(),),
         )
 
@@ -161,7 +166,11 @@ class EngineRunner:
 
     async def _keep_running(self, child: EngineChild) -> None:
         """Start the engine, and again when it ends, until it is given up."""
+        is_restart = False
         while True:
+            if is_restart:
+                await asyncio.to_thread(child.prepare)
+            is_restart = True
             child.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",

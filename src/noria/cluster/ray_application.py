@@ -7,20 +7,28 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from noria.cluster.registrar import ClusterRegistrarLink
 from noria.cluster.replica_list import REPLICAS
 from noria.frontend.access.auth import is_this_machine
 from noria.frontend.engines.pool import EnginePool
 from noria.protocol.transport import EngineEndpoint
 
 _FIRST_ENGINES_WAIT_S = 10.0
-"""A replica that joins others serves when it knows the engines; the first one of an application finds none."""
+"""A replica that joins others serves when it knows the engines and the routes; the first one of an application finds
+none."""
 
 
 class RayApplication:
     """Wraps `app`, whose engines are the replicas of `deployments`, the default model's first."""
 
-    def __init__(self, app: Any, engine_pool: EnginePool, deployments: Sequence[str]) -> None:
-        self._app, self._engine_pool = app, engine_pool
+    def __init__(
+        self,
+        app: Any,
+        engine_pool: EnginePool,
+        deployments: Sequence[str],
+        registrar: ClusterRegistrarLink | None = None,
+    ) -> None:
+        self._app, self._engine_pool, self._registrar = app, engine_pool, registrar
         self._endpoints: dict[str, list[EngineEndpoint]] = {name: [] for name in deployments}
         self._found = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -37,16 +45,20 @@ class RayApplication:
         await self._app(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app.state.load()
         self._loop = asyncio.get_running_loop()
         REPLICAS.follow(self._on_replicas)
+        linking = None if self._registrar is None else asyncio.create_task(self._registrar.run())
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_ENGINES_WAIT_S):
                     await self._found.wait()
+                    if self._registrar is not None:
+                        await self._registrar.has_routes.wait()
             await self._app(scope, receive, send)
         finally:
             REPLICAS.unfollow(self._on_replicas)
+            if linking is not None:  # only now: what was in flight needed its versions
+                linking.cancel()
 
     def _on_replicas(self, deployment: str, endpoints: list[EngineEndpoint]) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -318,7 +318,7 @@ class RequestReceiver:
             prepared, refused = None, StateRefused(attempt_id, str(error))
         except (RequestError, QueueFull) as error:
             failed = Failed(attempt_id, error.code, error.message, error.field, retry_after_s=error.retry_after_s)
-        except Exception:
+        except BaseException:  # of a panic in Rust (safetensors) not Exception, and it would end the channel's thread
             log_fields = fields(
                 event="request_preparation_failed",
                 request_id=request.request_id,

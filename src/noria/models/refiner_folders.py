@@ -14,7 +14,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.errors import ConfigError, RefinerNotFound, short_repr
 from noria.models.catalog import fingerprint_of
-from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner, misfit
+from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner, has_text_encoder_of, misfit
 from noria.models.families import FAMILIES
 from noria.models.folder_entries import split_entry
 from noria.models.weights import weight_bytes
@@ -38,9 +38,15 @@ class RefinerFolder(NamedTuple):
         """That of the folder."""
         return self.path.absolute().name
 
-    def weight_bytes(self, item_bytes: int) -> dict[str, int]:
-        """Return the bytes of each part with weights, whose numbers have `item_bytes`."""
-        return {part: weight_bytes(self.path, part, stem, item_bytes) for part, stem in FAMILY.weight_stems.items()}
+    def shares_text_encoder(self, spec: DiffusionModelSpec) -> bool:
+        """Whether its text encoder is the second one of a model, and so is not loaded again; reads both files once."""
+        return _has_text_encoder_of(self.path, spec)
+
+    def weight_bytes(self, spec: DiffusionModelSpec, item_bytes: int) -> dict[str, int]:
+        """Return the bytes of each part with weights that is loaded for a model, whose numbers have `item_bytes`."""
+        stems = FAMILY.weight_stems.items()
+        shared = {"text_encoder_2"} if self.shares_text_encoder(spec) else set()
+        return {part: weight_bytes(self.path, part, stem, item_bytes) for part, stem in stems if part not in shared}
 
 
 class RefinerFolders:
@@ -132,3 +138,8 @@ def _open(folder: pathlib.Path) -> RefinerFolder:
 @functools.lru_cache(maxsize=1024)
 def _fits(folder: pathlib.Path, spec: DiffusionModelSpec) -> bool:
     return misfit(folder, spec) is None
+
+
+@functools.lru_cache(maxsize=64)
+def _has_text_encoder_of(folder: pathlib.Path, spec: DiffusionModelSpec) -> bool:
+    return has_text_encoder_of(folder, spec)

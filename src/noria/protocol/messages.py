@@ -218,6 +218,7 @@ class ShapeCosts(Struct, frozen=True):
     image_encode_s: dict[int, float] = {}  # of encoding the images of so many requests together
     reference_px: int = 0  # pixels of the reference images in the calls
     stage: int = 0  # 1: the calls are those of the model's refiner
+    slowdown: float = 1.0  # of iterations now, a factor in all these seconds: 1 is as measured without other work
 
 
 class ModelPrecision(Struct, frozen=True):

@@ -6,13 +6,12 @@ killed, an engine that was, or a registry that is away leave nothing half done: 
     pending       load its version on all engines of its kind, then write its first routes; a failure ends it
     shadow        add up what front ends count of it, end it
     canary        judge it, advance its ramp
-    routes        written to the file that front ends follow, when the registry has new ones
+    routes        published to the front ends, when the registry has new ones
     other models  unmounted when no route, no request and no job needs them
 """
 
 import asyncio
 import logging
-import pathlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -37,11 +36,11 @@ from noria.registrar.running_canary import RunningCanary
 from noria.registrar.running_shadow import RunningShadow
 from noria.registry.deployments import states as rules
 from noria.registry.deployments.routed_models import open_target, targets_of
-from noria.registry.deployments.routes_file import write_routes
 from noria.registry.deployments.states import Deployment
 
 _LOOK_FOR_JOBS_S = 5.0
 _RETRY_S = 30.0  # until a version that an engine could not load again is tried once more
+_NO_ENGINE_WAIT_S = 1.0
 
 log = logging.getLogger("noria.registrar")
 
@@ -54,15 +53,18 @@ class Deployer:
         configured: Sequence[AnyModelSpec],
         engines: Sequence[MountClient],
         registry: RegistryAccess,
-        file: pathlib.Path,
+        publish: Callable[[Routes], None],
         routes: Routes,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`configured` are the models of the configuration; `file` has the routes, now `routes`."""
+        """`configured` are the models of the configuration, `routes` those that front ends follow now.
+
+        `engines` may change between polls. `publish` gives front ends other routes; it raises OSError.
+        """
         self._configured, self._engines, self._registry = configured, engines, registry
-        self._file, self._clock, self._monotonic = file, clock, monotonic
-        self._routes = self._written = routes
+        self._publish, self._clock, self._monotonic = publish, clock, monotonic
+        self._routes = self._published = routes
         self._reports = FrontendReports()
         self._canaries: dict[int, RunningCanary] = {}  # by deployment
         self._shadows: dict[int, RunningShadow] = {}  # by deployment
@@ -102,7 +104,7 @@ class Deployer:
         await self._advance_canaries(now, registry_answers=state is not None)
         if state is not None:
             await self._advance_shadows(now)
-        self._write_routes()  # again: a canary may have failed
+        self._publish_routes()  # again: a canary may have failed
         await self._mount_missing(now, swapping)
         await self._unmount_surplus()
 
@@ -115,7 +117,7 @@ class Deployer:
                 await self._watch_new(state.unfinished)  # first: no canary gets a request before it is judged
                 self._routes = state.routes
                 self._failed_canaries &= self._unfinished.keys()
-                self._write_routes()
+                self._publish_routes()
             return state
 
     async def close(self) -> None:
@@ -136,8 +138,7 @@ class Deployer:
             target = Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
             manifest = await self._registry.manifest(version)
             spec = await asyncio.to_thread(open_target, deployment.endpoint, target, manifest)
-            engines = engines_for(deployment, spec, self._configured, self._routes, self._engines)
-            await (swap if deployment.swap else mount_beside)(engines, spec)
+            await self._mount(deployment, spec)
         except RegistryAwayError:
             return  # the next poll begins again
         except NoriaError as error:
@@ -150,6 +151,15 @@ class Deployer:
             await self._follow_registry()  # at once, so that the file is as new if the server stops now
             extra = fields(event="deployment_loaded", deployment=deployment.id, endpoint=deployment.endpoint)
             log.info("deployment %d: %s is loaded", deployment.id, version.name, extra=extra)
+
+    async def _mount(self, deployment: Deployment, spec: AnyModelSpec) -> None:
+        """Mount a version on all engines that are to hold it, unless the deployment ends. Raises RegistryError."""
+        mount = swap if deployment.swap else mount_beside
+        while deployment.id in self._unfinished:
+            engines = engines_for(deployment, spec, self._configured, self._routes, self._engines)
+            if await mount(engines, spec):
+                return
+            await asyncio.sleep(_NO_ENGINE_WAIT_S)  # others take the place of those that left
 
     # ── Canaries ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -214,17 +224,17 @@ class Deployer:
 
     # ── Routes and models ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write_routes(self) -> None:
+    def _publish_routes(self) -> None:
         routes = Routes(
             self._routes.generation, tuple(_without(route, self._failed_canaries) for route in self._routes.routes)
         )
-        if routes != self._written:
+        if routes != self._published:
             try:
-                write_routes(self._file, routes)
+                self._publish(routes)
             except OSError as error:
-                log.error("%s: %s", self._file, error, extra=fields(event="routes_not_written"))
+                log.error("the routes cannot be written: %s", error, extra=fields(event="routes_not_written"))
                 return
-            self._written = routes
+            self._published = routes
 
     async def _wanted(self) -> dict[ModelKey, AnyModelSpec | None]:
         """What engines are to hold: what routes need, and the configuration's models that nothing replaces.
@@ -266,7 +276,7 @@ class Deployer:
             for engine in self._engines:
                 place = engine.name, spec.key
                 if (
-                    engine.kind == spec.kind
+                    engine.can_hold(spec)
                     and engine.is_ready
                     and not engine.holds(spec.key)
                     and place not in self._changing
@@ -297,7 +307,7 @@ class Deployer:
     async def _unmount_surplus(self) -> None:
         """Unmount what no route, request or job needs, once what replaces it is there."""
         wanted = await self._wanted()
-        if self._written != self._routes or not self._reports.follow(self._routes.generation):
+        if self._published != self._routes or not self._reports.follow(self._routes.generation):
             return
         loading = {task.get_name() for task in self._loading.values()}
         for engine in self._engines:

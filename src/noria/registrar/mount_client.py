@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import zmq
 
@@ -22,12 +22,20 @@ class EngineGoneError(Exception):
 class MountClient:
     """The connection to one engine."""
 
-    def __init__(self, name: str, address: str, kind: str) -> None:
-        """`kind` is that of the engine's models."""
-        self.name, self.kind = name, kind
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        kind: str,
+        secret_key: str = "",
+        others: Collection[str] = (),
+    ) -> None:
+        """`kind` is that of the engine's models. `others` are models of which it holds no version: other engines do."""
+        self.name, self.kind, self._others = name, kind, others
         self.models: tuple[AnyModelSpec, ...] = ()  # empty unless it is ready
         self.changed = asyncio.Event()  # set whenever `models` changes
-        self._connection = EngineConnection(address)
+        self.has_left = False  # it will not come back
+        self._connection = EngineConnection(address, secret_key)
         self._results: dict[str, asyncio.Future[str]] = {}
         self._numbers = itertools.count()
 
@@ -39,6 +47,15 @@ class MountClient:
     def holds(self, key: ModelKey) -> bool:
         """Whether it serves this version of the model."""
         return any(spec.key == key for spec in self.models)
+
+    def can_hold(self, spec: AnyModelSpec) -> bool:
+        """Whether this version is one that it may hold."""
+        return spec.kind == self.kind and spec.name not in self._others
+
+    def leave(self) -> None:
+        """Let nothing wait for it any more. The caller ends `run`."""
+        self.has_left = True
+        self._lose()
 
     async def run(self) -> None:
         """Follow the engine, also over its restarts, until cancelled."""

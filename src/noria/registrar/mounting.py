@@ -23,7 +23,10 @@ def engines_for(
     routes: Routes,
     engines: Sequence[MountClient],
 ) -> list[MountClient]:
-    """Return the engines that are to load a deployment's version. Raises RegistryError: it cannot be deployed here."""
+    """Return the engines that are to load a deployment's version; none if those of its kind are not there now.
+
+    Raises RegistryError: it cannot be deployed here.
+    """
     known = next((each for each in configured if each.name == spec.name), spec)
     version = deployment.version.name
     if known.kind != spec.kind:
@@ -38,38 +41,49 @@ def engines_for(
             f"{spec.name} has no model that a canary or a shadow could be compared with; deploy {version} without "
             "--canary, --ramp and --shadow."
         )
-    found = [engine for engine in engines if engine.kind == spec.kind]
-    if not found:
-        kinds = " and ".join(sorted({engine.kind for engine in engines}))
+    kinds = sorted({each.kind for each in (*configured, *engines)})
+    if spec.kind not in kinds:
         raise RegistryError(
-            f"{version} is of kind {spec.kind}, and this server has only engines of kind {kinds}. Start it with a "
-            f"model of kind {spec.kind}, too."
+            f"{version} is of kind {spec.kind}, and this server has only engines of kind {' and '.join(kinds)}. "
+            f"Start it with a model of kind {spec.kind}, too."
         )
-    return found
+    return [engine for engine in engines if engine.can_hold(spec)]
 
 
-async def mount_beside(engines: Sequence[MountClient], spec: AnyModelSpec) -> None:
-    """Mount a version on all engines at once, beside what they hold. Raises RegistryError."""
+async def mount_beside(engines: Sequence[MountClient], spec: AnyModelSpec) -> bool:
+    """Mount a version on all engines at once, beside what they hold; return whether one holds it.
+
+    Raises RegistryError.
+    """
+    if not engines:
+        return False
     tasks = [asyncio.create_task(_mount_on(engine, spec, swap=False)) for engine in engines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
-    for task in done:
-        task.result()
+    held = [task.result() for task in done]
+    return any(held)
 
 
-async def swap(engines: Sequence[MountClient], spec: AnyModelSpec) -> None:
-    """Mount a version on one engine after the other, instead of the endpoint's others. Raises RegistryError."""
-    for engine in engines:
-        await _mount_on(engine, spec, swap=True)
+async def swap(engines: Sequence[MountClient], spec: AnyModelSpec) -> bool:
+    """Mount a version on one engine after the other, instead of the endpoint's others; return whether one holds it.
+
+    Raises RegistryError.
+    """
+    return any([await _mount_on(engine, spec, swap=True) for engine in engines])
 
 
-async def _mount_on(engine: MountClient, spec: AnyModelSpec, *, swap: bool) -> None:
-    """Mount a version on an engine, also if it ends meanwhile. Raises RegistryError."""
+async def _mount_on(engine: MountClient, spec: AnyModelSpec, *, swap: bool) -> bool:
+    """Mount a version on an engine, also if it ends meanwhile; return whether it holds it.
+
+    It does not if it has left. Raises RegistryError.
+    """
     num_crashes = 0
     while not engine.holds(spec.key):
+        if engine.has_left:
+            return False
         if not engine.is_ready:  # it is starting
             engine.changed.clear()
             await engine.changed.wait()
@@ -87,4 +101,5 @@ async def _mount_on(engine: MountClient, spec: AnyModelSpec, *, swap: bool) -> N
         else:
             if error:
                 raise RegistryError(f"{engine.name}: {error}")
-            return
+            return True
+    return True

@@ -30,11 +30,11 @@ from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
 from noria.registrar.statistics import StatisticsKeeper
-from noria.registry.deployments.routes_file import read_routes, routes_file
+from noria.registry.deployments.routes_file import read_routes, routes_file, write_routes
 from noria.registry.schema import open_registry
 from noria.registry.statistics.file import statistics_file
 
-_POLL_S = 0.5
+POLL_S = 0.5
 
 log = logging.getLogger("noria.registrar")
 
@@ -70,18 +70,14 @@ async def run(task: RegistrarTask) -> None:
         log.error("%s", error.message, extra=fields(event="routes_unreadable"))
         routes = Routes()
     engines = [MountClient(each.name, each.address, each.kind) for each in task.engines]
-    jobs = task.config.jobs
-    open_jobs = functools.partial(
-        open_jobs_database, jobs.database, data_folder(task.config, os.environ), jobs.database_timeout_s
-    )
-    registry = RegistryAccess(functools.partial(open_registry, task.config), open_jobs, task.owner)
-    deployer = Deployer(task.models, engines, registry, file, routes)
+    registry = open_access(task.config, task.owner)
+    deployer = Deployer(task.models, engines, registry, functools.partial(write_routes, file), routes)
     keeper = StatisticsKeeper(task.config.statistics.window_s, statistics_file(task.config), registry)
     keeper.restore()
     background = [asyncio.create_task(engine.run()) for engine in engines]
     background.append(asyncio.create_task(take_reports(deployer, keeper, task.reports_address)))
     background.append(asyncio.create_task(keeper.run()))
-    background.append(asyncio.create_task(_poll(deployer, stopping)))
+    background.append(asyncio.create_task(poll_until(stopping, deployer)))
     try:
         done, _ = await asyncio.wait(background, return_when=asyncio.FIRST_COMPLETED)
         for ended in done:
@@ -94,7 +90,16 @@ async def run(task: RegistrarTask) -> None:
         await registry.close()
 
 
-async def _poll(deployer: Deployer, stopping: asyncio.Event) -> None:
+def open_access(config: Config, owner: str) -> RegistryAccess:
+    """Return the access of the registrar `owner`, which opens the databases when it needs them."""
+    jobs = config.jobs
+    open_jobs = functools.partial(
+        open_jobs_database, jobs.database, data_folder(config, os.environ), jobs.database_timeout_s
+    )
+    return RegistryAccess(functools.partial(open_registry, config), open_jobs, owner)
+
+
+async def poll_until(stopping: asyncio.Event, deployer: Deployer) -> None:
     """Carry out deployments until `stopping` is set."""
     while not stopping.is_set():
         started = time.monotonic()
@@ -103,7 +108,7 @@ async def _poll(deployer: Deployer, stopping: asyncio.Event) -> None:
         except Exception:  # the next poll may succeed
             log.exception("a poll of the registrar failed; it is repeated")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, started + _POLL_S - time.monotonic())):
+            async with asyncio.timeout(max(0.0, started + POLL_S - time.monotonic())):
                 await stopping.wait()
 
 
@@ -127,7 +132,7 @@ async def take_reports(deployer: Deployer, keeper: StatisticsKeeper, address: st
                 keeper.add(report.statistics)
             # The descriptor is not readable for what arrived before it was last looked at (zmq_getsockopt(3)).
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_S):
+                async with asyncio.timeout(POLL_S):
                     await readable.wait()
     finally:
         loop.remove_reader(socket.fileno())

@@ -86,13 +86,12 @@ class SchedulableRequest:
         """How far an image of it is when it arrives."""
         return _NOT_BEGUN if self.resumed is None else self.resumed[index]
 
-    @property
-    def call_key(self) -> BatchKey:
-        """The batch key, with what the model says instead of the size where it mixes sizes in a call."""
+    def call_key(self, step_key: BatchKey) -> BatchKey:
+        """Return what calls share: the key of a step, without its size where the model mixes sizes in a call."""
         if self.call_size is None:
-            return self.batch_key
+            return step_key
         width_px, height_px = self.call_size
-        return self.batch_key._replace(width_px=width_px, height_px=height_px, reference_px=0)
+        return step_key._replace(width_px=width_px, height_px=height_px, reference_px=0)
 
     def step_key(self, call: int) -> BatchKey:
         """The batch key of a call: that of its stage."""

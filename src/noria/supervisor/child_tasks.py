@@ -55,7 +55,7 @@ class ServerChildren:
         """Return the models to serve: those of the configuration, and what the last routes name instead or beside."""
         if not self._config.registry.deployments:
             return list(self._configured)
-        return routed_models(self._configured, read_routes(routes_file(self._config)), _log_unusable)
+        return routed_models(self._configured, read_routes(routes_file(self._config)), log_unusable)
 
     def engines(self) -> list[EngineChild]:
         """Return all engines. Raises ConfigError."""
@@ -155,7 +155,8 @@ class ServerChildren:
         ]
 
 
-def _log_unusable(endpoint: str, target: Target, reason: str) -> None:
+def log_unusable(endpoint: str, target: Target, reason: str) -> None:
+    """Log that a deployed version cannot be opened here; the configuration's model serves in its place."""
     extra = fields(event="version_unusable", endpoint=endpoint, deployment=target.deployment)
     log.error("deployment %d of %s: %s", target.deployment, endpoint, reason, extra=extra)
 

@@ -133,7 +133,7 @@ def test_with_a_gpu_no_cpu_checks_are_reported() -> None:
     (memory,) = (finding.text for finding in findings if finding.topic == "memory")
     assert memory == (
         "weights 0.75 GiB in float16 (unet 0.50, vae 0.25); 512×512 px: a call of 64 rows 1.00, decoding 4 images "
-        "0.25, 32 slots 0.00"
+        "0.25, 32 slots 0.00, prompts kept for reuse 0.00"
     )
     assert Finding("ok", "fits", "1.75 GiB in float16 with 32 slots, 0.81 with 1, of 80 GPU memory") in findings
 

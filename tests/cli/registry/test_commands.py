@@ -12,7 +12,7 @@ from noria.cli.main import main
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from noria.models.catalog import open_model
-from noria.protocol.diffusion import Control, Lora, Reference
+from noria.protocol.diffusion import Control, Lora, Reference, Refinement
 from noria.registry.lineage import trace as noria_trace
 
 
@@ -124,6 +124,7 @@ def test_an_image_of_the_bundled_model_leads_to_the_data_that_its_training_saw(n
         image_digest="ba9876543210",
         controls=(Control("edges", 0.5, digest="aaaabbbbcccc"),),
         reference_images=(Reference(72, 64, "ddddeeeeffff"),),
+        refiner=Refinement(0.7, "sharp", "111122223333"),
     )
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png", **save_options(metadata, "png"))
     image = str(tmp_path / "image.png")
@@ -136,9 +137,9 @@ def test_an_image_of_the_bundled_model_leads_to_the_data_that_its_training_saw(n
     assert sum("step: run demo_model/train" in line for line in lines) == 5
     assert any(line.endswith(f"input: dataset demo_model scenes  {SCENES}") for line in lines)
     parts = ["LoRA outline  0123456789ab, weight 0.8", "ControlNet edges  aaaabbbbcccc, scale 0.5"]
-    parts += ["start image  ba9876543210", "reference image  ddddeeeeffff"]
-    assert lines[-4:] == parts
-    assert noria("trace", "noria-shapes") == "\n".join(lines[:-4]) + "\n"
+    parts += ["start image  ba9876543210", "reference image  ddddeeeeffff", "refiner sharp  111122223333, from 0.7"]
+    assert lines[-5:] == parts
+    assert noria("trace", "noria-shapes") == "\n".join(lines[:-5]) + "\n"
     assert f"output: model noria-shapes@1  {digest}" in noria("trace", SCENES[:20], "--down")
     graph = json.loads(noria("trace", digest, "--json"))
     assert (graph["nodes"][0], graph["direction"]) == (

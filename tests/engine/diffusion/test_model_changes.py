@@ -138,6 +138,22 @@ def test_the_load_leaves_the_threads_and_the_priority_of_the_others_alone(runtim
     assert later == [2]
 
 
+def test_compiled_models_are_loaded_and_measured_with_the_threads_that_serve(runtime, bundled_folder, monkeypatch):
+    changes = runtime.load_beside.__self__
+    changes._config = msgspec.structs.replace(changes._config, compile=True, buckets=(2, 4))
+    torch.set_num_threads(2)
+    seen, real = [], loading._load
+
+    def load(spec, config, device):
+        seen.append(torch.get_num_threads())
+        return real(spec, msgspec.structs.replace(config, compile=False), device)  # compiling takes minutes
+
+    monkeypatch.setattr(loading, "_load", load)
+    monkeypatch.setattr(loading, "measure_costs", lambda *_: seen.append(torch.get_num_threads()))
+    runtime.load_beside(open_model(str(bundled_folder)))
+    assert seen == [2, 2]
+
+
 def test_the_costs_of_another_architecture_are_measured_and_not_kept(runtime, spec, bundled_folder, tmp_path):
     other = open_model(str(bundled_folder))
     loaded = runtime.load_beside(other)

@@ -1,5 +1,7 @@
 """The refiner as the second stage of SDXL: as diffusers' two pipelines, in a mixed batch as alone."""
 
+import json
+import shutil
 import warnings
 
 import diffusers
@@ -15,6 +17,7 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import weights_to_load
+from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.engine.diffusion.warmup.calibration import cost_key, measure_costs
 from noria.engine.loop import EngineLoop, PreviewReady
 from noria.errors import InvalidField
@@ -240,6 +243,30 @@ def test_loras_change_the_model_and_not_its_refiner(tiny_xl_folder, tiny_refiner
         assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
     hooked = [name for name, module in executor.model.refiner._denoiser._unet.named_modules() if module._forward_hooks]
     assert not hooked
+
+
+def test_a_text_encoder_that_is_the_models_second_one_is_loaded_once(tiny_xl_folder, tiny_refiner_folder, tmp_path):
+    same = shutil.copytree(tiny_refiner_folder, tmp_path / "same")
+    shutil.rmtree(same / "text_encoder_2")
+    shutil.copytree(tiny_xl_folder / "text_encoder_2", same / "text_encoder_2")
+    other = shutil.copytree(same, tmp_path / "other")  # equal but for a setting
+    config_file = other / "text_encoder_2" / "config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"layer_norm_eps": 2e-5}))
+    loras = tmp_path / "loras"
+    loras.mkdir()
+    spec, executor = load(tiny_xl_folder, same, loras=(str(loras),))
+    parts = executor.model.lora_parts
+    assert executor.model.refiner._text_encoder[1] is parts["text_encoder_2"]
+    assert "refiner's text_encoder_2" not in weights_of(spec, executor.config).here
+    _, apart = load(tiny_xl_folder, other)
+    assert apart.model.refiner._text_encoder[1] is not apart.model.lora_parts["text_encoder_2"]
+    assert "refiner's text_encoder_2" in weights_of(spec, apart.config).here
+    save_diffusers_lora(loras / "ink.safetensors", {"text_encoder_2": parts["text_encoder_2"]}, rank=2, seed=2)
+    adapted = make_request(1, 0.6, loras=(Lora("ink", 0.7, digest_of(loras / "ink.safetensors")),))
+    generate(executor, [adapted])
+    (prompt,) = executor._refiner_embeddings.get([adapted.payload.prompt]).values()
+    (bare,) = executor.model.refiner.text_encode([adapted.payload.prompt])
+    assert all(torch.equal(prompt.tokens[name], bare.tokens[name]) for name in bare.tokens)
 
 
 def test_running_out_of_memory_in_the_refiner_changes_no_image(served, monkeypatch):

@@ -91,10 +91,15 @@ def test_classified_tokens_have_a_row_each(new_harness):
     np.testing.assert_array_equal(values(prepared)[4], fake_vector([8], 3))
 
 
-def test_a_text_that_fails_does_not_fail_its_batch(new_harness):
+class PanicError(BaseException):
+    """As a panic in Rust: it is no Exception."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, PanicError])
+def test_a_text_that_fails_does_not_fail_its_batch(new_harness, error):
     def fail_on_9(rows):
         if any(9 in row.ids for row in rows):
-            raise RuntimeError("9 is not liked\nmore")
+            raise error("9 is not liked\nmore")
 
     harness = new_harness(session := FakeSession(fail_on_9))
     prepared = harness.run(*(make_text_request(f"r{index}", text) for index, text in enumerate(TEXTS)))

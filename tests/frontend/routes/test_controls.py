@@ -263,7 +263,7 @@ def scripts(*units, **others):
 
 
 def test_a1111s_units_are_controls(steered, controlled, edges):
-    off = {"enabled": 0, "model": "no", "image": None}
+    off = {"enabled": 0, "model": "no", "image": b64(bytes(5000))}  # longer than a body may be without images
     same = {"control_mode": "Balanced", "resize_mode": 0, "pixel_perfect": True, "processor_res": 512, "lowvram": False}
     same |= {"input_mode": "simple", "batch_images": "", "output_dir": "", "loopback": False, "hr_option": "Both"}
     nested = unit(image={"image": b64(PHOTO), "mask": None}, weight="1", resize_mode="Crop and Resize", enabled=1)

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from noria.config import Config, FrontendConfig
+from noria.frontend.engines.version_choice import VersionChooser
 from noria.images.metadata_io import read_metadata
 from noria.protocol.diffusion import Reference
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
@@ -234,6 +235,16 @@ def test_images_of_img2img_are_references_where_nothing_of_them_is_kept(web, edi
     assert answer.status_code == 200, answer.text
     (payload,) = [request.payload for request in editors.submitted]
     assert (payload.strength, payload.reference_images) == (strength, references)
+
+
+def test_only_requests_with_equally_large_references_are_compared_by_canaries(web, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(VersionChooser, "record", lambda *_, shape, **__: shapes.append(shape))
+    for number in (0, 1, 2, 1):
+        shown = [b64(file_of(Image.new("RGB", (512, 512))))] * number
+        body = {"prompt": "p", "reference_images": shown, "width": 64, "height": 64}
+        assert web.post("/t2i", json=body).status_code == 200
+    assert len(set(shapes)) == 3 and shapes[1] == shapes[3]
 
 
 def test_models_say_how_many_they_take(web):

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 import tiny_models
 from flow_pipelines import load, make_request
-from generating import final_latents, relative
+from generating import final_latents, generate, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -20,7 +20,7 @@ from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Lora, Refinement
 
 SAVE = {
     "stable-diffusion": tiny_models.save_stable_diffusion,
@@ -114,6 +114,22 @@ def test_transformers_are_not_compiled_as_a_whole(family, tmp_path):
     config = EngineConfig(dtype="float32", slots=2, threads=1, compile=True, buckets=(2,))
     with pytest.raises(ConfigError, match=r"Switch it off, or use engine\.compile_blocks"):
         FAMILIES[family].load(spec, config, "meta")
+
+
+@pytest.mark.slow  # 10 s, in which torch traces
+@pytest.mark.timeout(300)
+def test_the_blocks_of_a_refiner_are_compiled_before_it_serves(tmp_path, traced):
+    refiner = tiny_models.save_xl_refiner(tmp_path / "refiner")
+    folder = tiny_models.save_stable_diffusion_xl(tmp_path / "model")
+    spec, executor = load(folder, compile_blocks=True, refiners=(str(refiner),))
+    warm_up(executor, spec)
+    before, blocks = num_graphs(), executor.model.refiner._denoiser._unet.modules()
+    assert any(each._compiled_call_impl is not None for each in blocks)
+    torch.compiler.set_stance("default")  # as if more could be compiled
+    for guidance, num in ((0.0, 1), (3.5, 1), (3.5, 3)):
+        fields = {"scheduler": "euler", "height": 32, "guidance_scale": guidance, "refiner": Refinement(0.5)}
+        generate(executor, [make_request(k, **fields) for k in range(num)])
+    assert num_graphs() == before
 
 
 def test_adapters_work_with_compiled_blocks(tmp_path, traced, monkeypatch):

@@ -216,8 +216,8 @@ def test_large_images_of_sana_are_decoded_in_tiles_as_by_the_pipeline(models):
     assert not np.array_equal(*(generate(each, [request])["r0", 0] for each in (executor, models["sana"][1])))
 
 
-def test_an_adapter_of_sana_changes_its_image_alone(models, tmp_path):
-    spec, bare, _ = models["sana"]
+def test_an_adapter_of_sana_changes_its_image_alone_and_as_by_peft(models, tmp_path):
+    spec, bare, pipe = models["sana"]
     # Not of the convolutions of single channels, which no adapter can change.
     endings = (
         "to_q",
@@ -242,6 +242,14 @@ def test_an_adapter_of_sana_changes_its_image_alone(models, tmp_path):
         assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1
         without = generate(bare, [make_request(spec, number)])[request.request_id, 0]
         assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
+    pipe.load_lora_weights(tmp_path, weight_name="all.safetensors", adapter_name="own")
+    pipe.set_adapters(["own"], [0.7])
+    try:
+        theirs = {k: generate_with_pipeline(pipe, requests[k]) for k in (1, 3)}
+    finally:
+        pipe.unload_lora_weights()
+    for number, image in theirs.items():
+        assert difference(together[f"r{number}", 0], image) <= PARITY_TOLERANCE
 
 
 def test_pixart_sigma_takes_no_adapters(models):

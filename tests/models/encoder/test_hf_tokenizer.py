@@ -1,6 +1,7 @@
 """The tokenizer of front ends, compared with transformers'."""
 
 import pathlib
+import types
 from typing import Any
 
 import msgspec
@@ -94,6 +95,19 @@ def test_a_damaged_tokenizer_is_a_model_error(tmp_path: pathlib.Path) -> None:
     spec = msgspec.structs.replace(open_model_of(EncoderModelSpec, "minilm"), folder=str(tmp_path))
     with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer"):
         HuggingFaceTokenizer(spec)
+
+
+class PanicError(BaseException):
+    """As a panic in Rust comes out of `tokenizers`: it is no Exception."""
+
+
+def test_a_tokenizer_at_which_the_library_panics_is_a_model_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(file: str) -> None:
+        raise PanicError(f"no token in {file}")
+
+    monkeypatch.setattr("tokenizers.Tokenizer", types.SimpleNamespace(from_file=panic))
+    with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer: no token"):
+        HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm"))
 
 
 def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from noria.scheduling.types import (
 
 SMALL, LARGE = BatchKey(64, 64), BatchKey(128, 96)
 SHOWN = BatchKey(64, 64, reference_px=128 * 96)  # with reference images
+STAGED = BatchKey(64, 64, ModelKey("staged"))  # of a model with two stages, which mixes no sizes
 
 
 def make_request(attempt_id="a", calls=2, images=1, batch_key=SMALL, expires_at=None, **more):
@@ -753,7 +754,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         target=requests,
         calls=st.integers(1, 4),
         images=st.integers(1, 4),
-        batch_key=st.sampled_from([SMALL, LARGE, SHOWN]),
+        batch_key=st.sampled_from([SMALL, LARGE, SHOWN, STAGED]),
         timeout_s=st.none() | st.floats(0, 20),
         deadline_s=st.none() | st.floats(0, 20),
         rows=st.integers(1, 2),
@@ -776,7 +777,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_first_calls,
     ):
         self.count += 1
-        has_stages = self.call_size is None and num_first_calls is not None and num_first_calls < calls
+        has_stages = batch_key == STAGED and num_first_calls is not None and num_first_calls < calls
         request = make_request(
             f"r{self.count}",
             calls,
@@ -787,7 +788,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             rows=rows,
             exclusive=exclusive,
             priority=priority,
-            call_size=self.call_size,
+            call_size=None if batch_key == STAGED else self.call_size,
             has_start_image=has_start_image,
             second_stage_from=num_first_calls if has_stages else None,
         )
@@ -849,9 +850,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for image, slot in assignments:
             assert image.attempt_id in self.open, "planned after it ended"
             assert slots.setdefault(slot, image) == image, "one slot, two images"
-        assert len({self.open[step.image.attempt_id].call_key for step in self.plan.steps}) <= 1
-        stepped = {self.open[step.image.attempt_id].step_key(step.call) for step in self.plan.steps}
-        assert self.call_size is not None or len(stepped) <= 1
+        requests = [self.open[step.image.attempt_id] for step in self.plan.steps]
+        keys = [request.step_key(step.call) for request, step in zip(requests, self.plan.steps, strict=True)]
+        assert len({request.call_key(key) for request, key in zip(requests, keys, strict=True)}) <= 1
         assert (
             len({self.open[assignment.image.attempt_id].batch_key.decode_key for assignment in self.plan.decodes}) <= 1
         )

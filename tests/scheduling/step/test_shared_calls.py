@@ -130,3 +130,13 @@ def test_an_iteration_encodes_few_references(num_references, expected):
     for k in range(9):
         scheduler.submit(SchedulableRequest(f"r{k}", key, 1, 5, None, has_start_image=True), 0.0)
     assert len(scheduler.plan(0.0).encodes) == expected
+
+
+def test_the_stages_of_a_model_share_no_call_beside_a_model_that_mixes_sizes():
+    scheduler, mixing = StepScheduler(8), LARGE._replace(model=ModelKey("mixing"))
+    scheduler.submit(SchedulableRequest("mixing", mixing, 1, 9, None, call_size=(0, 0)), 0.0)
+    scheduler.submit(SchedulableRequest("refined", LARGE, 1, 4, None, second_stage_from=1), 0.0)
+    scheduler.submit(SchedulableRequest("plain", LARGE, 1, 4, None), 0.0)
+    stepped = [{(step.image.attempt_id, step.call) for step in iterate(scheduler).steps} for _ in range(12)]
+    assert {("refined", 0), ("plain", 0)} in stepped
+    assert all(len({name for name, _ in each}) == 1 for each in stepped if ("refined", 0) not in each)

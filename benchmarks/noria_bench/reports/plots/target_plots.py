@@ -114,7 +114,7 @@ def plot_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
     axes.set(xlabel="requests per second", ylabel="latency, seconds: p50 to p99")
     axes.set_xlim(0, 1.08 * max((summary.requests_per_s for _, summary in summaries), default=1.0) or 1.0)
     axes.set_ylim(0.7 * min(finite, default=0.1), 1.08 * top)
-    _set_plain_second_ticks(axes.yaxis)
+    set_plain_second_ticks(axes.yaxis)
     axes.grid(color="0.92")
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
     return save_figure(figure, file)
@@ -134,7 +134,7 @@ def plot_latency_distribution(group: Group, file: pathlib.Path) -> pathlib.Path:
         line_style = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": width}
         axes.step(seconds, shares, where="post", label=group.label(run), **line_style)
     axes.set_xscale("log")
-    _set_plain_second_ticks(axes.xaxis)
+    set_plain_second_ticks(axes.xaxis)
     axes.set(xlabel="seconds from the intended start", ylabel="share of all requests", ylim=(0, 1.02))
     axes.grid(color="0.92")
     handles, labels = axes.get_legend_handles_labels()
@@ -142,7 +142,7 @@ def plot_latency_distribution(group: Group, file: pathlib.Path) -> pathlib.Path:
     return save_figure(figure, file)
 
 
-def _set_plain_second_ticks(axis: Any) -> None:
+def set_plain_second_ticks(axis: Any) -> None:
     """Plain ticks on a logarithmic axis: 0.5, 1, 2, 5, 10; more of them if it spans less than a decade."""
     from matplotlib import ticker
 

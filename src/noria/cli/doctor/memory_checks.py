@@ -33,7 +33,7 @@ def check_memory(
         )
         + f"; {spec.default_width_px}×{spec.default_height_px} px: a call of {rows} rows {_gib(rows * estimate.row)}, "
         f"decoding {estimate.decode_batch} images {_gib(estimate.decode_batch * estimate.decoded_image)}, "
-        f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}",
+        f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}, prompts kept for reuse {_gib(estimate.caches)}",
     )
     available = available_bytes(facts.memory_bytes, facts.gpus, devices)
     if available is None:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def format_parts(image: "GenerationMetadata") -> Iterator[str]:
-    """Yield a line for each file beside the model that made an image, with its digest: LoRAs, ControlNets, images."""
+    """Yield a line for each file beside the model that made an image, with its digest: LoRAs, refiner, images."""
     for lora in image.loras:
         yield f"LoRA {lora.name}  {lora.digest or 'digest not stated'}, weight {lora.weight:g}"
     for control in image.controls:
@@ -85,6 +85,9 @@ def format_parts(image: "GenerationMetadata") -> Iterator[str]:
             yield f"{name}  {digest}"
     for reference in image.reference_images:
         yield f"reference image  {reference.digest}"
+    if image.refiner is not None:
+        digest = image.refiner.digest or "digest not stated"
+        yield f"refiner {image.refiner.name}  {digest}, from {image.refiner.start:g}"
 
 
 def format_graph(graph: "Graph") -> Iterator[str]:

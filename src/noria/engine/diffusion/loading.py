@@ -157,8 +157,9 @@ class _ModelChanges:
             check_memory(name, sum(weights.elsewhere.values()), place, self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
         load = functools.partial(self._load_warm, spec, config)
-        # Compiled code is for the number of threads that it was compiled with.
-        executor = run_apart(load if config.compile_blocks else _on_one_core(load), niceness)
+        # Compiled code is for the number of threads that it was compiled with, and is compiled again for another.
+        is_compiled = config.compile or config.compile_blocks
+        executor = run_apart(load if is_compiled else _on_one_core(load), niceness)
         cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
         alike = None
@@ -166,7 +167,7 @@ class _ModelChanges:
             alike = next((other.key for other in self.specs.values() if have_same_architecture(other, spec)), None)
             if alike is None:
                 measure = functools.partial(measure_costs, executor, spec, config, costs)
-                run_apart(_on_one_core(measure))
+                run_apart(measure if is_compiled else _on_one_core(measure))
                 costs = costs.as_estimates()
 
         def add() -> None:

@@ -127,7 +127,7 @@ def execute(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: 
     """
     try:
         results = session.run([prepared.rows[index] for prepared, index in members], plan.is_alone)
-    except Exception as error:  # ONNX Runtime, OpenVINO and torch raise many types, and none may end the engine
+    except BaseException as error:  # of many types, also of a panic in Rust or of SystemExit; none may end the thread
         fits = not is_out_of_memory(error)
         extra = fields(
             event="iteration_failed" if fits else "out_of_memory",
@@ -176,5 +176,5 @@ def _finish_embedding(vector_D: FloatArray, payload: TextPayload) -> FloatArray:
     return vector_D / max(float(np.sqrt(np.dot(vector_D, vector_D))), _MIN_NORM)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -27,8 +27,36 @@ _MAX_QUEUED_REPORTS = 120  # a minute's, while there is no registrar; later ones
 log = logging.getLogger("noria.frontend")
 
 
+class RegistrarExchange:
+    """What a front end takes from the registrar, and what it gives: without the way between them."""
+
+    def __init__(self, engine_pool: EnginePool, name: str, statistics: StatisticsRecorder | None = None) -> None:
+        """`name` is this front end's."""
+        self._statistics = statistics or StatisticsRecorder()
+        self._versions, self._engine_pool, self._name = engine_pool.versions, engine_pool, name
+        self._routes = Routes()
+
+    def follow(self, routes: Routes) -> None:
+        """Follow these routes from now on."""
+        if routes != self._routes:  # also of the same generation: a canary that has failed is taken out
+            self._routes = routes
+            self._engine_pool.follow(routes)
+            log.info(
+                "routes of generation %d", routes.generation, extra=fields(event="routes", generation=routes.generation)
+            )
+
+    def report(self) -> FrontendReport:
+        """Return what has happened since the last report."""
+        versions = self._versions
+        first_open = versions.first_open_window()  # before the rest: what ends meanwhile is in the next report
+        shadows = self._engine_pool.shadows.take_counts()
+        in_flight, ended = versions.in_flight(), versions.take_ended()
+        statistics = self._statistics.take_reports()
+        return FrontendReport(self._name, versions.generation, in_flight, ended, first_open, shadows, statistics)
+
+
 class RegistrarLink:
-    """Keeps the versions of an engine pool up to date."""
+    """Keeps the versions of an engine pool up to date by the file, and sends the reports."""
 
     def __init__(
         self,
@@ -39,12 +67,10 @@ class RegistrarLink:
         statistics: StatisticsRecorder | None = None,
     ) -> None:
         """`name` is this front end's, `file` has the routes, `address` is where the registrar takes reports."""
-        self._statistics = statistics or StatisticsRecorder()
-        self._versions, self._engine_pool = engine_pool.versions, engine_pool
-        self._name, self._file, self._address = name, file, address
+        self._exchange = RegistrarExchange(engine_pool, name, statistics)
+        self._file, self._address = file, address
         self._read: tuple[int, int] | None = None  # identity of the file that was read last
         self._unreadable: tuple[int, int] | None = None  # identity of the file that was last logged as damaged
-        self._routes = Routes()
         self.read_routes()
 
     async def run(self) -> None:
@@ -59,7 +85,7 @@ class RegistrarLink:
                 try:
                     self.read_routes()
                     with contextlib.suppress(zmq.Again):
-                        socket.send(msgspec.msgpack.encode(self._report()), zmq.DONTWAIT)
+                        socket.send(msgspec.msgpack.encode(self._exchange.report()), zmq.DONTWAIT)
                 except Exception:  # a front end without its link would keep old routes, and all counts
                     log.exception("the link to the registrar failed; it goes on")
                 await asyncio.sleep(INTERVAL_S)
@@ -84,17 +110,4 @@ class RegistrarLink:
             self._unreadable = identity
             return
         self._read = identity
-        if routes != self._routes:  # also of the same generation: a canary that has failed is taken out
-            self._routes = routes
-            self._engine_pool.follow(routes)
-            log.info(
-                "routes of generation %d", routes.generation, extra=fields(event="routes", generation=routes.generation)
-            )
-
-    def _report(self) -> FrontendReport:
-        versions = self._versions
-        first_open = versions.first_open_window()  # before the rest: what ends meanwhile is in the next report
-        shadows = self._engine_pool.shadows.take_counts()
-        in_flight, ended = versions.in_flight(), versions.take_ended()
-        statistics = self._statistics.take_reports()
-        return FrontendReport(self._name, versions.generation, in_flight, ended, first_open, shadows, statistics)
+        self._exchange.follow(routes)

@@ -21,11 +21,12 @@ export class GenerationCard {
   #clock = 0;
 
   /**
-   * `size`: of the images; `previews`: the maximum for each; `steps`: the default; `showsModel`: whether there are several models.
+   * `size`: of the images; `previews`: the maximum for each; `steps`: the default; `showsModel`: whether there are several models;
+   * `takesReferences`: whether this one takes reference images.
    * `callbacks`: announce(text), open(image), useImage(image), onReuseSettings(settings), useSeed(seed), retry(card), onRemoved(card).
    */
-  constructor(number, settings, { size, previews, steps, showsModel }, callbacks) {
-    Object.assign(this, { number, settings, callbacks, showsModel, state: "waiting", images: [], sources: [] });
+  constructor(number, settings, { size, previews, steps, showsModel, takesReferences }, callbacks) {
+    Object.assign(this, { number, settings, callbacks, showsModel, takesReferences, state: "waiting", images: [], sources: [] });
     this.previews = Math.min(previews, settings.inference_steps ?? steps);
     this.#build(size);
   }
@@ -246,7 +247,7 @@ export class GenerationCard {
   }
 
   #copies() {
-    const snippets = Object.entries(snippetsFor(this.used)).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
+    const snippets = Object.entries(snippetsFor(this.used, this.takesReferences)).map(([name, write]) => [name, () => write(this.used, location.origin, savedKey() !== "")]);
     const buttons = copyButtons(`copy-${this.number}`, snippets, (name) => this.callbacks.announce(`Copied as ${name}.`));
     const others = [...(this.used.controls ?? []).map(({ image }) => image), ...(this.used.reference_images ?? [])];
     const files = [this.used.image, this.used.mask, ...others].filter(Boolean);

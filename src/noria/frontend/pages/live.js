@@ -1,12 +1,12 @@
 // The page /live: one stream, one state, a panel for each engine, one loop of animation frames.
 
-import { savedKey, saveKey } from "./api.js";
+import { fetchWithKey, savedKey, saveKey } from "./api.js";
 import { copy, hide, prefersReducedMotion, setText } from "./dom.js";
 import { EnginePanel } from "./engine_panel.js";
 import { summarizeEngine } from "./format.js";
 import { LiveStream } from "./live_stream.js";
 import { sendSampleTraffic } from "./sample_traffic.js";
-import { SNIPPETS, textSnippets } from "./snippets.js";
+import { filesNeededBy, SNIPPETS, textSnippets } from "./snippets.js";
 import { initialState, reduce } from "./state.js";
 
 const SUMMARY_INTERVAL_S = 20;
@@ -74,7 +74,7 @@ function showConnection() {
   query("#sample").disabled = phase === "locked";
   if (phase === "open") {
     hide(query("#connection-error"), query("#main"));
-    setText(query("#curl"), curlCommand());
+    showCommand();
   }
   if (phase === "broken" || phase === "off") {
     query("#connection-error").className = phase === "off" ? "note warn" : "note bad";
@@ -156,9 +156,17 @@ query("#sample").addEventListener("click", async ({ currentTarget: button }) => 
 
 const EXAMPLE = { prompt: "a red circle above a blue square", inference_steps: 40 };
 const TEXT_EXAMPLE = { inputs: ["a red circle above a blue square", "the train to Paris"] };
+let files = {}; // that the default model needs beside the prompt
 function curlCommand() {
   const needsKey = savedKey() !== "";
-  return servesImages ? SNIPPETS.curl(EXAMPLE, location.origin, needsKey) : textSnippets("/", TEXT_EXAMPLE).curl(location.origin, needsKey);
+  return servesImages ? SNIPPETS.curl({ ...EXAMPLE, ...files }, location.origin, needsKey) : textSnippets("/", TEXT_EXAMPLE).curl(location.origin, needsKey);
+}
+async function showCommand() {
+  setText(query("#curl"), curlCommand());
+  if (!servesImages) return;
+  const models = await fetchWithKey("/v1/models").then((response) => response.json()).catch(() => ({})); // without them the prompt is shown alone
+  files = filesNeededBy(models.data?.find((model) => model.noria.kind === "diffusion")?.noria);
+  setText(query("#curl"), curlCommand());
 }
 setText(query("#curl"), curlCommand());
 query("#copy").addEventListener("click", async () => {

@@ -8,7 +8,7 @@ import { GenerationCard } from "./generation_card.js";
 import { listenForChoice, listenForFiles } from "./image_file.js";
 import { readImageMetadata } from "./image_metadata.js";
 import { isUnreachable, ServedModels } from "./served_models.js";
-import { SNIPPETS } from "./snippets.js";
+import { filesNeededBy, SNIPPETS } from "./snippets.js";
 
 const gallery = new Gallery(useImage);
 const form = new Form(byId("request-form"), {
@@ -32,24 +32,23 @@ function announce(text) {
 function showModels(models) {
   form.setModels(models);
   const { id, noria } = models[0];
-  byId("first-command").textContent = firstCommand(noria.start_image?.needs_mask);
+  byId("first-command").textContent = firstCommand(noria);
   const { width, height, inference_steps: steps, guidance_scale: guidance } = noria.settings;
   byId("facts").textContent =
     `Serving ${models.map((model) => model.id).join(", ")}. ${id} is a ${noria.pipeline}, version ${noria.version}. Its defaults are ` +
     `${width.default} × ${height.default} pixels, ${steps.default} steps, guidance ${guidance.default} and the scheduler ${noria.default_scheduler}.`;
 }
 
-function firstCommand(needsMask = false) {
-  const files = needsMask ? { image: { name: "image.png" }, mask: { name: "mask.png" } } : {};
-  return SNIPPETS.curl({ prompt: byId("prompt").defaultValue, ...files }, location.origin, savedKey() !== "");
+function firstCommand(noria = null) {
+  return SNIPPETS.curl({ prompt: byId("prompt").defaultValue, ...filesNeededBy(noria) }, location.origin, savedKey() !== "");
 }
 
 async function generate(settings) {
-  const bounds = form.model.noria.settings;
+  const { settings: bounds, max_references: maxReferences } = form.model.noria;
   const { width, height } = form.imageSize ?? { width: bounds.width.default, height: bounds.height.default };
   const size = { width: settings.width || width, height: settings.height || height };
   const { partial_images: previews, inference_steps: steps } = bounds;
-  const options = { size, previews: previews.max, steps: steps.default, showsModel: form.hasSeveralModels };
+  const options = { size, previews: previews.max, steps: steps.default, showsModel: form.hasSeveralModels, takesReferences: maxReferences > 0 };
   const card = new GenerationCard(++number, settings, options, callbacks);
   gallery.add(card);
   card.element.scrollIntoView({ block: "nearest" }); // on narrow screens it is below the form

@@ -8,9 +8,17 @@ import { nonEmptyEntries, requestBody } from "./request_settings.js";
 /** Functions (settings, origin, needsKey) → code for the server at `origin`, by name. */
 export const SNIPPETS = { curl: curlCommand, openai: openaiProgram, Python: pythonProgram };
 
-/** Those of SNIPPETS that can send `settings`: openai's client cannot send images of ControlNets beside a start image. */
-export const snippetsFor = ({ image, controls }) =>
-  Object.fromEntries(Object.entries(SNIPPETS).filter(([name]) => name !== "openai" || !(image && controls)));
+/**
+ * Those of SNIPPETS that can send `settings`. openai's client cannot send images of ControlNets beside a start image; of a start image with
+ * a mask it makes a reference, too, if the model `takesReferences`.
+ */
+export function snippetsFor({ image, mask, controls }, takesReferences) {
+  const { openai: _, ...others } = SNIPPETS;
+  return (image && controls) || (mask && takesReferences) ? others : SNIPPETS;
+}
+
+/** The files that a request to a model needs beside a prompt, as settings; `noria` is of GET /v1/models. */
+export const filesNeededBy = (noria) => (noria?.start_image?.needs_mask ? { image: { name: "image.png" }, mask: { name: "mask.png" } } : {});
 
 /** Functions (origin, needsKey) → code, by name, for texts: `body` is what POST `path` takes. */
 export function textSnippets(path, body) {

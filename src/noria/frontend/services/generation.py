@@ -346,7 +346,12 @@ def _with_less_time(request: ImageRequest, seconds: float) -> ImageRequest:
 
 def _shape(payload: DiffusionPayload) -> str:
     """Return what decides how long a request takes."""
-    return f"{payload.width}x{payload.height}, {payload.num_steps} steps, {payload.n} images"
+    shape = f"{payload.width}x{payload.height}, {payload.num_steps} steps, {payload.n} images"
+    if payload.controls:
+        shape += f", {len(payload.controls)} controls"
+    if payload.reference_images:
+        shape += f", {payload.num_reference_pixels / 1e6:.1f} megapixels of references"
+    return shape if payload.refiner is None else f"{shape}, refiner from {payload.refiner.start:g}"
 
 
 def _write_files(

@@ -32,7 +32,9 @@ class HuggingFaceTokenizer:
         file = spec.path / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more specific
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises Exception, and for a panic in Rust BaseException
             raise ModelError(f"{file}: not a tokenizer: {error}.") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()

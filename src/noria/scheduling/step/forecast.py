@@ -265,6 +265,7 @@ class _Simulation:
             for each in leaving:
                 if each.later_calls:
                     each.batch_key = each.batch_key._replace(stage=1)
+                    each.largest_key = None  # models with stages mix no sizes
                     each.calls_left, each.later_calls = each.later_calls, 0.0
                     self._add_to_group(each)
                 else:

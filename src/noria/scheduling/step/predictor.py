@@ -303,7 +303,7 @@ class CompletionPredictor:
         rows = Counter[BatchKey]()
         for each in sorted(images, key=lambda each: not each.running)[: self.max_running]:
             rows[each.batch_key] += each.rows
-        largest = share_calls(rows, {key: request.call_key for key, request in requests.items()}, self.costs)
+        largest = share_calls(rows, {key: request.call_key(key) for key, request in requests.items()}, self.costs)
         for each in images:
             each.largest_key = largest.get(each.batch_key)
 

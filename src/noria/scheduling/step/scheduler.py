@@ -269,7 +269,7 @@ class StepScheduler:
         if all(request.call_size is None for request in requests.values()):
             return by_key, urgent
         rows = {key: count_rows(images) for key, images in by_key.items()}
-        largest = share_calls(rows, {key: request.call_key for key, request in requests.items()}, self.costs)
+        largest = share_calls(rows, {key: request.call_key(key) for key, request in requests.items()}, self.costs)
         mixed: dict[BatchKey, list[RunningImage]] = {}
         for key, images in by_key.items():
             mixed.setdefault(largest[key], []).extend(images)

@@ -67,6 +67,7 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
         (prompt,) = model.text_encode([LONGEST_PROMPT])
         pixels = torch.zeros(side_px, side_px, 3, dtype=torch.uint8)
         references = [model.encode_references([pixels])] * 4 if spec.max_references else None
+    reference_bytes = 0 if references is None else references[0].tokens_MD.nbytes
     guidance = torch.ones(4) if model.guidance.embedded else None
     options = {} if references is None else {"references": references}
     channels = {"inpainting": 4 + 1 + 4, "fill": 4 + 4 + 4**2}
@@ -82,17 +83,18 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     assert estimate.rows_per_image == (
         1 if family in ("flux", "fill", "flux, kontext", "flux-2-klein, distilled") else 2
     )
-    assert estimate.slot > estimate.rows_per_image * prompt.nbytes
+    kept = (9 * shape[0] + latents.shape[1] - shape[0]) * shape[1] * shape[2]  # samples, outputs, noise, and a mask
+    assert estimate.slot == 4 * kept + reference_bytes + estimate.rows_per_image * prompt.nbytes
     # Counters of batches, which are no parameters, have eight bytes.
     assert sum(estimate.weights.values()) == pytest.approx(4 * count_parameters(spec), abs=8)
 
 
 def test_slots_are_those_that_fit() -> None:
     estimate = MemoryEstimate(
-        {"unet": 1000}, row=10, decoded_image=25, prompt=1, slot=5, rows_per_image=2, decode_batch=4
+        {"unet": 1000}, row=10, decoded_image=25, prompt=1, slot=5, rows_per_image=2, decode_batch=4, caches=7
     )
-    assert [estimate.needed(slots) for slots in (1, 4, 8)] == [1000 + 5 + 25, 1000 + 20 + 100, 1000 + 40 + 160]
-    assert [estimate.slots_in(num_bytes) for num_bytes in (1029, 1030, 1199, 1200)] == [0, 1, 7, 8]
+    assert [estimate.needed(slots) for slots in (1, 4, 8)] == [1007 + 5 + 25, 1007 + 20 + 100, 1007 + 40 + 160]
+    assert [estimate.slots_in(num_bytes) for num_bytes in (1036, 1037, 1206, 1207)] == [0, 1, 7, 8]
 
 
 def test_controlnets_are_counted(tmp_path: Any) -> None:
@@ -128,6 +130,7 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
     parts = {"unet": refiner._denoiser._unet, "text_encoder_2": refiner._text_encoder[1]}
     of_refiner = {f"refiner's {name}": sum(each.nbytes for each in part.parameters()) for name, part in parts.items()}
     assert {name: estimate.weights[name] for name in estimate.weights.keys() - bare.weights.keys()} == of_refiner
+    assert (estimate.caches, bare.caches) == (2 * config.embedding_cache_bytes, config.embedding_cache_bytes)
     with torch.inference_mode():
         (prompt,) = refiner.text_encode([LONGEST_PROMPT])
 

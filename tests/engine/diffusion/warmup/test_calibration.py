@@ -17,6 +17,7 @@ from noria.engine.diffusion.warmup.calibration import (
     cost_key,
     measure_costs,
     run_warmup_request,
+    shape_costs,
 )
 from noria.errors import ModelError
 from noria.models.catalog import open_model
@@ -82,6 +83,11 @@ def test_a_number_of_slots_between_the_powers_of_two_is_measured_too(spec, devic
     costs = CostModel(max_rows=12)
     measure_costs(device, spec, msgspec.structs.replace(CONFIG, slots=6), costs)
     assert sorted(costs.steps[default_batch_key(spec)].points) == [1, 2, 4, 8, 12]
+
+
+def test_clients_get_the_seconds_at_the_slowdown_and_the_slowdown():
+    (shape,) = shape_costs(CostModel(steps={BatchKey(64, 64): CostCurve({2: 0.1})}, slowdown=1.5))
+    assert (shape.step_s, shape.slowdown) == ({2: pytest.approx(0.15)}, 1.5)
 
 
 def test_the_budget_limits_the_batch_sizes(spec, device):

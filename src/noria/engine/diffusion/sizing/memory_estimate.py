@@ -53,16 +53,17 @@ class MemoryEstimate:
     row: int  # of a denoiser's call, for each row, with one ControlNet and one reference image if there can be
     decoded_image: int  # of decoding, for each image
     prompt: int  # of encoding one of the most tokens, as that of a row has
-    slot: int  # of the samples and outputs that a slot keeps, and the embeddings of its image
+    slot: int  # of the samples and outputs that a slot keeps, the embeddings of its image and one reference image
     rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
     decode_batch: int  # images that the VAE takes at once, at most
     elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
+    caches: int = 0  # of embeddings of prompts, when they are full: the model's and that of its refiner
 
     def needed(self, slots: int) -> int:
-        """Return the bytes of the weights, all slots, and the largest of the three kinds of calls."""
+        """Return the bytes of the weights, all slots, full caches, and the largest of the three kinds of calls."""
         rows = slots * self.rows_per_image
         calls = rows * self.row, min(self.decode_batch, slots) * self.decoded_image, rows * self.prompt
-        return sum(self.weights.values()) + slots * self.slot + max(calls)
+        return sum(self.weights.values()) + slots * self.slot + self.caches + max(calls)
 
     def slots_in(self, num_bytes: int) -> int:
         """Return how many slots fit, up to 1024; 0 if not even one does."""
@@ -90,14 +91,15 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         row = _row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode([LONGEST_PROMPT]))
-        embeddings = conditioning.nbytes
+        embeddings, num_caches = conditioning.nbytes, 1
         if isinstance(model, RefinedModel) and model.refiner is not None:
             with _StorageCounter():
                 (conditioning,) = model.refiner.text_encode([LONGEST_PROMPT])
-            embeddings += conditioning.nbytes
+            embeddings, num_caches = embeddings + conditioning.nbytes, 2
             row = max(row, _row_bytes(model.refiner, shape, conditioning))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
         slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
+        slot += 0 if reference is None else reference.tokens_MD.nbytes
     rows_per_image = 2 if model.guidance.is_active(_ANY_SCALE, "") else 1
     weights = weights_of(spec, config)
     return MemoryEstimate(
@@ -109,6 +111,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         rows_per_image=rows_per_image,
         decode_batch=min(config.decode_batch, max(1, MAX_PIXELS // (spec.default_width_px * spec.default_height_px))),
         elsewhere=weights.elsewhere,
+        caches=num_caches * config.embedding_cache_bytes,
     )
 
 

@@ -40,7 +40,7 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
     stems = FAMILIES[spec.family].weight_stems
     here = {part: weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items()}
     if (refiner := RefinerFolders.of(config).for_model(spec)) is not None:
-        here |= {f"refiner's {part}": num_bytes for part, num_bytes in refiner.weight_bytes(item_bytes).items()}
+        here |= {f"refiner's {part}": num_bytes for part, num_bytes in refiner.weight_bytes(spec, item_bytes).items()}
     elsewhere: dict[str, int] = {}
     if config.text_encoder_device != "same":
         elsewhere = text_weights_of(spec, config, FLOAT32_BYTES if config.text_encoder_device == "cpu" else item_bytes)
@@ -70,5 +70,6 @@ def text_weights_of(spec: DiffusionModelSpec, config: EngineConfig, item_bytes: 
         if part.startswith("text_encoder")
     }
     if (refiner := RefinerFolders.of(config).for_model(spec)) is not None:
-        found["refiner's text_encoder_2"] = refiner.weight_bytes(item_bytes)["text_encoder_2"]
+        weights = refiner.weight_bytes(spec, item_bytes)
+        found |= {f"refiner's {part}": num for part, num in weights.items() if part.startswith("text_encoder")}
     return found

@@ -1,4 +1,4 @@
-"""Calls a model whose blocks are compiled in all ways for which compiled code differs, before it serves.
+"""Calls a model whose blocks are compiled, and its refiner, in all ways for which code differs, before it serves.
 
 Code is compiled for one row and for several, for a mask and for none, each for any number of rows and tokens. Numbers
 that are equal in the first call of a kind are taken to be equal always, so each kind is called with several of them.
@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.preparation import refiner_of
 from noria.engine.diffusion.sizing.memory_estimate import input_channels
 from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.diffusion_model import DiffusionModel, LatentRows
+from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, LatentRows
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -34,13 +35,9 @@ def warm_up_blocks(model: DiffusionModel, spec: DiffusionModelSpec, config: Engi
     torch.compiler.set_stance("default")
     try:
         with torch.inference_mode() if config.inference_mode else torch.no_grad():
-            texts = model.text_encode(_TEXTS)
-            for num_rows in sorted({1, 2, min(3, 2 * config.slots), min(4, 2 * config.slots)}):
-                for sizes in _sizes_of_rows(model, spec, num_rows):
-                    for num_texts in (1, len(texts)):
-                        rows = collate([texts[row % num_texts] for row in range(num_rows)])
-                        each = torch.full((num_rows,), 500.0, device=model.device)
-                        model.predict(_latents(model, sizes), each, rows, each if model.guidance.embedded else None)
+            for denoiser in (model, refiner_of(model)):
+                if denoiser is not None:
+                    _warm_up(denoiser, model, spec, config.slots)
     finally:
         torch.compiler.set_stance("eager_on_recompile")
     num, seconds = _num_graphs() - before, time.monotonic() - began
@@ -51,6 +48,17 @@ def warm_up_blocks(model: DiffusionModel, spec: DiffusionModelSpec, config: Engi
         seconds,
         extra=fields(event="blocks_compiled", model=spec.name, graphs=num, seconds=round(seconds, 1)),
     )
+
+
+def _warm_up(denoiser: Denoiser, model: DiffusionModel, spec: DiffusionModelSpec, num_slots: int) -> None:
+    """Call a denoiser, for images of `model`."""
+    texts = denoiser.text_encode(_TEXTS)
+    for num_rows in sorted({1, 2, min(3, 2 * num_slots), min(4, 2 * num_slots)}):
+        for sizes in _sizes_of_rows(model, spec, num_rows):
+            for num_texts in (1, len(texts)):
+                rows = collate([texts[row % num_texts] for row in range(num_rows)])
+                each = torch.full((num_rows,), 500.0, device=model.device)
+                denoiser.predict(_latents(model, sizes), each, rows, each if denoiser.guidance.embedded else None)
 
 
 def _sizes_of_rows(model: DiffusionModel, spec: DiffusionModelSpec, num_rows: int) -> Iterator[Sequence[Size]]:

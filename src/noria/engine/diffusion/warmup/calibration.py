@@ -64,6 +64,7 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             else {},
             reference_px=batch_key.reference_px,
             stage=batch_key.stage,
+            slowdown=round(costs.slowdown, 6),
         )
         for batch_key, curve in costs.steps.items()
     )

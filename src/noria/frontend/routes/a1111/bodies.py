@@ -210,7 +210,8 @@ def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_
             decode_files, None, None, control_images=control_images(controls), reference_images=images
         )
     if len(images) != 1:
-        raise InvalidField(f"init_images has {len(images)} images; allowed is one.", field="init_images")
+        others = "; several are reference images, with denoising_strength 1 and no mask" if images else ""
+        raise InvalidField(f"init_images has {len(images)} images; allowed is one{others}.", field="init_images")
     return functools.partial(
         decode_files,
         images[0],

@@ -108,8 +108,22 @@ def check_proportions(units: Sequence[UnitSettings], request: ImageRequest, imag
             )
 
 
+def images_in(sent: Mapping[str, Any]) -> list[object]:
+    """Return the images of all units in a body, also of those that are not enabled, which clients send as well.
+
+    Raises InvalidField.
+    """
+    sources = [unit.get(name) for unit in _all_units(sent) for name in ("image", "input_image")]
+    return [part for each in sources for part in (each.values() if isinstance(each, dict) else [each])]
+
+
 def _units(sent: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the units that are enabled, of all spellings of the script, and their numbers. Raises InvalidField."""
+    """Return the units that are enabled, and their numbers. Raises InvalidField."""
+    return [(k, unit) for k, unit in enumerate(_all_units(sent)) if _is_enabled(f"{FIELD}[{k}]", unit)]
+
+
+def _all_units(sent: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the units of all spellings of the script. Raises InvalidField."""
     units: list[dict[str, Any]] = []
     for name, script in (sent.get("alwayson_scripts") or {}).items():
         if name.lower() != SCRIPT:
@@ -120,7 +134,7 @@ def _units(sent: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
                 f"{FIELD} is {short_repr(found)}; a list of objects is expected, one for each unit.", field=FIELD
             )
         units += found
-    return [(k, unit) for k, unit in enumerate(units) if _is_enabled(f"{FIELD}[{k}]", unit)]
+    return units
 
 
 def _is_enabled(where: str, unit: Mapping[str, Any]) -> bool:

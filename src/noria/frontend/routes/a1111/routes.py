@@ -40,6 +40,7 @@ from noria.frontend.routes.a1111.controlnet import (
     check_proportions,
     controls_of,
     error_of_units,
+    images_in,
     settings_of,
 )
 from noria.frontend.routes.a1111.controlnet_routes import ControlNetRoutes
@@ -162,7 +163,7 @@ class A1111Routes:
             body, sent = decode_with_ignored(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
             check_body(sent)
             controls = controls_of(sent)
-            self._body_reader.check_length(raw, *(control.image for control in controls))
+            self._body_reader.check_length(raw, *images_in(sent))
             units = settings_of(sent)
             admitting = self._admit(http, body, controls, units, has_start_image=False)
             del raw, sent, controls  # with images they are long
@@ -174,15 +175,14 @@ class A1111Routes:
             body, sent = decode_with_ignored(raw, Img2Img, strict=False)
             check_image_body(sent)
             controls = controls_of(sent)
-            images = (*(body.init_images or ()), body.mask, *(control.image for control in controls))
-            self._body_reader.check_length(raw, *images)
+            self._body_reader.check_length(raw, *(body.init_images or ()), body.mask, *images_in(sent))
             model = self._model_name(self._settings_of(http) | (body.override_settings or {}))
             are_references = has_references(body, self._generation_service.find_model(model))
             load_files = files_of_image_body(body, controls, are_references=are_references)
             body = msgspec.structs.replace(body, init_images=None, mask=None)
             units = settings_of(sent)
             admitting = self._admit(http, body, controls, units, load_files, has_start_image=not are_references)
-            del raw, sent, controls, images, load_files  # they are long
+            del raw, sent, controls, load_files  # they are long
             return await cancel_on_disconnect(http, admitting), body
 
     async def _generate(

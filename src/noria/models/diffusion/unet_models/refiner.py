@@ -98,8 +98,12 @@ _loaded: "weakref.WeakValueDictionary[tuple[object, ...], Any]" = weakref.WeakVa
 """Text encoders and UNets, shared by the models of a process."""
 
 
-def load_refiner(spec: DiffusionModelSpec, config: EngineConfig, device: str, latent_scale: int) -> Refiner | None:
+def load_refiner(
+    spec: DiffusionModelSpec, config: EngineConfig, device: str, latent_scale: int, text_encoder_2: Any
+) -> Refiner | None:
     """Load the refiner of `engine.refiners` for a model, if it has one; onto "meta" without weights.
+
+    `text_encoder_2` is the model's, which is the refiner's, too, if the folders have the same.
 
     Raises:
         ModelError: the folder is damaged, or its weights do not match its configuration.
@@ -120,7 +124,9 @@ def load_refiner(spec: DiffusionModelSpec, config: EngineConfig, device: str, la
             _loaded[key] = loaded
         return loaded
 
-    text_encoder = load(CLIPTextModelWithProjection, "text_encoder_2", *text_encoder_placement(config, device))
+    text_encoder = text_encoder_2
+    if not folder.shares_text_encoder(spec):
+        text_encoder = load(CLIPTextModelWithProjection, "text_encoder_2", *text_encoder_placement(config, device))
     tokenizer = load_tokenizer(CLIPTokenizer, folder.path / "tokenizer_2", text_encoder)
     unet = load(UNet2DConditionModel, "unet", DTYPES[config.dtype], device)
     zeros = read_object(folder.path / "model_index.json").get("force_zeros_for_empty_prompt", True)

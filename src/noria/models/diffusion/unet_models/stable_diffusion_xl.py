@@ -89,7 +89,7 @@ class StableDiffusionXL(UnetModel):
             )
             controlnets = load_controlnets(spec, config, device)
             model = cls((first, second), unet, vae, controlnets, load_scheduler_config(spec), config, guidance)
-            model.refiner = load_refiner(spec, config, device, model.latent_scale)
+            model.refiner = load_refiner(spec, config, device, model.latent_scale, second[1])
             return model
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:

@@ -5,6 +5,7 @@ its VAE is not read: latents are those of the model that is refined. This module
 computes; `unet_models/refiner.py` loads it.
 """
 
+import filecmp
 import pathlib
 from typing import NoReturn
 
@@ -21,10 +22,12 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     read_unet,
 )
 from noria.models.families import Family
-from noria.models.weights import read_object, read_struct
+from noria.models.weights import read_object, read_struct, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _NUM_SIZES = 5  # original size and crop: two numbers each, and the aesthetic score
+_TEXT_ENCODER = "text_encoder_2"
+_NO_SETTINGS = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")  # of its config.json
 
 
 def inspect(folder: pathlib.Path, family: Family) -> NoReturn:
@@ -81,3 +84,20 @@ def misfit(folder: pathlib.Path, spec: DiffusionModelSpec) -> str | None:
     if theirs.in_channels != ours.in_channels:
         return f"it has {ours.in_channels} channels (of {spec.name} {theirs.in_channels})"
     return None
+
+
+def has_text_encoder_of(folder: pathlib.Path, spec: DiffusionModelSpec) -> bool:
+    """Return whether a refiner's text encoder is the second one of a model, in every byte of its weights."""
+    theirs, ours = (each / _TEXT_ENCODER for each in (spec.path, folder))
+    if _settings(theirs) != _settings(ours):
+        return False
+    files = [weight_files(each.parent, _TEXT_ENCODER, "model") for each in (theirs, ours)]
+    return len(files[0]) == len(files[1]) and all(
+        filecmp.cmp(first, second, shallow=False) for first, second in zip(*files, strict=True)
+    )
+
+
+def _settings(part: pathlib.Path) -> dict[str, object]:
+    """Return the configuration of a text encoder, without where it came from and what has saved it."""
+    found = read_object(part / "config.json")
+    return {name: value for name, value in found.items() if name not in _NO_SETTINGS}

@@ -1,0 +1,34 @@
+"""PURE: whether Ray can serve a configuration, before anything starts."""
+
+import msgspec
+
+from noria.config import Config
+from noria.errors import ConfigError
+
+
+def check_servable(config: Config, num_nodes: int) -> Config:
+    """Return the configuration as replicas on so many nodes use it, each model once.
+
+    Raises:
+        ConfigError: an engine would have several devices, or replicas on several nodes a database that one node has.
+
+    """
+    if len(config.engine.devices) != 1:
+        raise ConfigError(
+            f"setting engine.devices is {', '.join(config.engine.devices)}; on Ray each engine has one device, which "
+            "Ray assigns: leave it, or set `cpu`, and set cluster.engine_replicas."
+        )
+    if config.registry.deployments and config.registry.database == "auto" and num_nodes > 1:
+        raise ConfigError(
+            "setting registry.database is 'auto', a file of one node, and Ray has several nodes. Set it to "
+            "postgresql://USER@HOST/NAME, or registry.deployments to false: then no deployments are carried out."
+        )
+    reads_jobs = config.cluster.frontend_replicas + config.registry.deployments  # front ends, and the registrar
+    if reads_jobs > 1 and config.jobs.database == "auto" and num_nodes > 1:
+        raise ConfigError(
+            "setting jobs.database is 'auto', a file of one node, and several front ends, or a front end and the "
+            "registrar, may be on several nodes. Set it to postgresql://USER@HOST/NAME, and jobs.results to a folder "
+            "that all nodes reach."
+        )
+    sources = tuple(dict.fromkeys([config.model, *config.additional_models]))
+    return msgspec.structs.replace(config, additional_models=sources[1:])

@@ -1,0 +1,34 @@
+"""Which configurations Ray can serve on how many nodes."""
+
+import pytest
+
+from noria.cluster.check import check_servable
+from noria.config import ClusterConfig, Config, EngineConfig, JobsConfig, RegistryConfig
+from noria.errors import ConfigError
+
+NO_DEPLOYMENTS = RegistryConfig(deployments=False)
+SHARED = RegistryConfig(database="postgresql://db/noria")
+
+
+@pytest.mark.parametrize(
+    ("config", "setting"),
+    [
+        (Config(engine=EngineConfig(devices=("cuda:0", "cuda:1"))), "engine.devices"),
+        (Config(), "registry.database"),
+        (Config(registry=SHARED), "jobs.database"),
+        (Config(registry=NO_DEPLOYMENTS, cluster=ClusterConfig(frontend_replicas=2)), "jobs.database"),
+    ],
+)
+def test_what_replicas_on_several_nodes_cannot_share_is_rejected(config, setting):
+    with pytest.raises(ConfigError, match=f"setting {setting} is"):
+        check_servable(config, num_nodes=2)
+
+
+def test_one_node_shares_its_files_and_each_model_is_served_once():
+    config = check_servable(Config(model="a", additional_models=("b", "a", "b")), num_nodes=1)
+    assert (config.model, config.additional_models) == ("a", ("b",))
+    shared = Config(
+        registry=SHARED, jobs=JobsConfig(database=SHARED.database), cluster=ClusterConfig(frontend_replicas=2)
+    )
+    assert check_servable(shared, num_nodes=2) == shared
+    assert check_servable(Config(registry=NO_DEPLOYMENTS), num_nodes=2).registry == NO_DEPLOYMENTS
