@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from noria.engine.loop import EngineLoop, RequestEnded, ResultReady
+from noria.engine.loop import EngineLoop, RequestEnded, RequestHandedOver, ResultReady
+from noria.engine.resumption import read_resumption
+from noria.protocol.messages import Resume
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
 
@@ -63,3 +65,41 @@ def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):
 
 def relative(left, right):
     return float((left - right).abs().max() / right.abs().max())
+
+
+def moved_image(source, request, call, frame=None, company=()):
+    """The image [height, width, 3] of a request that moves to another executor at `call`; `company` runs there."""
+    source_loop, events = loop_of(source)
+    source_loop.submit(source.prepare(request, frame))
+    for _ in range(call):
+        source_loop.run_iteration()
+    source_loop.hand_over(request.attempt_id)
+    (handed_over,) = [event for event in events if isinstance(event, RequestHandedOver)]
+    assert source_loop.run_iteration() is None  # it has nothing left
+    target = type(source)(source.model, source.config)
+    target_loop, events = loop_of(target)
+    for other in company:
+        target_loop.submit(target.prepare(other))
+        target_loop.run_iteration()
+    steps = []
+    target_loop.submit(*resumed(target, request, handed_over, frame))
+    while (iteration := target_loop.run_iteration()) is not None:
+        steps += [step.call for step in iteration.plan.steps if step.image.attempt_id == request.attempt_id]
+    num_calls = handed_over.prepared.num_calls
+    assert steps == list(range(call, num_calls))
+    (ready,) = [each for each in events if isinstance(each, ResultReady) and each.prepared.request == request]
+    return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(request.payload.height, request.payload.width, 3)
+
+
+def loop_of(executor):
+    """An engine loop and its events."""
+    events = []
+    return EngineLoop(StepScheduler(8), executor, events.append, lambda: 0.0), events
+
+
+def resumed(target, request, handed_over, frame=None):
+    """The arguments with which a loop of `target` submits what another one has handed over."""
+    states = [state for state, _ in handed_over.states]
+    data = b"".join([*(data for _, data in handed_over.states), frame or b""])
+    resumption, rest = read_resumption(Resume(request, tuple(states)), memoryview(data))
+    return target.resume(target.prepare(request, rest), resumption.states), None, resumption

@@ -1,6 +1,7 @@
 """A Ray cluster of three nodes on this machine, with Noria on it; run by Ray's own Python. Commands come on stdin.
 
 remove_node      a node that has an engine replica ends, with all its processes
+drain_node       a node that has an engine replica drains, as before a spot machine's end; another node replaces it
 status           replies with the running replicas of each deployment
 deploy           another application with other settings, which is removed again: replies with why it does not serve
 stop             ends all
@@ -11,6 +12,8 @@ After each comes a JSON object of arguments.
 import json
 import logging
 import os
+import pathlib
+import subprocess
 import sys
 
 import ray
@@ -31,6 +34,14 @@ serve.start(http_options={"port": port}, proxy_location="HeadOnly")
 
 def say(**reply):
     print(json.dumps(reply), flush=True)
+
+
+def drain(node):
+    """Begin the drain of a node, which ends by itself in 100 s; returns when Ray has accepted it."""
+    ray_command = pathlib.Path(sys.executable).parent / "ray"
+    arguments = ["--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+    arguments += ["--address", cluster.address, "--deadline-remaining-seconds", "100"]
+    subprocess.run([ray_command, "drain-node", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
 def running():
@@ -57,6 +68,10 @@ for line in sys.stdin:
         case "remove_node":
             cluster.remove_node(workers.pop(), allow_graceful=False)
             say(removed=True)
+        case "drain_node":
+            workers.append(cluster.add_node(num_cpus=2))
+            drain(workers.pop(0))
+            say(drained=True)
         case "status":
             say(running=running())
         case "deploy":

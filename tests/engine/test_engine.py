@@ -29,12 +29,18 @@ from noria.protocol.messages import (
     EngineView,
     Failed,
     Finished,
+    HandedOver,
     Hello,
     ImageDone,
+    ImageState,
+    Leave,
     LoadAck,
     Ping,
     Pong,
     Progress,
+    Release,
+    Resume,
+    StateRefused,
     Submit,
     ViewRequest,
     deserialize_from_engine,
@@ -165,6 +171,7 @@ def harness(tmp_path, bundled_folder, tracer):
         loop_thread.start()
 
     harness.start, harness.client, harness.other = start, Client(address), Client(address)
+    harness.stop = engine.stop
     yield harness
     harness.executor.compiled.set()
     engine.stop()
@@ -229,6 +236,84 @@ def test_requests_in_flight_are_written_before_the_iteration_and_sent_by_the_nex
     harness.client.send(Hello("test"))
     (state,) = [message for message in harness.client.receive(3) if isinstance(message, EngineState)]
     assert state.in_flight == ()  # when the previous process ended
+
+
+def version_of(harness):
+    return harness.receiver.models[0].fingerprint
+
+
+def test_an_engine_that_leaves_serves_what_it_has_until_that_is_released(harness):
+    harness.start()
+    harness.executor.iteration_s = short_iteration_s
+    harness.client.send(Hello("test"), Submit(request("a", steps=ENDLESS, images=2)), Submit(request("b", steps=2)))
+    harness.client.receive()
+    harness.client.send(Leave(), Leave())
+    state, *finished = sorted(harness.client.receive(3), key=lambda message: not isinstance(message, EngineState))
+    assert state.state == "draining"
+    assert {message.attempt_id for message in finished} == {"b"}
+    harness.client.send(Release("a"), Release("b"), Release("unknown"), Ping())
+    moved, _ = sorted(harness.client.receive(2), key=lambda message: isinstance(message, Pong))
+    assert isinstance(moved, HandedOver)
+    assert (moved.attempt_id, moved.model_version) == ("a", version_of(harness))
+    assert [image.index for image in moved.images] == [0, 1]
+    assert all(0 < image.call < ENDLESS for image in moved.images)
+    assert moved.timings.queue_s + moved.timings.denoise_s > 0
+    assert not harness.executor._accepted
+
+
+def test_a_request_goes_on_at_the_calls_of_another_engine(harness):
+    harness.start()
+    calls = []
+    harness.executor.iteration_s = lambda plan: float(bool(calls.extend((s.image.index, s.call) for s in plan.steps)))
+    states = (ImageState(1, 2, batch_size_sum=6), ImageState(2, 3, batch_size_sum=9))
+    message = Resume(request("a", steps=4, images=4), states, done=(3,), model_version=version_of(harness))
+    harness.client.send(message)
+    messages = harness.client.receive(5, ignored=(EngineLoad,))
+    assert (messages[0].call, messages[0].num_calls) == (0, 4)
+    assert sorted(each.index for each in messages[1:4]) == [0, 1, 2]
+    assert isinstance(messages[-1], Finished)
+    assert sorted(calls) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_version": "another"}, "are of version 'another'"),
+        ({"images": (ImageState(0, 4, 4),)}, "no such call"),
+        ({"images": (ImageState(0, 1, 1, num_bytes=1),)}, "1 bytes, and 0 are left"),
+    ],
+)
+def test_states_that_cannot_be_used_are_refused(harness, fields, reason):
+    harness.start()
+    settings = {"images": (ImageState(0, 1, 1),), "model_version": version_of(harness)}
+    message = Resume(request("a", steps=3), **settings | fields)
+    harness.client.send(message)
+    (refused,) = harness.client.receive()
+    assert isinstance(refused, StateRefused)
+    assert reason in refused.message
+    harness.client.send(Submit(message.request))
+    assert kinds(harness.client.receive(2)) == [ImageDone, Finished]
+
+
+def test_a_request_that_is_being_prepared_is_released_at_once(harness):
+    harness.start()
+    harness.client.send(Submit(request("a", scheduler="lms")), Release("a"))
+    (moved,) = harness.client.receive()
+    assert (moved.attempt_id, moved.images) == ("a", ())
+    harness.executor.compiled.set()
+
+
+def test_an_engine_that_is_stopped_hands_over_what_it_has(harness):
+    harness.start()
+    harness.executor.iteration_s = short_iteration_s
+    harness.client.send(Hello("test"), Submit(request("c", scheduler="lms")))  # which is never compiled
+    harness.client.send(Submit(request("a", steps=ENDLESS)), Submit(request("b", steps=ENDLESS)))
+    ready, *_ = harness.client.receive(3, ignored=(EngineLoad,))
+    assert ready.state == "ready"
+    harness.stop()
+    state, *moved = harness.client.receive(4)
+    assert state.state == "draining"
+    assert {message.attempt_id for message in moved} == {"a", "b", "c"}
 
 
 def test_images_are_sent_before_the_end(harness):

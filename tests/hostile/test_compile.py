@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from noria.config import FrontendConfig
+from noria.engine.commands import SubmitCommand
 from noria.engine.compile_queue import MAX_WAITING
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
-from noria.engine.receiver import RequestReceiver, SubmitCommand
+from noria.engine.receiver import RequestReceiver
 from noria.engine.runtime import Runtime
 from noria.images.scheduler_names import choices_of_family
 from noria.models.catalog import open_model

@@ -98,9 +98,9 @@ class EngineReplica:
         return self._runner.pid
 
     async def __del__(self) -> None:
-        """Let the engine finish what it has, then end it. Ray calls this when it stops the replica."""
+        """Let other engines go on with what it has, or finish it; then end it. Ray calls this to stop the replica."""
         if (runner := getattr(self, "_runner", None)) is not None:
-            await runner.wait_until_idle(self._drain_s)
+            await runner.drain(self._drain_s)
             await asyncio.to_thread(runner.stop)
         if (metrics := getattr(self, "_metrics", None)) is not None:
             await asyncio.to_thread(metrics.close)

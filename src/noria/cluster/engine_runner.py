@@ -25,7 +25,7 @@ from noria.config import EngineConfig
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.metrics.dead_processes import merge_dead_processes
 from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.messages import EngineLoad, EngineState, Hello, LoadAck, Ping, Pong
+from noria.protocol.messages import EngineLoad, EngineState, Hello, Leave, LoadAck, Ping, Pong
 from noria.protocol.transport import Connected, EngineConnection, EngineEndpoint, make_secret_key
 from noria.supervisor.child_process import EngineChild
 from noria.supervisor.child_tasks import describe_status
@@ -73,7 +73,7 @@ class EngineRunner:
         self._config, self._models, self._models_now, self._device = config, models, models_now, device
         self._log_level, self._traces_endpoint = log_level, traces_endpoint
         self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
+        self._leaving, self._stopping = asyncio.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run_thread, name="engine runner", daemon=True)
         self._thread.start()
 
@@ -87,8 +87,13 @@ class EngineRunner:
         """Whether the engine runs and has nothing to do, as it last reported."""
         return self.load is None or self.load.num_running == self.load.num_waiting == 0
 
-    async def wait_until_idle(self, limit_s: float) -> None:
-        """Wait until the engine has nothing more to do, for at most `limit_s` seconds."""
+    async def drain(self, limit_s: float) -> None:
+        """Take the engine out of service, and wait until it has nothing more to do, for at most `limit_s` seconds.
+
+        Front ends move its requests to other engines; those that no other engine can take are finished.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+            self._loop.call_soon_threadsafe(self._leaving.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not self.is_idle:  # noqa: ASYNC110 - another thread changes it
@@ -153,14 +158,15 @@ class EngineRunner:
             asyncio.create_task(self._ping(child, connection)),
             asyncio.create_task(self._stopping.wait()),
         ]
+        leave = asyncio.create_task(self._leave(connection))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # raises the error of a bug
         finally:
-            for task in tasks:
+            for task in (leave, *tasks):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(leave, *tasks, return_exceptions=True)
             connection.close()
             await _stop_child(child)
 
@@ -211,6 +217,11 @@ class EngineRunner:
                         await connection.send(LoadAck())
                     case (Pong(incarnation, busy_s, limit_s), _) if incarnation == child.incarnation:
                         child.hang_detector.answered(busy_s, limit_s)
+
+    async def _leave(self, connection: EngineConnection) -> None:
+        await self._leaving.wait()
+        with contextlib.suppress(zmq.Again):  # not running
+            await connection.send(Leave())
 
     async def _ping(self, child: EngineChild, connection: EngineConnection) -> None:
         while True:

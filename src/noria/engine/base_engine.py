@@ -1,6 +1,7 @@
 """What every engine does around its loop: takes commands from the receiver, passes results and views to the sender."""
 
 import abc
+import contextlib
 import logging
 import math
 import queue
@@ -9,14 +10,15 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
+from noria.engine.commands import CancelCommand, ChangeModelCommand, ReleaseCommand, SubmitCommand, SubscribeCommand
 from noria.engine.live.publisher import LiveViewPublisher
-from noria.engine.loop import EngineEvent, RequestEnded, RequestLoop
+from noria.engine.loop import EngineEvent, RequestEnded, RequestHandedOver, RequestLoop
 from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.mounting import ModelMounter
-from noria.engine.receiver import CancelCommand, ChangeModelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
+from noria.engine.receiver import RequestReceiver
 from noria.engine.runtime import AnyRuntime, FinishedBatch
-from noria.engine.sender import ResponseSender
+from noria.engine.sender import MOVED, ResponseSender
 from noria.errors import InvalidField
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
@@ -66,7 +68,7 @@ class BaseEngine(abc.ABC):
         raise AssertionError(f"no session executed {batch}")
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`; then hand over what is left."""
         self._sender.start()
         self._mounter.start()
         while self._process_commands():
@@ -75,9 +77,21 @@ class BaseEngine(abc.ABC):
             self._advance()
             self._change_models()
             self._receiver.end_leases(time.monotonic())
+        self._hand_over_all()
         self._mounter.stop()
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)
+
+    def _hand_over_all(self) -> None:
+        self._receiver.start_draining()
+        self._receiver.release_preparing()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._receiver.commands.get_nowait()
+                if isinstance(command, SubmitCommand):
+                    self._submit(command)
+        for attempt_id in list(self._client_by_attempt):
+            self._loop.hand_over(attempt_id)
 
     def _change_models(self) -> None:
         """Make the changes that have no request to wait for."""
@@ -135,6 +149,9 @@ class BaseEngine(abc.ABC):
                     self._submit(command)
                 case CancelCommand(client, attempt_id):
                     self._cancel(client, attempt_id)
+                case ReleaseCommand(client, attempt_id):
+                    if self._client_by_attempt.get(attempt_id) == client:
+                        self._loop.hand_over(attempt_id)
                 case SubscribeCommand(client, view_request):
                     self._live_view.subscribe(client, view_request)
                 case ChangeModelCommand():
@@ -149,7 +166,7 @@ class BaseEngine(abc.ABC):
             self._channel.send(command.client, Failed(attempt_id, InvalidField.code, text, "attempt_id"))
             return
         self._client_by_attempt[attempt_id] = command.client
-        self._loop.submit(command.prepared, command.arrived)
+        self._loop.submit(command.prepared, command.arrived, command.resumption)
 
     def _cancel(self, client: ClientId, attempt_id: str | None) -> None:
         """Cancel a request of `client`, or (None) all of them and its subscription to views."""
@@ -167,7 +184,7 @@ class BaseEngine(abc.ABC):
         self._send(self._client_by_attempt[attempt_id], event)
         self._metrics.on_event(event)
         self._live_view.on_event(event, time.monotonic())
-        if isinstance(event, RequestEnded):
+        if isinstance(event, RequestEnded | RequestHandedOver):
             del self._client_by_attempt[attempt_id]
             _log.debug("%s has ended", attempt_id, extra=_end_log_fields(event))
 
@@ -175,12 +192,12 @@ class BaseEngine(abc.ABC):
         self._sender.outbox.put((client, event))
 
 
-def _end_log_fields(ended: RequestEnded[Any]) -> dict[str, dict[str, object]]:
+def _end_log_fields(ended: RequestEnded[Any] | RequestHandedOver[Any]) -> dict[str, dict[str, object]]:
     request = ended.prepared.request
     return fields(
         event="request_ended",
         request_id=request.request_id,
         attempt_id=request.attempt_id,
         key=request.client or None,
-        finish_reason=ended.event.finish_reason.value,
+        finish_reason=ended.event.finish_reason.value if isinstance(ended, RequestEnded) else MOVED,
     )

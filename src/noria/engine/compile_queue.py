@@ -10,6 +10,7 @@ the costly ones.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from noria.engine.resumption import Resumption
 from noria.protocol.request import AnyRequest
 from noria.protocol.transport import ClientId
 
@@ -28,6 +29,7 @@ class CompileTask:
     request: AnyRequest
     data: memoryview | None
     arrived: float  # monotonic seconds
+    resumption: Resumption | None = None
 
 
 class CompileQueue:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from noria.engine.resumption import Resumption
 from noria.engine.runtime import Executor, IterationExecutor, PreparedRequest, Preview, RequestT, Result, Thumbnail
+from noria.protocol.messages import ImageState
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.interface import Scheduler, StepwiseScheduler
 from noria.scheduling.types import (
@@ -18,6 +20,7 @@ from noria.scheduling.types import (
     ItemId,
     IterationPlan,
     IterationResult,
+    ReleasedRequest,
     RequestFinished,
     RequestProgress,
     SchedulableRequest,
@@ -61,7 +64,22 @@ class RequestEnded(Generic[RequestT]):
     predicted_s: float | None = None  # time to its end, predicted at acceptance; None: `ProgressChanged` said it
 
 
-EngineEvent = ProgressChanged[RequestT] | PreviewReady[RequestT] | ResultReady[RequestT] | RequestEnded[RequestT]
+@dataclass(frozen=True)
+class RequestHandedOver(Generic[RequestT]):
+    """Another engine goes on with a request; no event follows."""
+
+    prepared: RequestT
+    released: ReleasedRequest
+    states: tuple[tuple[ImageState, bytes], ...]  # of its images that have begun
+
+
+EngineEvent = (
+    ProgressChanged[RequestT]
+    | PreviewReady[RequestT]
+    | ResultReady[RequestT]
+    | RequestEnded[RequestT]
+    | RequestHandedOver[RequestT]
+)
 
 
 @dataclass(frozen=True)
@@ -95,10 +113,11 @@ class RequestLoop(Generic[RequestT]):
         self._predicted_s: dict[str, float] = {}  # of requests whose acceptance is not reported
         self._last_progress_s = -math.inf
 
-    def submit(self, prepared: RequestT, arrived: float | None = None) -> None:
+    def submit(self, prepared: RequestT, arrived: float | None = None, resumption: Resumption | None = None) -> None:
         """Accept a request, or reject it at once with a `RequestEnded`. Its id must not be in use.
 
         Its queue time and its deadline count from `arrived`, in seconds of the loop's clock (default: now).
+        `resumption` is what it brings from another engine.
         """
         request = prepared.request
         now = self._clock()
@@ -106,7 +125,7 @@ class RequestLoop(Generic[RequestT]):
         assert request.attempt_id and request.attempt_id not in self._requests, request.attempt_id
         self._requests[request.attempt_id] = prepared
         self._request_executor.accept(prepared)
-        schedulable = _schedulable(prepared, arrived)
+        schedulable = _schedulable(prepared, arrived, resumption)
         self._handle_events(self.scheduler.submit(schedulable, now, arrived))
         if request.attempt_id in self._requests:  # it was not rejected
             self._on_accepted(schedulable, now)
@@ -121,6 +140,9 @@ class RequestLoop(Generic[RequestT]):
     def cancel(self, attempt_id: str) -> None:
         """End a request; no later plan has it. An unknown id is ignored."""
         self._handle_events(self.scheduler.cancel(attempt_id, self._clock()))
+
+    def hand_over(self, attempt_id: str) -> None:
+        """Do nothing: what takes one call is done sooner than moved."""
 
     def find_request(self, attempt_id: str) -> RequestT:
         """A request that has not ended; raises KeyError for any other id."""
@@ -149,10 +171,13 @@ class RequestLoop(Generic[RequestT]):
                 case ItemFinished(item):
                     self._on_item(item)
                 case RequestFinished():
-                    prepared = self._requests.pop(event.attempt_id)
-                    self._request_executor.forget(event.attempt_id)
-                    self._streaming.discard(event.attempt_id)
+                    prepared = self._forget(event.attempt_id)
                     self._on_event(RequestEnded(prepared, event, self._predicted_s.pop(event.attempt_id, None)))
+
+    def _forget(self, attempt_id: str) -> RequestT:
+        self._request_executor.forget(attempt_id)
+        self._streaming.discard(attempt_id)
+        return self._requests.pop(attempt_id)
 
 
 class EngineLoop(RequestLoop[RequestT]):
@@ -197,12 +222,21 @@ class EngineLoop(RequestLoop[RequestT]):
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
         return Iteration(plan, outcome, now - started, stepped, len(joined), thumbnails)
 
+    def hand_over(self, attempt_id: str) -> None:
+        """Give up a request, for another engine; no later plan has it. An unknown id is ignored."""
+        released = self._scheduler.release(attempt_id, self._clock())
+        if released is None:
+            return
+        begun = [each for each in released.images if each.progress.call]
+        states = tuple(self._executor.hand_over(each) for each in begun)
+        self._on_event(RequestHandedOver(self._forget(attempt_id), released, states))
+
     def _on_item(self, item: ItemId) -> None:
         result = self._executor.take_result(item)
         self._on_event(ResultReady(self._requests[item.attempt_id], item.index, result))
 
 
-def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableRequest:
+def _schedulable(prepared: PreparedRequest, arrived: float, resumption: Resumption | None) -> SchedulableRequest:
     """The part of a request that the scheduler uses."""
     request = prepared.request
     deadline = arrived + request.deadline_s if request.deadline_s is not None else None
@@ -221,4 +255,6 @@ def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableReques
         call_size=prepared.call_size,
         has_start_image=prepared.has_start_image,
         second_stage_from=prepared.second_stage_from,
+        resumed=None if resumption is None else resumption.images,
+        waited_s=0.0 if resumption is None else resumption.waited_s,
     )

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
 
-from noria.engine.receiver import ChangeModelCommand, RequestReceiver
+from noria.engine.commands import ChangeModelCommand
+from noria.engine.receiver import RequestReceiver
 from noria.engine.runtime import AnyRuntime, LoadedModel
 from noria.errors import NoriaError, SetupError
 from noria.observe.logs.log_record import fields

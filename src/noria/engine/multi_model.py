@@ -4,16 +4,26 @@ An iteration steps images of one model only, but joins and decodes may be of oth
 executors. The scheduler does not know this; to it the model is a part of the batch key.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import msgspec
 
+from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import IterationExecutor, Preview, RequestT, Result, Thumbnail
+from noria.protocol.messages import ImageState
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import AnyRequest
-from noria.scheduling.types import ItemId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
+from noria.scheduling.types import (
+    ItemId,
+    IterationPlan,
+    IterationResult,
+    PhaseTimings,
+    ReleasedImage,
+    SlotAssignment,
+    Step,
+)
 
 PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step)
 
@@ -75,6 +85,14 @@ class MultiModelExecutor(Generic[RequestT]):
         if request.model_version != key.version:
             request = msgspec.structs.replace(request, model_version=key.version)
         return executors[key].prepare(request, data)
+
+    def resume(self, prepared: RequestT, states: Sequence[StateWithBytes]) -> RequestT:
+        """Let images of a prepared request begin as another engine has handed them over; raises InvalidStateError."""
+        return self._executors[self._key(prepared.request)].resume(prepared, states)
+
+    def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
+        """The state of an image that has a slot, for another engine."""
+        return self._executor_by_attempt[released.image.attempt_id].hand_over(released)
 
     def is_compiled(self, request: AnyRequest) -> bool:
         """Whether `prepare` would return at once."""

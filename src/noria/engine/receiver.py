@@ -6,19 +6,21 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 from opentelemetry.trace import Tracer
 
+from noria.engine.commands import CancelCommand, Command, ReleaseCommand, SubmitCommand, SubscribeCommand
 from noria.engine.compile_queue import CompileQueue, CompileTask
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.monitoring.watchdog import HangWatchdog
-from noria.engine.runtime import AnyRuntime, Executor, FinishedBatch, PreparedRequest
+from noria.engine.resumption import InvalidStateError, Resumption, read_resumption
+from noria.engine.runtime import AnyRuntime, Executor, PreparedRequest
 from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
@@ -29,11 +31,16 @@ from noria.protocol.messages import (
     EngineState,
     ExitCause,
     Failed,
+    HandedOver,
     Hello,
+    Leave,
     LoadAck,
     Mount,
     Ping,
     Pong,
+    Release,
+    Resume,
+    StateRefused,
     Submit,
     Timings,
     ToEngine,
@@ -47,44 +54,6 @@ from noria.scheduling.types import RequestTimings
 
 _log = logging.getLogger("noria.engine")
 _COMPILE_RETRY_AFTER_S = 5.0  # half of a full queue with the usual 20 to 50 steps takes as long
-
-
-@dataclass(frozen=True)
-class SubmitCommand:
-    """Accept a prepared request from a client."""
-
-    client: ClientId
-    prepared: PreparedRequest
-    arrived: float  # monotonic seconds, when its frame was read
-
-
-@dataclass(frozen=True)
-class CancelCommand:
-    """Cancel a client's request, or all of its requests (None), for instance when it has reconnected."""
-
-    client: ClientId
-    attempt_id: str | None
-
-
-@dataclass(frozen=True)
-class SubscribeCommand:
-    """Send a client the next view of the engine."""
-
-    client: ClientId
-    view_request: ViewRequest
-
-
-@dataclass(frozen=True)
-class ChangeModelCommand:
-    """Call `change` between two iterations, as soon as no request of `model` is left; then `done` gets its result."""
-
-    model: ModelKey
-    change: Callable[[], None]
-    done: Future[None]
-
-
-Command = SubmitCommand | CancelCommand | SubscribeCommand | ChangeModelCommand | FinishedBatch
-"""What the loop's thread waits for. Sessions put the batches that they have executed into the same queue."""
 
 
 class _PreparingRequest(NamedTuple):
@@ -128,6 +97,7 @@ class RequestReceiver:
         self._previous_exit: ExitCause = previous_exit
         self.incarnation = uuid.uuid4().hex
         self._executor: Executor[Any] | None = None
+        self._is_draining = False
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
         self._compile_queue = CompileQueue()
         self._clients: dict[str, ClientId] = {}  # by name
@@ -145,8 +115,23 @@ class RequestReceiver:
         """Announce to every client that the models are loaded."""
         with self._lock:
             self._executor, self._device = runtime.executor, runtime.device
-            for client in self._clients.values():
-                self._channel.send(client, self._state())
+            self._publish_state()
+
+    def start_draining(self) -> None:
+        """Announce to every client that the engine takes no new requests. Those that come all the same are served."""
+        with self._lock:
+            if not self._is_draining:
+                self._is_draining = True
+                self._publish_state()
+
+    def release_preparing(self) -> None:
+        """Hand over every request that is being prepared, because the engine ends."""
+        for client, attempt_id in list(self._preparing):
+            self._release(client, attempt_id)
+
+    def _publish_state(self) -> None:
+        for client in self._clients.values():
+            self._channel.send(client, self._state())
 
     @property
     def models(self) -> tuple[AnyModelSpec, ...]:
@@ -160,8 +145,7 @@ class RequestReceiver:
         """
         with self._lock:
             self._models, self._replaced = tuple(models), tuple(replaced)
-            for client in self._clients.values():
-                self._channel.send(client, self._state())
+            self._publish_state()
 
     def wait_until_prepared(self, model: ModelKey) -> None:
         """Wait until every request of a model has been passed to the loop, or has ended."""
@@ -193,8 +177,14 @@ class RequestReceiver:
                 self._ack_load(client)
             case Submit(request):
                 self._submit(client, request, data)
+            case Resume():
+                self._resume(client, message, data)
             case Cancel(attempt_id):
                 self._cancel(client, attempt_id)
+            case Release(attempt_id):
+                self._release(client, attempt_id)
+            case Leave():
+                self.start_draining()
             case ViewRequest():
                 self.commands.put(SubscribeCommand(client, message))
             case Mount() | Unmount():
@@ -248,7 +238,7 @@ class RequestReceiver:
         ready = self._executor is not None
         return EngineState(
             self.incarnation,
-            "ready" if ready else "loading",
+            "loading" if not ready else "draining" if self._is_draining else "ready",
             self._models if ready else (),
             self._device,
             self._previous_exit,
@@ -256,7 +246,17 @@ class RequestReceiver:
             self._replaced,
         )
 
-    def _submit(self, client: ClientId, request: AnyRequest, data: memoryview | None) -> None:
+    def _resume(self, client: ClientId, message: Resume, frame: memoryview | None) -> None:
+        try:
+            resumption, data = read_resumption(message, frame)
+        except InvalidStateError as error:
+            self._channel.send(client, StateRefused(message.request.attempt_id, str(error)))
+        else:
+            self._submit(client, message.request, data, resumption)
+
+    def _submit(
+        self, client: ClientId, request: AnyRequest, data: memoryview | None, resumption: Resumption | None = None
+    ) -> None:
         executor, arrived = self._executor, time.monotonic()
         with self._lock:  # with the models, because one that leaves waits for the requests that found it
             spec = self._find_model(request)
@@ -273,7 +273,7 @@ class RequestReceiver:
             return
         if request.model_version != spec.fingerprint:
             request = msgspec.structs.replace(request, model_version=spec.fingerprint)
-        task = CompileTask(client, request, data, arrived)
+        task = CompileTask(client, request, data, arrived, resumption)
         if executor.is_compiled(request):
             self._prepare(executor, task, contextlib.nullcontext())
         else:
@@ -306,11 +306,16 @@ class RequestReceiver:
         self, executor: Executor[Any], task: CompileTask, journal: contextlib.AbstractContextManager[None] | None = None
     ) -> None:
         """Prepare a request; `journal` replaces the crash journal for one that has nothing to compile."""
-        client, request, arrived = task.connection, task.request, task.arrived
+        client, request, arrived, resumption = task.connection, task.request, task.arrived, task.resumption
         attempt_id, failed, prepared = request.attempt_id, None, None
+        refused: StateRefused | None = None
         try:
             with journal or self.crash_journal.preparing(attempt_id):
                 prepared = executor.prepare(request, task.data)
+                if resumption is not None and resumption.states:
+                    prepared = _resumed(executor, prepared, resumption)
+        except InvalidStateError as error:
+            prepared, refused = None, StateRefused(attempt_id, str(error))
         except (RequestError, QueueFull) as error:
             failed = Failed(attempt_id, error.code, error.message, error.field, retry_after_s=error.retry_after_s)
         except BaseException:  # of a panic in Rust (safetensors) not Exception, and it would end the channel's thread
@@ -329,16 +334,18 @@ class RequestReceiver:
             del self._preparing[client, attempt_id]
             self._prepared.notify_all()
             if prepared is not None:
-                self.commands.put(SubmitCommand(client, prepared, arrived))
+                self.commands.put(SubmitCommand(client, prepared, arrived, resumption))
         if failed is not None:
             self._reject(client, request, arrived, failed)
+        if refused is not None:
+            self._channel.send(client, refused)
 
     def _discard(self, client: ClientId, attempt_id: str | None) -> None:
         for task in self._compile_queue.discard(client, attempt_id):
             self._record_span(task.request, task.arrived, RequestCancelled.code)
 
     def _reject(self, client: ClientId, request: AnyRequest, arrived: float, failed: Failed) -> None:
-        self._send_failed(client, failed, arrived)
+        self._send_unserved(client, failed, arrived)
         self._record_span(request, arrived, failed.code)
 
     def _record_span(self, request: AnyRequest, arrived: float, code: str) -> None:
@@ -346,16 +353,37 @@ class RequestReceiver:
         self._spans.record(request, RequestTimings(queue_s=now - arrived), now, code)
 
     def _cancel(self, client: ClientId, attempt_id: str) -> None:
+        failed = Failed(attempt_id, "cancelled", "cancelled by the caller")
+        self._take_out(client, failed, CancelCommand(client, attempt_id))
+
+    def _release(self, client: ClientId, attempt_id: str) -> None:
+        self._take_out(client, HandedOver(attempt_id), ReleaseCommand(client, attempt_id))
+
+    def _take_out(
+        self, client: ClientId, reply: Failed | HandedOver, otherwise: CancelCommand | ReleaseCommand
+    ) -> None:
+        """Give up a request that is being prepared, with `reply`; pass the command for any other to the loop."""
+        attempt_id = reply.attempt_id
         with self._lock:
             if (client, attempt_id) not in self._preparing:
-                self.commands.put(CancelCommand(client, attempt_id))
+                self.commands.put(otherwise)
                 return
             arrived = self._preparing.pop((client, attempt_id)).arrived
             self._prepared.notify_all()
             self._discard(client, attempt_id)
-        self._send_failed(client, Failed(attempt_id, "cancelled", "cancelled by the caller"), arrived)
+        self._send_unserved(client, reply, arrived)
 
-    def _send_failed(self, client: ClientId, failed: Failed, arrived: float) -> None:
+    def _send_unserved(self, client: ClientId, reply: Failed | HandedOver, arrived: float) -> None:
         """Answer a request that did not reach the loop; its time since `arrived` counts as queue time."""
         timings = Timings(queue_s=time.monotonic() - arrived)
-        self._channel.send(client, msgspec.structs.replace(failed, timings=timings))
+        self._channel.send(client, msgspec.structs.replace(reply, timings=timings))
+
+
+def _resumed(executor: Executor[Any], prepared: PreparedRequest, resumption: Resumption) -> PreparedRequest:
+    """Return `prepared` with what it brings. Raises InvalidStateError."""
+    if prepared.request.model_version != resumption.model_version:
+        raise InvalidStateError(
+            f"its images are of version {resumption.model_version!r}, and not {prepared.request.model_version!r}"
+        )
+    resumed: PreparedRequest = executor.resume(prepared, resumption.states)
+    return resumed

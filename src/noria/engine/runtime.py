@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from noria.config import EngineConfig
+from noria.engine.resumption import StateWithBytes
 from noria.errors import SetupError
 from noria.protocol.kinds import FinalResult, SettingsView
-from noria.protocol.messages import AnyTimings, FromEngine, ModelPrecision, ShapeCosts
+from noria.protocol.messages import AnyTimings, FromEngine, ImageState, ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
 from noria.scheduling.interface import BatchwiseScheduler, StepwiseScheduler
@@ -27,6 +28,7 @@ from noria.scheduling.types import (
     IterationPlan,
     IterationResult,
     Phase,
+    ReleasedImage,
     RequestTimings,
 )
 
@@ -155,13 +157,22 @@ RequestT = TypeVar("RequestT", bound=PreparedRequest)
 class Executor(Protocol[RequestT]):
     """Holds the requests of one device.
 
-    `prepare` and `is_compiled` may be called from other threads, everything else from the loop's only.
+    `prepare`, `resume` and `is_compiled` may be called from other threads, everything else from the loop's only.
     """
 
     def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request for `accept`. `data` is the frame beside its message.
 
         Raises `errors.RequestError` if it cannot be served.
+        """
+        ...
+
+    def resume(self, prepared: RequestT, states: Sequence[StateWithBytes]) -> RequestT:
+        """Return a prepared request some of whose images begin as another engine has handed them over.
+
+        Raises:
+            InvalidStateError: they cannot.
+
         """
         ...
 
@@ -194,6 +205,10 @@ class IterationExecutor(Executor[RequestT], Protocol[RequestT]):
 
     def take_result(self, image: ItemId) -> Result:
         """The result of an image that the last iteration decoded. Each can be taken once."""
+        ...
+
+    def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
+        """The state of an image that has a slot, for `resume` of another engine; waits for the device."""
         ...
 
     def previews(self) -> Sequence[Preview]:

@@ -6,12 +6,20 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from noria.engine.commands import CancelCommand
 from noria.engine.live.pending_view import PendingView, resolve_view
-from noria.engine.loop import EngineEvent, PreviewReady, ProgressChanged, RequestEnded, ResultReady
+from noria.engine.loop import (
+    EngineEvent,
+    PreviewReady,
+    ProgressChanged,
+    RequestEnded,
+    RequestHandedOver,
+    ResultReady,
+)
 from noria.engine.monitoring.request_spans import StageSpans
-from noria.engine.receiver import CancelCommand, RequestReceiver
+from noria.engine.receiver import RequestReceiver
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
-from noria.protocol.messages import Failed, Finished, FromEngine, MountResult, Progress
+from noria.protocol.messages import Failed, Finished, FromEngine, HandedOver, MountResult, Progress
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import FinishReason
 
@@ -23,6 +31,9 @@ ERROR_CODE_BY_REASON = {
     FinishReason.UNMEETABLE: DeadlineUnmeetable.code,
 }
 """The error codes (of `noria.errors`) of requests that did not finish."""
+
+MOVED = "moved"
+"""How a request that another engine goes on with has left, in metrics, logs and views."""
 
 
 EndedItem = tuple[ClientId, RequestEnded[Any]]
@@ -57,6 +68,8 @@ class ResponseSender(threading.Thread):
                         self._send_result(client, event)
                     case RequestEnded():
                         self._channel.send(client, *self._end_message(event))
+                    case RequestHandedOver():
+                        self._channel.send(client, *self._handed_over(event))
                     case PendingView():
                         self._channel.send(client, *resolve_view(event))
                     case MountResult():
@@ -82,6 +95,20 @@ class ResponseSender(threading.Thread):
             messages.setdefault(client, []).append(self._end_message(ended))
         for client, group in messages.items():
             self._channel.send_group(client, group)
+
+    def _handed_over(self, event: RequestHandedOver[Any]) -> tuple[FromEngine, bytes | memoryview | None]:
+        released, request = event.released, event.prepared.request
+        attempt_id = request.attempt_id
+        self._failed.pop(attempt_id, None)  # the image was not sent, so another engine finds that, too
+        self._result_ready_s.pop(attempt_id, None)
+        self._spans.record(request, released.timings, released.released_at, None, event.prepared)
+        handed_over = HandedOver(
+            attempt_id,
+            tuple(state for state, _ in event.states),
+            request.model_version,
+            event.prepared.timings(released.timings),
+        )
+        return handed_over, b"".join(data for _, data in event.states) or None
 
     def _end_message(self, ended: RequestEnded[Any]) -> tuple[FromEngine, bytes | memoryview | None]:
         event = ended.event

@@ -3,11 +3,16 @@
 Each is a tagged msgspec struct in one MessagePack frame. What is large, such as pixels, is a second, raw frame beside
 its message, so that it is never copied into MessagePack. Engines know a request by its `attempt_id`.
 
-    to an engine     Hello, Submit, Cancel, Ping, LoadAck (for every EngineLoad), ViewRequest, Mount, Unmount
+    to an engine     Hello, Submit, Resume, Cancel, Release, Leave, Ping, LoadAck (for every EngineLoad), ViewRequest,
+                     Mount, Unmount
     from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
                      EngineView (one for every ViewRequest), MountResult (one for every Mount and Unmount);
-                     for every Submit (Progress | Preview | ImageDone)*, then one of Finished | Failed; the first
-                     Progress when it is accepted (of texts only with `stream_progress`)
+                     for every Submit and Resume (Progress | Preview | ImageDone)*, then one of Finished | Failed |
+                     HandedOver | StateRefused; the first Progress when it is accepted (of texts only with
+                     `stream_progress`)
+
+A move: an engine that takes no new requests for a model says so in its EngineState; its clients answer with a Release
+for each request that another engine can take, and send what HandedOver brings to that one with Resume (ADR 19).
 """
 
 from typing import Literal
@@ -47,10 +52,52 @@ class Submit(Struct, frozen=True, tag=True):
     request: EngineRequest[Payload]
 
 
+class ImageState(Struct, frozen=True):
+    """What image `index` of a request needs beside the request to go on at another engine.
+
+    Its bytes are in the frame beside the message, little-endian float32: the rows of its sampler's table, then the
+    latents of `samples` and of `outputs`, which are all that later calls weigh.
+    """
+
+    index: int
+    call: int  # the next one
+    batch_size_sum: int  # images per call, itself included, summed over its calls so far
+    samples: tuple[int, ...] = ()  # the calls before which they were
+    outputs: tuple[int, ...] = ()  # the calls whose outputs they are
+    num_bytes: int = 0
+
+
+class Resume(Struct, frozen=True, tag=True):
+    """Go on with a request that another engine has handed over. Answered as `Submit`, or by `StateRefused`.
+
+    It was accepted once, so the length of the queue does not reject it. The frame beside it has the bytes of `images`
+    one after the other, then the request's own.
+    """
+
+    request: EngineRequest[Payload]
+    images: tuple[ImageState, ...] = ()  # others begin at their first call
+    done: tuple[int, ...] = ()  # the indices of images that the client has
+    model_version: str = ""  # of the model that computed `images`
+    waited_s: float = 0.0  # since it was accepted first; orders it among the others of the engine
+
+
 class Cancel(Struct, frozen=True, tag=True):
     """Cancel a request. A request that has not ended is answered by `Failed` with code "cancelled"."""
 
     attempt_id: str
+
+
+class Release(Struct, frozen=True, tag=True):
+    """Hand a request over, for another engine. Answered by `HandedOver`; ignored of a request that has ended.
+
+    Texts are not handed over: they are done sooner.
+    """
+
+    attempt_id: str
+
+
+class Leave(Struct, frozen=True, tag=True):
+    """Take no new requests. The state becomes "draining", upon which clients send `Release`."""
 
 
 class Ping(Struct, frozen=True, tag=True):
@@ -149,7 +196,7 @@ class EngineState(Struct, frozen=True, tag=True):
     """`incarnation` identifies one process of the engine; requests submitted to another one are lost."""
 
     incarnation: str
-    state: Literal["loading", "ready"]
+    state: Literal["loading", "ready", "draining"]  # draining: it finishes or hands over what it has, and then ends
     models: tuple[AnyModelSpec, ...]  # empty while loading
     device: str
     previous_exit: ExitCause = "none"
@@ -270,10 +317,29 @@ class Failed(Struct, frozen=True, tag=True):
     mean_batch: float = 0.0
 
 
-ToEngine = Hello | Submit | Cancel | Ping | LoadAck | ViewRequest | Mount | Unmount
-FromEngine = (
-    EngineState | EngineLoad | Pong | EngineView | MountResult | Progress | Preview | ImageDone | Finished | Failed
-)
+class HandedOver(Struct, frozen=True, tag=True):
+    """The engine has given up the request, for another one. The frame beside it has the bytes of `images`.
+
+    Images that are neither among `images` nor sent are as far as they were at the attempt's beginning.
+    """
+
+    attempt_id: str
+    images: tuple[ImageState, ...] = ()
+    model_version: str = ""  # of the model that computed them
+    timings: AnyTimings | None = None  # as in `Failed`
+
+
+class StateRefused(Struct, frozen=True, tag=True):
+    """The engine cannot go on from the images of a `Resume`; their request has to begin anew."""
+
+    attempt_id: str
+    message: str
+
+
+ToEngine = Hello | Submit | Resume | Cancel | Release | Leave | Ping | LoadAck | ViewRequest | Mount | Unmount
+AboutAttempt = Progress | Preview | ImageDone | Finished | Failed | HandedOver | StateRefused
+"""What answers `Submit` and `Resume`."""
+FromEngine = EngineState | EngineLoad | Pong | EngineView | MountResult | AboutAttempt
 
 _serializer = msgspec.msgpack.Encoder()
 _to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

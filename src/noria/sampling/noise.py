@@ -5,10 +5,12 @@ the load. Draws follow diffusers' order: what samples the latents of a start ima
 call whose table row has `noise`, also if its coefficient is 0, because the draw advances the generator. This module
 does not know which calls those are.
 
-Tensor shapes: C channels, H × W latent size.
+Tensor shapes: C channels, H × W latent size, N calls.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from noria.errors import InvalidField
 
@@ -62,6 +64,11 @@ class NoiseStream:
         if self._last is None or self._last[0] != call:
             self._last = call, self._draw(dtype or self._dtype)
         return self._last[1]
+
+    def replay(self, noise_N: NDArray[np.bool_], dtype: torch.dtype) -> None:
+        """Draw what was drawn for the first N calls, for an image that goes on after them; `noise_N` is the table's."""
+        for call in np.flatnonzero(noise_N):
+            self.next(dtype, call=int(call))
 
     def _draw(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(self._shape_CHW, generator=self._generator, dtype=dtype)

@@ -47,13 +47,14 @@ def widen(history_SKE: torch.Tensor, window: int) -> torch.Tensor:
     return torch.cat([samples_SWE] * copies + [outputs_SWE] * copies + [noise_S1E], dim=_AXIS)
 
 
-def init_slot(history_SKE: torch.Tensor, slot: int, start: torch.Tensor) -> None:
-    """Initialize `slot` for a new image at cursor 0; `start`, of any shape, is its noise times `init_noise_sigma`.
-
-    Zeroes the slot first: columns with coefficient 0 are multiplied too, and 0 · NaN of the previous image would be
-    NaN.
-    """
+def clear_slot(history_SKE: torch.Tensor, slot: int) -> None:
+    """Zero `slot`: columns with coefficient 0 are multiplied, too, and 0 · NaN of the previous image would be NaN."""
     history_SKE[slot].zero_()
+
+
+def init_slot(history_SKE: torch.Tensor, slot: int, start: torch.Tensor) -> None:
+    """Initialize `slot` for a new image at cursor 0; `start`, of any shape, is its noise times `init_noise_sigma`."""
+    clear_slot(history_SKE, slot)
     history_SKE[slot, 0] = start.flatten().to(history_SKE.dtype)
 
 

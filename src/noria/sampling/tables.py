@@ -107,6 +107,21 @@ class SamplerTable:
         """Model calls per image; a guided call counts once."""
         return len(self.timesteps)
 
+    def weighed_from(self, call: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what call `call` and later ones weigh from before it: calls q of samples x_q, and of outputs m_q.
+
+        The current sample is always among them, also where only the model's input depends on it.
+        """
+        samples, outputs = {call}, set[int]()
+        for later in range(call, min(call + WINDOW, self.num_calls)):
+            row = self.coefficients[later]
+            for q in range(max(0, later - WINDOW + 1), call + 1):
+                if row[sample_column(q)]:
+                    samples.add(q)
+                if q < call and row[output_column(q)]:
+                    outputs.add(q)
+        return tuple(sorted(samples)), tuple(sorted(outputs))
+
 
 def hand_over(first: SamplerTable, num_calls: int, second: SamplerTable) -> SamplerTable:
     """Return the first `num_calls` calls of one table, then those of a second one, which looks back at none of these.

@@ -9,6 +9,7 @@ from noria.scheduling.types import (
     BatchSnapshot,
     IterationPlan,
     IterationResult,
+    ReleasedRequest,
     RequestProgress,
     SchedulableRequest,
     SchedulerEvent,
@@ -22,9 +23,9 @@ SnapshotT_co = TypeVar("SnapshotT_co", covariant=True)
 class Scheduler(Protocol[PlanT, SnapshotT_co]):
     """Decides what each plan does. Executes nothing: the engine loop and the simulations drive it.
 
-    Every `submit` ends in exactly one `RequestFinished`. `now` is monotonic seconds. `step/scheduler.py` schedules
-    images: calls of its `plan` and `commit` alternate. `batch/scheduler.py` schedules texts: each of its sessions can
-    have a plan that is not committed yet. All other calls can come between any two calls.
+    Every `submit` ends in exactly one `RequestFinished` or `release`. `now` is monotonic seconds. `step/scheduler.py`
+    schedules images: calls of its `plan` and `commit` alternate. `batch/scheduler.py` schedules texts: each of its
+    sessions can have a plan that is not committed yet. All other calls can come between any two calls.
     """
 
     @property
@@ -84,8 +85,12 @@ class Scheduler(Protocol[PlanT, SnapshotT_co]):
         ...
 
 
-StepwiseScheduler = Scheduler[IterationPlan, SchedulerSnapshot]
-"""A scheduler of images."""
+class StepwiseScheduler(Scheduler[IterationPlan, SchedulerSnapshot], Protocol):
+    """A scheduler of images."""
+
+    def release(self, attempt_id: str, now: float) -> ReleasedRequest | None:
+        """Forget a request, for another engine; None if it is unknown or has ended. It has no `RequestFinished`."""
+        ...
 
 
 class BatchwiseScheduler(Scheduler[BatchPlan, BatchSnapshot], Protocol):

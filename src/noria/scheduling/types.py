@@ -8,7 +8,7 @@ For text encoders the unit is a *text*, a row of a batch; a `BatchPlan` is one m
 kinds share requests, results and events: there, read "text" where a name or a field says image.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
@@ -48,6 +48,13 @@ class BatchKey(NamedTuple):
         return self._replace(reference_px=0) if self.reference_px else self
 
 
+class ImageProgress(NamedTuple):
+    """How far an image is."""
+
+    call: int = 0  # the next one
+    batch_size_sum: int = 0  # images per call, itself included, summed over its calls so far
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulableRequest:
     """All that the scheduler knows of a request. It determines the request's work completely."""
@@ -66,6 +73,18 @@ class SchedulableRequest:
     # Or reference images: the same for all of its images, encoded before the first of them joins.
     has_start_image: bool = False
     second_stage_from: int | None = None  # the first call of the second denoiser; None: all are of one
+    # Of a request that another engine has handed over: its images that are not done. None: all, from the first call on.
+    resumed: Mapping[int, ImageProgress] | None = field(default=None, hash=False)
+    waited_s: float = 0.0  # since it arrived at the first engine, before it arrived at this one
+
+    @property
+    def indices(self) -> Iterable[int]:
+        """Its images that are to be generated."""
+        return range(self.num_images) if self.resumed is None else self.resumed
+
+    def progress_of(self, index: int) -> ImageProgress:
+        """How far an image of it is when it arrives."""
+        return _NOT_BEGUN if self.resumed is None else self.resumed[index]
 
     def call_key(self, step_key: BatchKey) -> BatchKey:
         """Return what calls share: the key of a step, without its size where the model mixes sizes in a call."""
@@ -89,6 +108,9 @@ class SchedulableRequest:
         second = self.second_stage_calls(call)
         first = self.batch_key, self.num_calls - call - second
         return (first, (self.batch_key._replace(stage=1), second)) if second else (first,)
+
+
+_NOT_BEGUN = ImageProgress()
 
 
 class SlotAssignment(NamedTuple):
@@ -249,6 +271,23 @@ class RequestTimings:
     def decode_s(self) -> float:
         """Decoding all images that were decoded in the same iteration."""
         return self.decode_timings.decode_s
+
+
+class ReleasedImage(NamedTuple):
+    """An image that had a slot."""
+
+    image: ItemId
+    slot: int
+    progress: ImageProgress
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedRequest:
+    """A request that another engine goes on with, and its images that had slots."""
+
+    images: tuple[ReleasedImage, ...]
+    timings: RequestTimings
+    released_at: float  # monotonic seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,15 +31,20 @@ from noria.protocol.messages import (
     Failed,
     Finished,
     FromEngine,
+    HandedOver,
     Hello,
     ImageDone,
+    ImageState,
     LoadAck,
     ModelPrecision,
     Mount,
     MountResult,
     Preview,
     Progress,
+    Release,
+    Resume,
     ShapeCosts,
+    StateRefused,
     Submit,
     Timings,
     ToEngine,
@@ -51,7 +56,7 @@ from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextT
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector
 
-FakeEngineState = Literal["ready", "loading", "dead"]
+FakeEngineState = Literal["ready", "loading", "draining", "dead"]
 
 FAKE_MODEL = DiffusionModelSpec(
     name="tiny",
@@ -127,6 +132,7 @@ class FakeEngine:
         # What it has received.
         self.submitted: list[AnyRequest] = []  # one for each attempt
         self.data: list[bytes | None] = []  # the frames beside them
+        self.resumed: list[Resume] = []  # those of `submitted` that other engines have handed over
         self.cancelled: list[str] = []
         self.view_requests: list[ViewRequest] = []
         self.hello_names: list[str] = []  # the names of the front ends that connected
@@ -141,6 +147,9 @@ class FakeEngine:
         self.failures: dict[str, Mapping[str, Any]] = {}  # as `failure`, of single versions, by fingerprint
         self.delays_s: dict[str, float] = {}  # until answers are sent, of single versions; it counts as computing time
         self.shades: dict[str, int] = {}  # of their images: a blue of 0 to 255; others have 200
+        self.states: tuple[ImageState, ...] = ()  # of the images of a withheld request that is released
+        self.states_data = b""  # their bytes
+        self.refuses_states = False
         self.answers_cancel = True
         # more fields of the `Failed` that answers a `Cancel`
         self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
@@ -200,7 +209,7 @@ class FakeEngine:
                     clients.add(client)
                     channel.send(client, run.state_message(state))
                     channel.send(client, self._load)
-                if isinstance(message, Submit):
+                if isinstance(message, Submit | Resume):
                     self.data.append(None if data is None else bytes(data))
                 if isinstance(message, Mount | Unmount):
                     self.model_changes.append(message)
@@ -260,17 +269,37 @@ class FakeEngine:
                 self.cancelled.append(attempt_id)
                 if self.answers_cancel:
                     channel.send(client, Failed(attempt_id, "cancelled", "cancelled", **self.cancel_progress))
+            case Release(attempt_id=attempt_id) if attempt_id in self.in_flight:
+                self.in_flight.remove(attempt_id)
+                version = self.models[0].fingerprint
+                channel.send(client, HandedOver(attempt_id, self.states, version), self.states_data or None)
             case Submit(request=request):
                 self._submit(channel, client, request, data, run)
+            case Resume(request=request):
+                self.resumed.append(message)
+                if message.images and self.refuses_states:
+                    channel.send(client, StateRefused(request.attempt_id, "another table"))
+                else:
+                    self._submit(channel, client, request, data, run, message.done)
 
     def _submit(
-        self, channel: EngineChannel, client: bytes, request: AnyRequest, data: memoryview | None, run: "_Run"
+        self,
+        channel: EngineChannel,
+        client: bytes,
+        request: AnyRequest,
+        data: memoryview | None,
+        run: "_Run",
+        done: tuple[int, ...] = (),
     ) -> None:
         # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next
         # one.
         crashes = self._crashes_on(request)
         withholds = crashes or self.never_answers
-        replies = list(self._replies(request, data, withholds, run.models))
+        replies = [
+            reply
+            for reply in self._replies(request, data, withholds, run.models)
+            if not (isinstance(reply[0], ImageDone) and reply[0].index in done)
+        ]
         if withholds:
             self.in_flight.append(request.attempt_id)
         if crashes:
@@ -381,9 +410,9 @@ class _Run:
         return bool(self.replaced)
 
     def state_message(self, state: FakeEngineState) -> EngineState:
-        if state == "ready":
+        if state in ("ready", "draining"):
             return EngineState(
-                self.incarnation, "ready", self.models, "cpu", self._previous_exit, self._in_flight, self.replaced
+                self.incarnation, state, self.models, "cpu", self._previous_exit, self._in_flight, self.replaced
             )
         return EngineState(self.incarnation, "loading", (), "cpu", self._previous_exit, self._in_flight)
 

@@ -5,20 +5,24 @@ simulated in milliseconds. It also checks the plans: a step out of order, or in 
 AssertionError.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
+from noria.engine.resumption import InvalidStateError, StateWithBytes
+from noria.protocol.messages import ImageState
 from noria.protocol.request import ImageRequest
 from noria.sampling.guidance import CLASSIFIER_FREE
-from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, Step
+from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, ReleasedImage, Step
 from noria.testing.virtual_clock import VirtualClock
 
 
 @dataclass(frozen=True)
 class FakePreparedRequest(BaseImageRequest):
     """A request of the fake device, which makes one model call for each step."""
+
+    begun: Mapping[int, int] = field(default_factory=dict)  # the next calls of images that another engine has begun
 
     @property
     def num_calls(self) -> int:
@@ -71,6 +75,18 @@ class FakeExecutor:
         payload = request.payload
         return FakePreparedRequest(request, CLASSIFIER_FREE.is_active(payload.guidance_scale, payload.negative_prompt))
 
+    def resume(self, prepared: FakePreparedRequest, states: Sequence[StateWithBytes]) -> FakePreparedRequest:
+        """Let images begin at later calls. Raises InvalidStateError if there is no such call."""
+        if any(not 0 < state.call <= prepared.num_calls for state, _ in states):
+            raise InvalidStateError("no such call")
+        return replace(prepared, begun={state.index: state.call for state, _ in states})
+
+    def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
+        """The state of an image: its next call."""
+        call, batch_size_sum = released.progress
+        assert self._slots[released.slot] == (released.image, call), released
+        return ImageState(released.image.index, call, batch_size_sum), b""
+
     def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
         """True."""
         return True
@@ -96,7 +112,8 @@ class FakeExecutor:
         if len(plan.joins) > self.memory.get("joins", len(plan.joins)):
             return IterationResult(oom_phase="joins")
         for assignment in plan.joins:
-            self._slots[assignment.slot] = (assignment.image, 0)
+            begun = self._accepted[assignment.image.attempt_id].begun
+            self._slots[assignment.slot] = (assignment.image, begun.get(assignment.image.index, 0))
         if len(plan.steps) > self.memory.get("steps", len(plan.steps)):
             return IterationResult(oom_phase="steps")
         for step in plan.steps:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny_models
-from generating import difference, final_latents, generate, relative
+from generating import difference, final_latents, generate, moved_image, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -352,3 +352,11 @@ def test_models_of_a_process_share_a_refiner(served, tiny_refiner_folder):
     assert other.model.refiner._denoiser._unet is executor.model.refiner._denoiser._unet
     assert not [part for part in weights_to_load(spec, other.config, "cpu").here if "refiner" in part]
     assert [part for part in weights_to_load(spec, other.config, "cuda:0").here if "refiner" in part]
+
+
+@pytest.mark.parametrize("call", [3, 6])  # before the refiner begins, and after
+def test_an_image_that_moves_stays_the_same(served, call):
+    _, executor = served
+    request = make_request(1, 0.5, scheduler="dpm++2m")
+    undisturbed = generate(executor, [request])["r1", 0]
+    assert difference(moved_image(executor, request, call), undisturbed) <= 1

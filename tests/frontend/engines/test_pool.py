@@ -235,6 +235,7 @@ def test_engines_join_and_leave_a_pool_that_serves(request_of, new_engine):
             first.never_answers = True
             late = asyncio.create_task(pool.submit(request_of(seed=1)))
             await wait_until_async(lambda: first.submitted)
+            first.in_flight.clear()  # so that it hands nothing over
             pool.set_engines([new])
             await wait_until_async(lambda: pool.ready)
             assert (await pool.submit(request_of(seed=2))).images[0].seed == 2

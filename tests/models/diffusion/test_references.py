@@ -14,7 +14,7 @@ from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RES
 
 import tiny_models
 from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, final_latents, generate, relative
+from generating import difference, final_latents, generate, moved_image, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -314,3 +314,11 @@ def test_models_that_take_none_reject_them(model, tmp_path):
     _, other = load(tiny_models.save_stable_diffusion_3(tmp_path / "sd3"))
     with pytest.raises(InvalidField, match="takes no reference images"):
         other.prepare(request, frames([request])["r0"])
+
+
+def test_an_image_that_moves_is_shown_its_references_again(model):
+    spec, executor, _ = model
+    request = make_request(1, scheduler=spec.schedulers[0], inference_steps=4, reference_images=of_shapes(*SHAPES[:1]))
+    undisturbed = generate(executor, [request], frames=frames([request]))[request.request_id, 0]
+    moved = moved_image(executor, request, 2, frames([request])[request.request_id])
+    assert difference(moved, undisturbed) <= 1

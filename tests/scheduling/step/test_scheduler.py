@@ -1,9 +1,20 @@
 """The step scheduler, by example and as a Hypothesis state machine."""
 
+import dataclasses
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
@@ -13,6 +24,7 @@ from noria.scheduling.types import (
     NO_TIMINGS,
     BatchKey,
     FinishReason,
+    ImageProgress,
     ItemFinished,
     ItemId,
     IterationResult,
@@ -654,6 +666,53 @@ def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():
     assert [set(each) for each in known] == [{SMALL}] * 3
 
 
+def test_a_request_goes_on_where_another_engine_has_released_it():
+    source = StepScheduler(2)
+    source.submit(make_request("a", calls=4, images=4), now=1.0)
+    source.submit(make_request("b", calls=9), now=1.0)
+    for _ in range(5):
+        run_iteration(source, now=2.0)
+    released = source.release("a", now=7.0)
+    assert [(each.image.index, each.slot, each.progress) for each in released.images] == [
+        (2, 0, ImageProgress(1, 2)),
+        (3, 1, ImageProgress(1, 2)),
+    ]
+    assert (released.timings.queue_s, released.timings.slot_s, released.timings.num_calls) == (1.0, 5.0, 1)
+    assert (source.num_running, source.num_waiting) == (0, 1)
+    assert source.release("a", now=7.0) is None
+
+    target = StepScheduler(1, queue_limit=0, costs=known_costs())
+    target.submit(make_request("c", calls=1), now=7.0)
+    resumed = {2: released.images[0].progress, 3: released.images[1].progress}
+    assert target.submit(make_request("d", calls=4), now=7.0)  # rejected: the queue is full
+    assert target.submit(make_request("a", calls=4, images=4, resumed=resumed, waited_s=6.0), now=8.0) == []
+    assert target.progress(["a"], 8.0)["a"].call == 1
+    steps, ended = [], None
+    while (plan := target.plan(9.0)) is not None:
+        steps += [(step.image.attempt_id, step.image.index, step.call) for step in plan.steps]
+        ended = target.commit(plan, make_result(), 9.0)[-1:] or ended
+    assert steps == [("a", 2, 1), ("a", 2, 2), ("a", 2, 3), ("a", 3, 1), ("a", 3, 2), ("a", 3, 3), ("c", 0, 0)]
+
+
+def test_a_request_of_another_engine_keeps_its_place_and_its_batch_sizes():
+    scheduler = StepScheduler(1)
+    scheduler.submit(make_request("later"), now=10.0)
+    scheduler.submit(make_request("moved", resumed={0: ImageProgress(1, 5)}, waited_s=4.0), now=12.0)
+    plan, events = run_iteration(scheduler, now=12.0)
+    assert names_of(plan.joins) == "moved"
+    assert (events[-1].timings.mean_batch, events[-1].timings.queue_s) == (3.0, 0.0)
+
+
+def test_an_image_whose_decode_is_left_is_decoded_when_it_joins():
+    scheduler = StepScheduler(1)
+    scheduler.submit(make_request("a", calls=2, resumed={0: ImageProgress(2, 2)}), now=0.0)
+    assert scheduler.progress(["a"], 0.0)["a"].call == 2
+    plan, events = run_iteration(scheduler)
+    assert (plan.steps, names_of(plan.decodes)) == ((), "a")
+    assert events[-1].finish_reason is FinishReason.FINISHED
+    assert scheduler.backlog_s == 0.0
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """In any sequence of events, no slot leaks, no image is lost or generated twice, every request ends once."""
 
@@ -675,6 +734,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: set[str] = set()
         self.encoded: set[str] = set()
         self.calls_made: dict[ItemId, int] = {}
+        self.decoded: set[ItemId] = set()
         self.plan = None
 
     def record(self, events):
@@ -688,6 +748,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert all(self.calls_made[image] == done.num_calls for image in images)
             else:
                 assert self.calls_made[event.item] == self.open[event.item.attempt_id].num_calls
+                self.decoded.add(event.item)
 
     @rule(
         target=requests,
@@ -741,6 +802,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         events = self.scheduler.cancel(attempt_id, self.now)
         assert len(events) == known
         self.record(events)
+
+    @rule(target=requests, attempt_id=consumes(requests))
+    def move(self, attempt_id):
+        """To another engine, and back before it has done anything."""
+        released = self.scheduler.release(attempt_id, self.now)
+        assert (released is None) == (attempt_id not in self.open)
+        if released is None:
+            return multiple()
+        before, self.count = self.open.pop(attempt_id), self.count + 1
+        begun = {each.image.index: each.progress for each in released.images}
+        moved = dataclasses.replace(
+            before,
+            attempt_id=f"r{self.count}",
+            deadline=None,
+            waited_s=1.0,
+            resumed={
+                index: begun.get(index, before.progress_of(index))
+                for index in before.indices
+                if ItemId(attempt_id, index) not in self.decoded
+            },
+        )
+        for index in range(before.num_images):
+            call = moved.resumed[index].call if index in moved.resumed else before.num_calls
+            self.calls_made[ItemId(moved.attempt_id, index)] = call
+        self.open[moved.attempt_id] = moved
+        assert self.scheduler.submit(moved, self.now) == []
+        return moved.attempt_id
 
     @rule(seconds=st.floats(0, 5))
     def wait(self, seconds):

@@ -16,7 +16,7 @@ class EngineInfo(Struct, frozen=True):
     """The state of an engine, as a front end reports it."""
 
     name: str
-    state: Literal["unknown", "loading", "ready"]
+    state: Literal["unknown", "loading", "ready", "draining"]
     device: str | None = None
     incarnation: str | None = None
 

@@ -19,7 +19,7 @@ from noria.protocol.kinds import SettingsView
 from noria.protocol.live_views import WaitingView
 from noria.protocol.text import TextSettingsView
 
-_STATES = {"ready": "green", "loading": "yellow", "unknown": "red"}
+_STATES = {"ready": "green", "loading": "yellow", "draining": "yellow", "unknown": "red"}
 _MAX_WAITING_LINES = 12  # lines, even where there is room
 _MIN_SLOT_LINES = 8  # lines, before curves get any
 _LABEL_WIDTH = 12

@@ -8,9 +8,11 @@ Shapes: B images of a step, of one size, E elements of the C × H × W latents o
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
+from noria.engine.diffusion.image_state import dump_image, load_image
 from noria.engine.diffusion.input_images.controls import active_controls
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
 from noria.engine.diffusion.input_images.start_latents import StartLatents
@@ -31,15 +34,17 @@ from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
+from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, ReferencedModel
 from noria.observe.logs.log_record import fields
+from noria.protocol.messages import ImageState
 from noria.protocol.request import ImageRequest
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, downscale, preview_pixels
 from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
 from noria.sampling.tables import fold, window_of
-from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
+from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, ReleasedImage, SlotAssignment, Step
 
 _log = logging.getLogger(__name__)
 # Iterations that the loop may be ahead of a GPU: enough to keep it busy, few enough that a new request joins soon.
@@ -98,6 +103,18 @@ class DiffusionExecutor:
     def prepare(self, request: ImageRequest, data: memoryview | None = None) -> PreparedImageRequest:
         """Prepare a request as `RequestPreparer` does; `data` is its start image."""
         return self._preparer.prepare(request, data)
+
+    def resume(self, prepared: PreparedImageRequest, states: Sequence[StateWithBytes]) -> PreparedImageRequest:
+        """Let images begin as another engine has handed them over. Raises InvalidStateError if they cannot."""
+        num_elements = math.prod(prepared.latent_shape)
+        begun = {state.index: load_image(state, data, prepared.table, num_elements) for state, data in states}
+        return replace(prepared, begun=begun)
+
+    def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
+        """The state of an image that has a slot, for another engine; waits for the device."""
+        prepared = self._requests[released.image.attempt_id]
+        with self._grad_mode():
+            return dump_image(released, prepared.table, self._latents.of(prepared.latent_shape))
 
     def is_compiled(self, request: ImageRequest) -> bool:
         """Whether all that takes long is in the caches."""
@@ -234,7 +251,11 @@ class DiffusionExecutor:
                 first = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
             else:
                 first = self._masked_images.begin(assignment.image, prepared, noise)
-            init_slot(history, assignment.slot, first)
+            if (begun := prepared.begun.get(assignment.image.index)) is None:
+                init_slot(history, assignment.slot, first)
+            else:
+                noise.replay(prepared.table.noise[: begun.call], self._noise_dtype(prepared))
+                begun.write(history, assignment.slot)
 
     def _encode_for_refiner(self, requests: list[PreparedImageRequest]) -> dict[str, tuple[GuidedImage]]:
         """Return what the refiner's calls depend on, for the images of each request that has such calls."""
@@ -347,10 +368,12 @@ class DiffusionExecutor:
         noise_BCHW = torch.zeros(len(steps), *prepared[0].latent_shape, dtype=torch.float32)
         for b, (step, p) in enumerate(zip(steps, prepared, strict=True)):
             if needs_noise[b]:
-                noise_BCHW[b] = self._noise[step.image].next(
-                    torch.float32 if p.table.noise_dtype == "float32" else self.model.dtype, call=step.call
-                )
+                noise_BCHW[b] = self._noise[step.image].next(self._noise_dtype(p), call=step.call)
         return noise_BCHW.flatten(1).to(self.model.device, non_blocking=True)
+
+    def _noise_dtype(self, prepared: PreparedImageRequest) -> torch.dtype:
+        """Return that of the draws of calls."""
+        return torch.float32 if prepared.table.noise_dtype == "float32" else self.model.dtype
 
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]

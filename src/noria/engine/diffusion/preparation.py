@@ -1,9 +1,10 @@
 """Prepares image requests for one loaded model, without its device: samplers, start images, LoRA adapters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.image_state import BegunImage
 from noria.engine.diffusion.input_images.controls import PreparedControl, prepare_controls
 from noria.engine.diffusion.input_images.references import ReferenceImages
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents, check_strength
@@ -40,6 +41,7 @@ class PreparedImageRequest(BaseImageRequest):
     references: ReferenceImages | None = None
     reference_px: int = 0  # of the batch key
     second_stage_from: int | None = None
+    begun: Mapping[int, BegunImage] = field(default_factory=dict)  # images that another engine has handed over
 
     @property
     def batch_key(self) -> BatchKey:

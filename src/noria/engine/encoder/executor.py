@@ -16,6 +16,7 @@ import psutil
 
 from noria.engine.encoder.request import PreparedTextRequest, prepare
 from noria.engine.resources.out_of_memory import is_out_of_memory
+from noria.engine.resumption import InvalidStateError, StateWithBytes
 from noria.engine.runtime import FinishedBatch
 from noria.models.encoder.token_rows import FloatArray, Session
 from noria.observe.logs.log_record import fields
@@ -64,6 +65,12 @@ class EncoderExecutor:
         if request.model_version != spec.fingerprint:
             request = msgspec.structs.replace(request, model_version=spec.fingerprint)
         return prepare(request, spec)
+
+    def resume(self, prepared: PreparedTextRequest, states: Sequence[StateWithBytes]) -> PreparedTextRequest:
+        """Return `prepared`: texts have no state. Raises InvalidStateError if there is one."""
+        if states:
+            raise InvalidStateError("texts have no state")
+        return prepared
 
     def is_compiled(self, request: TextRequest) -> bool:  # noqa: ARG002
         """True."""

@@ -15,9 +15,9 @@ import msgspec
 
 from noria.engine.live.pending_view import PendingView, TimedIteration
 from noria.engine.live.sliding_stats import SlidingStats
-from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
+from noria.engine.loop import EngineEvent, Iteration, RequestEnded, RequestHandedOver, ResultReady
 from noria.engine.runtime import PreparedRequest, RequestT, Thumbnail
-from noria.engine.sender import ERROR_CODE_BY_REASON
+from noria.engine.sender import ERROR_CODE_BY_REASON, MOVED
 from noria.protocol.live_views import CallSizeView, DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView, ViewRequest
 from noria.scheduling.interface import Scheduler
@@ -157,6 +157,9 @@ class LiveViewPublisher(Generic[SubscriberT]):
                 return
             for index in range(event.prepared.num_images):
                 self._record_departure(event.prepared, index, ERROR_CODE_BY_REASON[ended.finish_reason])
+        elif isinstance(event, RequestHandedOver):
+            for each in event.released.images:
+                self._record_departure(event.prepared, each.image.index, MOVED)
 
     def on_iteration(self, iteration: Iteration, now: float, at: float) -> None:
         """Record an executed iteration, after its events."""

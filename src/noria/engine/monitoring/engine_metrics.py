@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from noria.engine.batch_loop import ExecutedBatch
-from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
+from noria.engine.loop import EngineEvent, Iteration, RequestEnded, RequestHandedOver, ResultReady
 from noria.engine.runtime import Executor
-from noria.engine.sender import ERROR_CODE_BY_REASON
+from noria.engine.sender import ERROR_CODE_BY_REASON, MOVED
 from noria.observe.metrics import declarations
 from noria.protocol.messages import ModelPrecision
 from noria.scheduling.interface import Scheduler
@@ -88,6 +88,8 @@ class EngineMetrics:
             declarations.DEPARTURES.labels(self._name, ERROR_CODE_BY_REASON[event.event.finish_reason]).inc(
                 event.event.num_departures
             )
+        if isinstance(event, RequestHandedOver) and event.released.images:
+            declarations.DEPARTURES.labels(self._name, MOVED).inc(len(event.released.images))
 
     def _bounded(self, label: str) -> str:
         """The label, or "other" after `MAX_SHAPES` of them: clients choose sizes, so labels must be bounded."""

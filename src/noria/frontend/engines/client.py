@@ -9,8 +9,9 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from noria.observe.logs.request_log import current_log_record
 from noria.protocol import messages
 from noria.protocol.kinds import FinalResult
 from noria.protocol.messages import (
+    AboutAttempt,
     AnyTimings,
     Cancel,
     EngineLoad,
@@ -31,6 +33,7 @@ from noria.protocol.messages import (
     Failed,
     Finished,
     FromEngine,
+    HandedOver,
     Hello,
     ImageDone,
     LoadAck,
@@ -38,6 +41,9 @@ from noria.protocol.messages import (
     Ping,
     Pong,
     Preview,
+    Release,
+    Resume,
+    StateRefused,
     Submit,
     ViewRequest,
 )
@@ -108,7 +114,7 @@ OnUpdate = Callable[[Update], None]
 class EngineStatus:
     """One engine in the response of /readyz. "unknown": not connected, or its state has not arrived yet."""
 
-    state: Literal["unknown", "loading", "ready"]
+    state: Literal["unknown", "loading", "ready", "draining"]
     device: str | None
     incarnation: str | None
 
@@ -129,6 +135,23 @@ class AttemptLostError(Exception):
         self.is_remote = is_remote
 
 
+class AttemptMovedError(Exception):
+    """The engine has handed the attempt over. `images` are those that are done, `data` is the frame beside `message`.
+
+    `predicted_s` is when it would have been finished there.
+    """
+
+    def __init__(
+        self, message: HandedOver, data: memoryview | None, images: Mapping[int, RawImage], predicted_s: float | None
+    ) -> None:
+        super().__init__(message.attempt_id)
+        self.message, self.data, self.images, self.predicted_s = message, data, images, predicted_s
+
+
+class StateRefusedError(Exception):
+    """The engine cannot go on from what another one has handed over."""
+
+
 @dataclass
 class _Attempt:
     """One request at one engine, until its `outcome` is done."""
@@ -139,6 +162,7 @@ class _Attempt:
     images: dict[int, RawImage] = field(default_factory=dict)
     predicted_s: float | None = None
     failure: Failed | None = None  # the engine's message, if it failed
+    is_released: bool = False  # whether the engine was asked to hand it over
 
     def add_to_request_log(self) -> None:
         """Add the timings of a failed attempt to the request's log record, if the engine sent them."""
@@ -211,24 +235,35 @@ class EngineClient:
         device = None if state.device == "auto" else state.device  # an engine resolves "auto" when it loads its model
         return EngineStatus(state.state, device, state.incarnation)
 
-    async def submit(self, request: AnyRequest, on_update: OnUpdate | None, data: bytes | None = None) -> EngineResult:
+    async def submit(
+        self,
+        request: AnyRequest,
+        on_update: OnUpdate | None,
+        data: bytes | None = None,
+        resume: Resume | None = None,
+        images: Mapping[int, RawImage] = MappingProxyType({}),
+    ) -> EngineResult:
         """Generate the images of `request` at this engine; `data` is what its payload has beside it.
 
-        Cancelling this call cancels the request there.
+        Cancelling this call cancels the request there. With `resume`, the engine goes on with what others have begun;
+        `images` are done already.
 
         Raises:
             AttemptLostError: the engine ended.
+            AttemptMovedError: another engine has to go on.
+            StateRefusedError: the engine cannot `resume`.
             NoriaError: the engine's rejection or failure.
 
         """
         attempt_id = f"{request.request_id}.{self._nonce}{next(self._numbers):x}"
         request = msgspec.structs.replace(request, attempt_id=attempt_id)
-        attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update)
+        message = Submit(request) if resume is None else msgspec.structs.replace(resume, request=request)
+        attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update, dict(images))
         self._attempts[attempt_id] = attempt
         self.num_results_in_flight += request.payload.num_results
         self._num_results_since_load += request.payload.num_results
         try:
-            await self.connection.send(Submit(request), data)
+            await self.connection.send(message, data)
             # Shielded: what arrives between a cancellation and the handling of it is not lost.
             return await asyncio.shield(attempt.outcome)
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
@@ -253,6 +288,19 @@ class EngineClient:
         finally:  # also if this is cancelled again
             if not attempt.outcome.cancel():
                 attempt.outcome.exception()  # retrieved here, or asyncio warns that it never was
+
+    async def release(self, is_served: Callable[[AnyRequest], bool]) -> None:
+        """Have it hand over the requests whose model it holds no longer for new ones, if another engine can take them.
+
+        `is_served` returns whether there is such an engine.
+        """
+        for attempt_id, attempt in list(self._attempts.items()):
+            request = attempt.request
+            is_held = any(spec.matches(request.model, request.model_version) for spec in self.models)
+            if not is_held and not attempt.is_released and self._last_state is not None and is_served(request):
+                attempt.is_released = True
+                with contextlib.suppress(zmq.Again):  # disconnected
+                    await self.connection.send(Release(attempt_id))
 
     async def send_hello(self) -> None:
         """Introduce this front end on a new connection."""
@@ -315,11 +363,7 @@ class EngineClient:
                 self._dispatch(message, data)
         return True
 
-    def _dispatch(
-        self,
-        message: messages.Progress | Preview | ImageDone | Finished | Failed,
-        data: memoryview | None,
-    ) -> None:
+    def _dispatch(self, message: AboutAttempt, data: memoryview | None) -> None:
         attempt = self._attempts.get(message.attempt_id)
         if attempt is None or attempt.outcome.done():  # cancelled
             return
@@ -344,11 +388,7 @@ class EngineClient:
             self._exit_report = None
 
 
-def _apply_message(
-    attempt: _Attempt,
-    message: messages.Progress | Preview | ImageDone | Finished | Failed,
-    data: memoryview | None,
-) -> None:
+def _apply_message(attempt: _Attempt, message: AboutAttempt, data: memoryview | None) -> None:
     match message:
         case messages.Progress(queue_position=position, call=call, num_calls=num_calls, finish_in_s=finish_in_s):
             if attempt.predicted_s is None:
@@ -374,3 +414,7 @@ def _apply_message(
             attempt.failure = message
             kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
             attempt.outcome.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))
+        case HandedOver():
+            attempt.outcome.set_exception(AttemptMovedError(message, data, attempt.images, attempt.predicted_s))
+        case StateRefused(message=text):
+            attempt.outcome.set_exception(StateRefusedError(text))

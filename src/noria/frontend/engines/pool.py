@@ -155,6 +155,12 @@ class EnginePool:
                 if engine.endpoint.is_remote:
                     await engine.ping()
             self._remove_left()
+            await self._move_requests()
+
+    async def _move_requests(self) -> None:
+        """Move the requests of engines that leave, or release their model, to engines that hold it."""
+        for engine in list(self._engines):
+            await engine.release(lambda request: self._route(request) is not None)
 
     @property
     def ready(self) -> bool:
@@ -320,6 +326,7 @@ class EnginePool:
                     self.on_change()
                     async with self._changed:
                         self._changed.notify_all()
+                    await self._move_requests()
 
     def _update_models(self) -> None:
         known = self._known_models()

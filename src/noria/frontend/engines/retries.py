@@ -1,6 +1,7 @@
 """From a request to its result: attempts at engines until a reply arrives or `crash_attribution.py` allows no more.
 
-If the engine's process ends, the request is sent again, with the same seed and so for the same images, to another
+An engine that leaves hands its requests over, and another one goes on with them (`carried.py`). If the engine's process
+ends without that, the request is sent again, with the same seed and so for the same images, to another
 engine or to the same one after its restart. `crash_attribution.py` decides, from how the engine ended, whether the
 retry shares the engine with other requests, is exclusive, or does not happen. Exclusive retries run one at a time; new
 requests are served meanwhile.
@@ -13,7 +14,16 @@ from collections.abc import Callable
 import msgspec
 
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable
-from noria.frontend.engines.client import AttemptLostError, EngineClient, EngineResult, OnUpdate, ProgressUpdate
+from noria.frontend.engines.carried import CarriedImages
+from noria.frontend.engines.client import (
+    AttemptLostError,
+    AttemptMovedError,
+    EngineClient,
+    EngineResult,
+    OnUpdate,
+    ProgressUpdate,
+    StateRefusedError,
+)
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import AnyRequest
@@ -93,49 +103,56 @@ class RetryingSubmitter:
     ) -> EngineResult:
         """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
         history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
+        carried = CarriedImages()
         attempt = (
-            self._submit_exclusive(request, started, on_update, data)
+            self._submit_exclusive(request, started, on_update, data, carried)
             if request.exclusive
             else engine.submit(request, on_update, data)
         )
         while True:
             try:
                 return await attempt
+            except AttemptMovedError as moved:
+                carried = carried.after(moved, request)
+            except StateRefusedError as refused:
+                carried = carried.after_refusal(refused, request)
             except AttemptLostError as lost:
                 if on_update is not None:  # at once: the report of how the engine ended may take seconds
                     on_update(ProgressUpdate(0, 0, request.payload.num_steps, None))
                 cause = await self._classify_loss(lost, request, history.needs_exclusive)
-            history = history.with_loss(cause)
-            extra = fields(
-                event="engine_lost",
-                request_id=request.request_id,
-                key=request.client or None,
-                loss_cause=cause,
-                exclusive=history.needs_exclusive,
-            )
-            log.warning("%s: its engine ended; cause of the loss: %s", request.request_id, cause, extra=extra)
-            _raise_if_exhausted(history)
+                history = _with_loss(history, cause, request)
+                if cause == "suspected":
+                    carried = carried.without_states()  # which may be what crashed it
             attempt = (self._submit_exclusive if history.needs_exclusive else self._resubmit)(
-                request, started, on_update, data
+                request, started, on_update, data, carried
             )
 
     async def _resubmit(
-        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+        self,
+        request: AnyRequest,
+        started: float,
+        on_update: OnUpdate | None,
+        data: bytes | None,
+        carried: CarriedImages,
     ) -> EngineResult:
         engine = await self._wait_for_engine(request)
-        return await engine.submit(_remaining(request, started), on_update, data)
+        return await carried.submit(engine, _remaining(request, started), on_update, data, _passed_s(started))
 
     async def _submit_exclusive(
-        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+        self,
+        request: AnyRequest,
+        started: float,
+        on_update: OnUpdate | None,
+        data: bytes | None,
+        carried: CarriedImages,
     ) -> EngineResult:
         while True:
             await self._wait_for_engine(request)
             async with self._exclusive_lock:  # the request's timeout also bounds the wait for the lock
                 engine = self._route(request)
                 if engine is not None:  # None: the previous exclusive attempt has crashed it
-                    return await engine.submit(
-                        _remaining(msgspec.structs.replace(request, exclusive=True), started), on_update, data
-                    )
+                    exclusive = _remaining(msgspec.structs.replace(request, exclusive=True), started)
+                    return await carried.submit(engine, exclusive, on_update, data, _passed_s(started))
 
     async def _wait_for_engine(self, request: AnyRequest) -> EngineClient:
         """Wait until an engine can serve the request and return it. Raises EngineLost if none is ready in time."""
@@ -186,13 +203,31 @@ def _remaining(request: AnyRequest, started: float) -> AnyRequest:
     It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high
     priority.
     """
-    passed_s = asyncio.get_running_loop().time() - started
     return msgspec.structs.replace(
         request,
-        timeout_s=max(_limit_s(request) - passed_s, 0.0),
+        timeout_s=max(_limit_s(request) - _passed_s(started), 0.0),
         deadline_s=None,
         priority=request.priority if request.deadline_s is None else "high",
     )
+
+
+def _passed_s(started: float) -> float:
+    return asyncio.get_running_loop().time() - started
+
+
+def _with_loss(history: AttemptHistory, cause: LossCause, request: AnyRequest) -> AttemptHistory:
+    """Return the history of a request with one more loss, and log it. Raises if it is not retried."""
+    history = history.with_loss(cause)
+    extra = fields(
+        event="engine_lost",
+        request_id=request.request_id,
+        key=request.client or None,
+        loss_cause=cause,
+        exclusive=history.needs_exclusive,
+    )
+    log.warning("%s: its engine ended; cause of the loss: %s", request.request_id, cause, extra=extra)
+    _raise_if_exhausted(history)
+    return history
 
 
 def _raise_if_exhausted(history: AttemptHistory) -> None:

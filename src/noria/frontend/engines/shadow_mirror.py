@@ -26,7 +26,7 @@ from noria.errors import (
     NoriaError,
     QueueFull,
 )
-from noria.frontend.engines.client import AttemptLostError, EngineClient, EngineResult
+from noria.frontend.engines.client import AttemptLostError, AttemptMovedError, EngineClient, EngineResult
 from noria.frontend.engines.output_distance import output_distance
 from noria.frontend.engines.version_choice import VersionChooser
 from noria.observe.logs.log_record import fields
@@ -145,7 +145,7 @@ class ShadowMirror:
             result = await self._submit(copy)
         except AttemptLostError:
             lost, outcome = 1, "engine_lost"
-        except _OF_LOAD:
+        except (*_OF_LOAD, AttemptMovedError):
             self._count(copy, _DROPPED, ShadowCounts(num_dropped=1))
             return
         except NoriaError as error:
@@ -162,7 +162,7 @@ class ShadowMirror:
         self._count(copy, outcome, counts)
 
     async def _submit(self, copy: _Copy) -> EngineResult:
-        """Raises NoriaError and AttemptLostError."""
+        """Raises NoriaError, AttemptLostError and AttemptMovedError."""
         spec = self._find(copy.endpoint, copy.target.fingerprint)
         if spec is None:
             raise EngineUnavailable("no engine holds the shadow")

@@ -14,7 +14,7 @@ const DELAY_S = 0.25; // the timelines show the past up to so long ago, whose vi
 const STALL_S = 0.5; // after so long without a frame, as in a hidden tab, changes are not animated
 const AHEAD_S = 0.5; // without a stream, time stops so long after the last view
 const MAX_WAITING = 12;
-const TONES = { ready: "good", loading: "warn" };
+const TONES = { ready: "good", loading: "warn", draining: "warn" };
 
 export class EnginePanel {
   thumbnails = new Thumbnails();
@@ -57,7 +57,7 @@ export class EnginePanel {
     setText(this.find(".device"), device ? `on ${device}` : "");
     const noticeText = engineNotice(engine);
     this.find(".notice").hidden = noticeText === null;
-    this.find(".notice").classList.toggle("bad", state !== "ready" && state !== "loading");
+    this.find(".notice").classList.toggle("bad", !["ready", "loading", "draining"].includes(state));
     setText(this.find(".notice"), noticeText ?? "");
     this.find(".engine-body").hidden = this.find("details").hidden = view === null;
     if (view === null) return;

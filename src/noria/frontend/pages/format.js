@@ -178,6 +178,7 @@ export function engineStats(view) {
 /** Why an engine has no view, or null. */
 export function engineNotice({ name, state, view }) {
   if (state === "loading") return `${name} is loading its model; it starts as soon as that is done.`;
+  if (state === "draining") return `${name} takes no new requests: others go on with those that it has, or it finishes them. Then it ends.`;
   if (state !== "ready") return `${name} cannot be reached. The supervisor starts another in its place; its requests are retried.`;
   return view === null ? `${name} is ready; waiting for its first view.` : null;
 }

@@ -26,7 +26,7 @@ class EngineModels(Struct, frozen=True):
     """An engine and what it holds, as it last reported."""
 
     engine: int
-    state: str  # "unknown", "loading" or "ready"
+    state: str  # "unknown", "loading", "ready" or "draining"
     device: str | None
     models: list[HeldModel]
 

@@ -45,6 +45,13 @@ REJECTED = _section.counter(
     "noria_rejected", "Image requests rejected before any generation, by reason.", "model", "reason"
 )
 IMAGES = _section.counter("noria_images", "Images sent to clients.", "model")
+IMAGES_MOVED = _section.counter(
+    "noria_images_moved",
+    "Running images that an engine has handed over: `moved`. Another one goes on with them, unless it refuses them: "
+    "`refused`; these begin anew.",
+    "model",
+    "outcome",
+)
 TEXTS = _section.counter("noria_texts", "Texts whose results were sent to clients.", "model")
 REQUEST_SECONDS = _section.histogram(
     "noria_request_seconds",
@@ -306,7 +313,8 @@ QUEUE_OLDEST_AGE_SECONDS = _section.gauge(
 JOINS = _section.counter("noria_joins", "Images that joined the running batch.", "engine")
 DEPARTURES = _section.counter(
     "noria_departures",
-    "Images that left the running batch: finished, cancelled or failed. Images in a killed engine are not counted.",
+    "Images that left the running batch: finished, cancelled, failed or moved to another engine. Images in a killed "
+    "engine are not counted.",
     "engine",
     "outcome",
 )

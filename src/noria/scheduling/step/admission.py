@@ -28,8 +28,13 @@ class AdmissionControl:
     queue_limit_s: float  # seconds of work that may be queued ahead of a request that has to wait
 
     def admit(self, request: SchedulableRequest, arrived_at: float, now: float) -> RequestFinished | None:
-        """Add `request` to the table and return None, or return its rejection, without `finished_at` and `timings`."""
-        rejection = self.reject_for_queue_length(request) or self.reject_for_backlog(request)
+        """Add `request` to the table and return None, or return its rejection, without `finished_at` and `timings`.
+
+        One that another engine has handed over was accepted there, however long the queue is here.
+        """
+        rejection = None
+        if request.resumed is None:
+            rejection = self.reject_for_queue_length(request) or self.reject_for_backlog(request)
         if rejection is not None:
             return rejection
         active = self.table.add(request, arrived_at)

@@ -95,7 +95,11 @@ class CompletionPredictor:
             expected_call_s, min_call_s, decode_s = found
             expected_s, min_s = expected_s + calls * expected_call_s, min_s + calls * min_call_s
         candidate = Candidate(
-            active.arrived_at, request.deadline, request.priority, expected_s + decode_s, min_s + decode_s
+            active.arrived_at - request.waited_s,
+            request.deadline,
+            request.priority,
+            expected_s + decode_s,
+            min_s + decode_s,
         )
         return self.policy(candidate, now) + active.priority_penalty
 
@@ -224,7 +228,7 @@ class CompletionPredictor:
         active, running = self.table.requests[image.attempt_id], self.table.running.get(image)
         request = active.request
         deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
-        call = 0 if running is None else running.call
+        call = self.table.next_call(image)
         return SimulatedImage(
             image,
             request.step_key(call),
@@ -233,7 +237,7 @@ class CompletionPredictor:
             running is not None,
             request.exclusive,
             deadline_s,
-            needs_encode=active.needs_encode and running is None and image.index == 0,  # which joins first
+            needs_encode=active.needs_encode and running is None and image.index == active.waiting[0],  # it joins first
             call_work_s=active.image_work_s / request.num_calls,
             later_calls=request.second_stage_calls(call) if call < (request.second_stage_from or 0) else 0,
         )

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from noria.scheduling.step.active_request import ActiveRequest
 from noria.scheduling.step.slots import Slots
 from noria.scheduling.step.waiting_queue import WaitingQueue
-from noria.scheduling.types import NO_TIMINGS, BatchKey, ItemId, PhaseTimings, RequestTimings, SchedulableRequest
+from noria.scheduling.types import (
+    NO_TIMINGS,
+    BatchKey,
+    ImageProgress,
+    ItemId,
+    PhaseTimings,
+    ReleasedImage,
+    RequestTimings,
+    SchedulableRequest,
+)
 
 
 @dataclass(slots=True)
@@ -106,7 +115,7 @@ class RequestTable:
 
     def add(self, request: SchedulableRequest, now: float) -> ActiveRequest:
         """Add a request; all its images wait."""
-        active = ActiveRequest(request, now, set(range(request.num_images)), request.has_start_image)
+        active = ActiveRequest(request, now, set(request.indices), request.has_start_image)
         self.restore(active)
         return active
 
@@ -125,7 +134,7 @@ class RequestTable:
         if active.waiting:
             self._leave_queue(active)
         active.waiting = sorted({*active.waiting, *indices})
-        self._count_waiting(active, len(active.waiting))
+        self._count_waiting(active, active.waiting, 1)
         insort(self._arrivals, (active.arrived_at, active.request.attempt_id))
         self.queue.add(active, is_first=is_first)
 
@@ -133,16 +142,20 @@ class RequestTable:
         """Take a request with waiting images out of the queue."""
         self.queue.remove(active)
         _discard(self._arrivals, (active.arrived_at, active.request.attempt_id))
-        self._count_waiting(active, -len(active.waiting))
+        self._count_waiting(active, active.waiting, -1)
 
-    def _count_waiting(self, active: ActiveRequest, num_images: int) -> None:
+    def _count_waiting(self, active: ActiveRequest, indices: Sequence[int], sign: int) -> None:
+        """Count images of a request as waiting (`sign` 1), or no longer (-1)."""
         request = active.request
-        for number, (batch_key, num_calls) in enumerate(request.calls_by_key(0)):
-            work = self.waiting_work.setdefault((batch_key, request.rows), Work())
-            work.num_images += 0 if number else num_images
-            work.num_calls += num_images * num_calls
-            if not work.num_images and not work.num_calls:
-                del self.waiting_work[batch_key, request.rows]
+        begun = request.resumed is not None
+        by_call = Counter(request.progress_of(index).call for index in indices) if begun else {0: len(indices)}
+        for call, num in by_call.items():
+            for number, (batch_key, num_calls) in enumerate(request.calls_by_key(call)):
+                work = self.waiting_work.setdefault((batch_key, request.rows), Work())
+                work.num_images += 0 if number else sign * num
+                work.num_calls += sign * num * num_calls
+                if not work.num_images and not work.num_calls:
+                    del self.waiting_work[batch_key, request.rows]
 
     def assign(self, image: ItemId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
@@ -152,9 +165,11 @@ class RequestTable:
             active.waiting = []
         else:
             active.waiting.remove(image.index)
-            self._count_waiting(active, -1)
+            self._count_waiting(active, [image.index], -1)
             self.queue.update(active)
-        self.running[image] = RunningImage(image, active, self._slots.acquire(), now)
+        call, batch_size_sum = active.request.progress_of(image.index)
+        slot = self._slots.acquire()
+        self.running[image] = RunningImage(image, active, slot, now, call, batch_size_sum=batch_size_sum)
         self.bump_version()
 
     def mark_encoded(self, attempt_id: str) -> None:
@@ -223,14 +238,22 @@ class RequestTable:
             num_calls=furthest.call,
         )
 
+    def held_by(self, attempt_id: str) -> tuple[ReleasedImage, ...]:
+        """Return the images of a request that have slots."""
+        images = self.requests[attempt_id].images
+        held = [self.running[image] for image in images if image in self.running]
+        return tuple(
+            ReleasedImage(each.image, each.slot, ImageProgress(each.call, each.batch_size_sum)) for each in held
+        )
+
     def request_of(self, image: ItemId) -> SchedulableRequest:
         """Return the request of an image."""
         return self.requests[image.attempt_id].request
 
     def next_call(self, image: ItemId) -> int:
-        """Return the next row of the image's sampler table; 0 while it waits."""
+        """Return the next row of the image's sampler table."""
         running = self.running.get(image)
-        return running.call if running is not None else 0
+        return running.call if running is not None else self.request_of(image).progress_of(image.index).call
 
 
 def _discard(values: list[tuple[float, str]], value: tuple[float, str]) -> None:

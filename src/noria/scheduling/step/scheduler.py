@@ -15,7 +15,8 @@ Rules:
   - A request that is cancelled, expired or failed is not in the next plan, with none of its images.
   - What runs out of memory is tried again in smaller batches; only an image that does not fit alone fails.
   - An `exclusive` request joins an empty batch, and no other request joins until it has left.
-  - Every `submit` ends in exactly one `RequestFinished`.
+  - Every `submit` ends in exactly one `RequestFinished`, unless `release` takes the request out for another engine.
+    One that comes from another engine joins at the call that it has reached there.
 
 Time is monotonic seconds and always an argument. What a slot holds and how a step is computed is not known here.
 """
@@ -44,6 +45,7 @@ from noria.scheduling.types import (
     IterationPlan,
     IterationResult,
     Phase,
+    ReleasedRequest,
     RequestFinished,
     RequestProgress,
     RequestTimings,
@@ -123,6 +125,14 @@ class StepScheduler:
         """End a request; do nothing if it is unknown or has ended."""
         return self._finish(attempt_id, FinishReason.CANCELLED, "cancelled by the caller", now)
 
+    def release(self, attempt_id: str, now: float) -> ReleasedRequest | None:
+        """Forget a request, for another engine; None if it is unknown or has ended."""
+        if attempt_id not in self._table.requests:
+            return None
+        timings, images = self._table.timings_so_far(attempt_id, now), self._table.held_by(attempt_id)
+        self._table.remove(attempt_id)
+        return ReleasedRequest(images, timings, now)
+
     def expire(self, now: float) -> list[SchedulerEvent]:
         """End every request whose `expires_at` has passed."""
         expired = {name: expires_at - arrived_at for name, expires_at, arrived_at in self._table.expired(now)}
@@ -143,7 +153,7 @@ class StepScheduler:
             active = self._table.requests[attempt_id]
             num_ahead = self._table.queue.ahead_of(active).num_images if active.waiting else 0
             position = num_ahead + len(active.waiting) - 1 if active.waiting else None
-            call = 0 if active.waiting else min(self._table.next_call(image) for image in active.images)
+            call = min(self._table.next_call(image) for image in active.images)
             found[attempt_id] = RequestProgress(position, call, *forecasts[attempt_id])
         return found
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny_models
-from generating import difference, final_latents, generate, relative
+from generating import difference, final_latents, generate, moved_image, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -413,3 +413,10 @@ def test_pixels_are_scaled_as_diffusers_does(served):
     theirs = diffusers.image_processor.VaeImageProcessor(do_convert_rgb=True, do_normalize=False)
     expected = theirs.preprocess(PIL.Image.fromarray(pixels), height=HEIGHT, width=WIDTH)[0]
     assert torch.equal(ControlImage(pixels).on_device(served[1].model), expected)
+
+
+def test_an_image_that_moves_is_steered_as_before(served):
+    _, executor, _ = served
+    request = make_request(1, Control("edges", 0.8, 0.2), scheduler="dpm++2m")
+    undisturbed = generate_all(executor, [request])["r1", 0]
+    assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= 1

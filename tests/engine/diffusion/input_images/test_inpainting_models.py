@@ -9,7 +9,7 @@ import torch
 from diffusers import UNet2DConditionModel
 
 import tiny_models
-from generating import difference, final_latents, relative
+from generating import difference, final_latents, moved_image, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.warmup.calibration import run_warmup_request
@@ -222,3 +222,12 @@ def test_other_inputs_and_outputs_are_rejected(tmp_path, channels):
     folder = tiny_models.save_stable_diffusion(tmp_path, unet=channels, pipeline="StableDiffusionInpaintPipeline")
     with pytest.raises(ModelError, match="text to image, with in_channels 4, and inpainting, with 9"):
         open_model(str(folder))
+
+
+@pytest.mark.parametrize("served", ["inpainting_folder"], indirect=True)
+@pytest.mark.parametrize("strength", [0.8, 1.0])
+def test_an_image_that_moves_stays_the_same(served, strength):
+    _, executor, _ = served
+    request = make_request(3, strength=strength, scheduler="euler-a", has_mask=True)
+    undisturbed = generate_all(executor, [request])["r3", 0]
+    assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= NATURAL_TOLERANCE

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny_models
-from generating import difference, generate
+from generating import difference, generate, moved_image
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader
 from noria.engine.loop import EngineLoop, RequestEnded
 from noria.errors import InvalidField, QueueFull
@@ -271,3 +271,11 @@ def test_a_sampler_is_compiled_for_each_first_step(tiny):
     assert executor.is_compiled(half)
     for rejected_at_once in ({"strength": 0.5, "scheduler": "ipndm"}, {"strength": float("nan")}, {"strength": 0.01}):
         assert executor.is_compiled(make_request(1, **rejected_at_once))
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_an_image_that_moves_is_encoded_again_and_stays_the_same(tiny, has_mask):
+    _, executor = tiny
+    request = make_request(2, strength=0.7, scheduler="euler-a", inference_steps=10, has_mask=has_mask)
+    undisturbed = generate_all(executor, [request])["r2", 0]
+    assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= NATURAL_TOLERANCE

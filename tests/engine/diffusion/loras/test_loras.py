@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from generating import final_latents, generate, relative
+from generating import difference, final_latents, generate, moved_image, relative
 from lora_files import save_diffusers_lora, save_kohya_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -350,3 +350,10 @@ def test_an_adapter_larger_than_the_cache_is_rejected(loaded, crowded):
     with pytest.raises(InvalidField, match="bytes"):
         executor.prepare(make_request(spec, 1, lora(folder, "large")))
     assert np.isfinite(generate(executor, [make_request(spec, 2)])["r2", 0]).all()
+
+
+def test_an_image_that_moves_keeps_its_adapters(loaded):
+    spec, executor, folder, _ = loaded
+    request = make_request(spec, 1, lora(folder, "attention"))
+    undisturbed = generate(executor, [request])["r1", 0]
+    assert difference(moved_image(executor, request, 3), undisturbed) <= 1
