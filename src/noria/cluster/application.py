@@ -67,7 +67,6 @@ def build(config: Config) -> Any:
         ray_actor_options={**_SMALL_ACTOR, "runtime_env": {"env_vars": _FRONTEND_VARIABLES}},
         logging_config={"enable_access_log": False},  # Noria's log has each request
         max_constructor_retry_count=_MAX_CONSTRUCTOR_RETRIES,
-        request_router_config=RequestRouterConfig(request_router_class="noria.cluster.request_router.FrontendRouter"),
     )
     return frontend.bind(_json(config), engines, _registrar(config, engines) if config.registry.deployments else None)
 

@@ -14,6 +14,7 @@ from noria.cluster.metrics_server import MetricsServer
 from noria.cluster.ray_application import RayApplication
 from noria.cluster.registrar import ClusterRegistrarLink
 from noria.cluster.replica_logs import set_up_logs
+from noria.cluster.request_router import publish_other_replicas
 from noria.config import Config
 from noria.errors import NoriaError
 from noria.frontend.app import build_app
@@ -38,6 +39,7 @@ class FrontendReplica:
         self._context = serve.get_replica_context()
         self._name, self._config = self._context.replica_id.unique_id, config
         set_up_logs(self._name, config)
+        publish_other_replicas()
         # Each handle makes a router in this process, which reports the replicas. Options make the router at once.
         self._handles = {name: handle.options(method_name="engine_pid") for name, handle in engines.items()}
         self._registrar = registrar

@@ -1,4 +1,4 @@
-"""Ray's request routers: of engine replicas, that of the model with the smallest backlog first; of front ends, Ray's.
+"""Ray's request router of engine replicas: of those of the model, the one with the smallest backlog first.
 
 In a front end it also passes the replicas that Ray reports to `replica_list`, from which the front end knows the
 engines: requests go to them over ZeroMQ, and are distributed by `frontend/engines/router.py` from loads that are half a
@@ -39,13 +39,19 @@ class BacklogRouter(RequestRouter):  # type: ignore[misc]
         return [[candidate_replicas[int(name)]] for name in rank_replicas(loads, model)]
 
 
-class FrontendRouter(RequestRouterConfig().get_request_router_class()):  # type: ignore[misc]
-    """The router that Ray has for deployments that name none; it also passes the front ends on, for their metrics."""
+def publish_other_replicas() -> None:
+    """Have Ray's own router pass on the replicas of the deployments that name none: of the front ends, for their metrics.
 
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Ray calls this when the running replicas have changed."""
-        super().update_replicas(replicas)
-        _publish(self)
+    Call it once in a process, before it makes handles. Under HAProxy a deployment of front ends can name no router.
+    """
+    router_class = RequestRouterConfig().get_request_router_class()
+    update_replicas = router_class.update_replicas
+
+    def update_and_publish(router: RequestRouter, replicas: list[RunningReplica]) -> None:
+        update_replicas(router, replicas)
+        _publish(router)
+
+    router_class.update_replicas = update_and_publish
 
 
 def _publish(router: RequestRouter) -> None:
