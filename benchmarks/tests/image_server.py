@@ -23,6 +23,7 @@ MODEL = {
     "load": {"num_slots": 16},
     "costs": [
         {"width_px": side, "height_px": side, "stage": 0, "reference_px": 0, "slowdown": 2.0, "text_encode_s": 1e-4,
+         "step_totals": {}, "decode_totals": {},
          "step_s": {"1": 2e-4, "2": 4e-4}, "decode_s": {"1": 2e-4}}
         for side in (96, 128)
     ],

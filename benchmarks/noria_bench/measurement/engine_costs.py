@@ -1,7 +1,7 @@
 """Records the costs that an engine of Noria measures while it is loaded, for `noria simulate --calibrate`.
 
-They are those of `GET /v1/models/{model}`: the engine has learned them when the load ends, and its slowdown, a factor
-in all of them, is averaged over the load.
+They come from `GET /v1/models/{model}`: the mean durations of the calls and decodes that were made meanwhile, by rows
+and images. What was not needed then is estimated from the costs that the engine has learned.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ def record_engine_costs(
 
     def sample() -> None:
         url = f"http://127.0.0.1:{port}/v1/models/{urllib.parse.quote(spec.name)}"
-        is_last = False
+        is_last, wait_s = False, 0.0
         while not is_last:
-            is_last = ended.wait(_SAMPLE_INTERVAL_S)
+            is_last, wait_s = ended.wait(wait_s), _SAMPLE_INTERVAL_S
             with (
                 contextlib.suppress(OSError, http.client.HTTPException, ValueError),
                 NO_PROXY_OPENER.open(url, timeout=5) as answer,
@@ -54,40 +54,47 @@ def record_engine_costs(
 
 
 def device_costs(samples: list[dict[str, Any]], spec: DiffusionModelSpec, config: EngineConfig) -> dict[str, Any]:
-    """The last answer of `/v1/models/{model}` as a `Device`, at the mean slowdown of all; empty if there is none."""
-    shapes = (
-        [each for each in samples[-1]["costs"] if not each["stage"] and not each["reference_px"]] if samples else []
-    )
+    """What was measured between the first and the last answer of `/v1/models/{model}`, as a `Device`.
+
+    Empty if there is no answer. `slowdown` is the mean of all.
+    """
+    shapes = [each for each in samples[-1]["costs"] if _is_simple(each)] if samples else []
     if not shapes:
         return {}
+    before = {_size(each): each for each in samples[0]["costs"] if _is_simple(each)}
     slowdown = statistics.fmean(shape["slowdown"] for sample in samples for shape in sample["costs"][:1])
 
-    def seconds(measured: dict[str, float], now: float) -> dict[str, float]:
-        return {count: value / now * slowdown for count, value in measured.items()}
+    def seconds(shape: dict[str, Any], what: str) -> dict[str, float]:
+        earlier = before.get(_size(shape), {}).get(f"{what}_totals", {})
+        means = {}
+        for count, (number, sum_s) in shape[f"{what}_totals"].items():
+            number_before, sum_before_s = earlier.get(count, (0, 0.0))
+            if number > number_before:
+                means[count] = (sum_s - sum_before_s) / (number - number_before)
+        learned = {count: value / shape["slowdown"] * slowdown for count, value in shape[f"{what}_s"].items()}
+        return means or learned
+
+    def curves(what: str) -> list[dict[str, Any]]:
+        sizes = [{"width_px": each["width_px"], "height_px": each["height_px"]} for each in shapes]
+        found = [size | {"seconds": seconds(each, what)} for size, each in zip(sizes, shapes, strict=True)]
+        return [each for each in found if each["seconds"]]
 
     num_slots = samples[-1]["load"]["num_slots"]
     return {
         "name": spec.name,
-        "steps": [
-            {
-                "width_px": each["width_px"],
-                "height_px": each["height_px"],
-                "seconds": seconds(each["step_s"], each["slowdown"]),
-            }
-            for each in shapes
-        ],
-        "decodes": [
-            {
-                "width_px": each["width_px"],
-                "height_px": each["height_px"],
-                "seconds": seconds(each["decode_s"], each["slowdown"]),
-            }
-            for each in shapes
-            if each["decode_s"]
-        ],
+        "steps": curves("step"),
+        "decodes": curves("decode"),
         "text_encode_s": shapes[0]["text_encode_s"] / shapes[0]["slowdown"] * slowdown,
         "slowdown": slowdown,
         "slots": num_slots,
         "max_rows": max(config.buckets, default=2 * num_slots),
         "decode_batch": config.decode_batch,
     }
+
+
+def _is_simple(shape: dict[str, Any]) -> bool:
+    return not shape["stage"] and not shape["reference_px"]
+
+
+def _size(shape: dict[str, Any]) -> tuple[int, int]:
+    return shape["width_px"], shape["height_px"]

@@ -219,6 +219,9 @@ class ShapeCosts(Struct, frozen=True):
     reference_px: int = 0  # pixels of the reference images in the calls
     stage: int = 0  # 1: the calls are those of the model's refiner
     slowdown: float = 1.0  # of iterations now, a factor in all these seconds: 1 is as measured without other work
+    # Since the start, as measured: the number of calls and decodes, and the sum of their seconds, by rows and images.
+    step_totals: dict[int, tuple[int, float]] = {}
+    decode_totals: dict[int, tuple[int, float]] = {}
 
 
 class ModelPrecision(Struct, frozen=True):

@@ -108,6 +108,16 @@ class CostCurve:
         return next(count for count in measured if count / self.at(count) >= _KNEE_THROUGHPUT * best)
 
 
+Totals = dict[int, tuple[int, float]]
+"""By count (rows of a call, images of a decode): the number of measurements, and the sum of their seconds."""
+
+
+def _add_total(totals: dict[BatchKey, Totals], batch_key: BatchKey, count: int, seconds: float) -> None:
+    of_key = totals.setdefault(batch_key, {})
+    number, before_s = of_key.get(count, (0, 0.0))
+    of_key[count] = number + 1, before_s + seconds
+
+
 @dataclass(slots=True)
 class CostModel:
     """Measured costs by batch key; `max_rows` bounds the knee."""
@@ -118,6 +128,9 @@ class CostModel:
     text_encode_s_by_model: dict[ModelKey, float] = field(default_factory=dict)  # of one prompt
     slowdown: float = 1.0  # current duration of iterations, relative to the curves
     image_encodes: dict[BatchKey, CostCurve] = field(default_factory=dict)  # of start images
+    # What was measured, as it was: how often, and all seconds, by count.
+    step_totals: dict[BatchKey, Totals] = field(default_factory=dict)
+    decode_totals: dict[BatchKey, Totals] = field(default_factory=dict)
     _memory_limits: dict[BatchKey, int] = field(default_factory=dict)  # rows known to fit the memory
     _num_iterations: dict[BatchKey, int] = field(default_factory=dict)  # planned
     _knees: dict[BatchKey, int] = field(default_factory=dict)  # as of the last `refresh_knees`
@@ -175,6 +188,7 @@ class CostModel:
 
     def observe_step(self, batch_key: BatchKey, rows: int, seconds: float) -> None:
         """Record the duration of one model call."""
+        _add_total(self.step_totals, batch_key, rows, seconds)
         curve = self.steps.setdefault(batch_key, CostCurve())
         if rows in curve.points:  # a new point says nothing of the slowdown
             ratio = min(max(seconds / curve.points[rows], 1 / _MAX_OUTLIER_RATIO), _MAX_OUTLIER_RATIO)
@@ -184,6 +198,7 @@ class CostModel:
 
     def observe_decode(self, batch_key: BatchKey, images: int, seconds: float) -> None:
         """Record the duration of one decode."""
+        _add_total(self.decode_totals, batch_key.decode_key, images, seconds)
         self.decodes.setdefault(batch_key.decode_key, CostCurve()).observe(images, seconds / self.slowdown)
 
     def observe_image_encode(self, batch_key: BatchKey, images: int, seconds: float) -> None:
@@ -241,7 +256,8 @@ class CostModel:
     def forget(self, model: ModelKey) -> None:
         """Drop all that is known of a model."""
         curves = (self.steps, self.decodes, self.image_encodes)
-        for values in (*curves, self._memory_limits, self._num_iterations, self._knees):
+        totals = (self.step_totals, self.decode_totals)
+        for values in (*curves, *totals, self._memory_limits, self._num_iterations, self._knees):
             for batch_key in [batch_key for batch_key in values if batch_key.model == model]:
                 del values[batch_key]
         self.text_encode_s_by_model.pop(model, None)

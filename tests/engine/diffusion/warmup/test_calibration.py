@@ -90,6 +90,18 @@ def test_clients_get_the_seconds_at_the_slowdown_and_the_slowdown():
     assert (shape.step_s, shape.slowdown) == ({2: pytest.approx(0.15)}, 1.5)
 
 
+def test_clients_get_what_was_measured_as_it_was():
+    costs, key = CostModel(slowdown=1.5), BatchKey(64, 64)
+    for seconds in (0.5, 0.25):
+        costs.observe_step(key, 2, seconds)
+    costs.observe_decode(key, 1, 0.125)
+    (shape,) = shape_costs(costs)
+    assert (shape.step_totals, shape.decode_totals) == ({2: (2, 0.75)}, {1: (1, 0.125)})
+    costs.forget(key.model)
+    assert shape_costs(costs) == ()
+    assert costs.step_totals == costs.decode_totals == {}
+
+
 def test_the_budget_limits_the_batch_sizes(spec, device):
     device.row_s = 0.1
     costs = CostModel(max_rows=16)

@@ -65,6 +65,8 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
             reference_px=batch_key.reference_px,
             stage=batch_key.stage,
             slowdown=round(costs.slowdown, 6),
+            step_totals=dict(costs.step_totals.get(batch_key, {})),
+            decode_totals=dict(costs.decode_totals.get(batch_key.decode_key, {})),
         )
         for batch_key, curve in costs.steps.items()
     )
