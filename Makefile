@@ -22,7 +22,7 @@ FUZZ := $(VENV)/.noria-fuzz-installed
 OUT ?= out/train
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus chaos fuzz soak lint bench gpu train dashboards docs clean
+.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus test-ray chaos fuzz soak lint bench gpu train dashboards docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,7 +75,10 @@ $(BROWSER): $(DEV)
 	touch $@
 
 test-prometheus: setup  ## every panel and rule, evaluated by a real Prometheus (Debian: prometheus)
-	$(VENV)/bin/pytest -m prometheus $(ARGS)
+	$(VENV)/bin/pytest -m "prometheus and not ray" $(ARGS)
+
+test-ray: setup  ## a Ray cluster on this machine, in an environment that pip makes (Debian: prometheus)
+	$(VENV)/bin/pytest -m ray -n 0 $(ARGS)
 
 dashboards: $(RUN)  ## write Grafana's dashboards from the code
 	$(VENV)/bin/noria dashboards build

@@ -46,7 +46,7 @@ def client(server):
 
 
 # What a client sees must not depend on where the server runs; tests with `either` run against both.
-SERVERS = ["plain", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+SERVERS = ["plain", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(1500)])]
 
 
 @pytest.fixture(scope="module", params=SERVERS)

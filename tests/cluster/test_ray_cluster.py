@@ -21,7 +21,7 @@ from ray_cluster import BUCKET, TIMEOUT_S
 from waiting import wait_until
 
 # The cluster takes a minute to start; pip takes minutes, the first time.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1500)]
 
 BODY = {"prompt": "a red circle above a blue square", "inference_steps": 12}
 EMBEDDED = [text for text in TEXTS if text]

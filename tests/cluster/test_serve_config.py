@@ -43,7 +43,7 @@ def read(*serve_configs):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow  # it imports Ray, and installs it before
+@pytest.mark.ray
 @pytest.mark.timeout(1500)
 def test_ray_accepts_the_serve_config_and_noria_its_settings():
     manifest = yaml.safe_load((ROOT / "deploy" / "kuberay" / "rayservice.yaml").read_text())

@@ -381,6 +381,7 @@ def test_a_killed_engine_is_seen_and_named_by_its_alerts(loaded, noria):
     assert prometheus.value("sum(noria_requests_total)") >= before  # the counts of the killed engine are kept
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(1500)
 def test_the_replicas_of_a_cluster_are_one_server_to_rules_and_alerts(ray_world, tmp_path):
     wait_until(ray_world.is_whole, 240)

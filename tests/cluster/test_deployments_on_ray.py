@@ -1,4 +1,7 @@
-"""Deployments of a registry in PostgreSQL, carried out on a real Ray of one node, whatever is killed there."""
+"""Deployments of a registry in PostgreSQL, carried out on a real Ray of one node, whatever is killed there.
+
+Its cluster ends before that of the session, of `test_ray_cluster.py`, starts.
+"""
 
 import pathlib
 import shutil
@@ -15,7 +18,7 @@ from python_environment import ray_python
 from waiting import wait_until
 
 # A Ray and ten Pythons start, five of them with torch; pip takes minutes, the first time.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1500)]
 
 WAIT_S = 280
 IMAGE = {"prompt": "a circle", "inference_steps": 2, "seed": 7}
