@@ -189,9 +189,14 @@ _RUNNING_BATCH_ROW = Row(
         ),
         timeseries(
             "Joins and departures",
-            "Images per second that join and leave the batch. Images join at any iteration, so both are smooth.",
+            "Images per second that join and leave the batch. Images join at any iteration, so both are smooth. An "
+            "engine that ends hands over its images: they join another one, or begin anew.",
             Query(f"sum(rate(noria_joins_total{{{_INSTANCE_FILTER}}}[1m]))", "joins"),
             Query(f"sum(rate(noria_departures_total{{{_INSTANCE_FILTER}}}[1m]))", "departures"),
+            Query(
+                f"sum by (outcome) (rate(noria_images_moved_total{{{_INSTANCE_FILTER}}}[1m]))",
+                "handed over: {{outcome}}",
+            ),
         ),
         timeseries(
             "Oldest request in the queue",
