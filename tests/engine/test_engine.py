@@ -504,7 +504,7 @@ def test_a_client_of_another_name_cancels_nothing(harness):
 
 
 def test_a_client_that_does_not_acknowledge_gets_one_load_and_all_its_answers(harness, monkeypatch):
-    monkeypatch.setattr(engine_module, "LOAD_INTERVAL_S", 0.0)  # a load after every iteration
+    monkeypatch.setattr(engine_module, "LOAD_INTERVAL_S", 0.0)  # a load before every iteration
     harness.start()
     silent, reader = harness.client, harness.other
     silent.send(Submit(request("first", steps=1)))
@@ -514,17 +514,49 @@ def test_a_client_that_does_not_acknowledge_gets_one_load_and_all_its_answers(ha
         assert kinds(client.receive(2, ignored=())) == [EngineState, EngineLoad]
     go_on, loads = threading.Semaphore(0), []
     harness.executor.iteration_s = lambda _plan: float(go_on.acquire(timeout=TIMEOUT_S))
+    reader.send(LoadAck())
     silent.send(Submit(request("busy", steps=4)))
+    loads += reader.receive(ignored=())
     for _ in range(4):
         reader.send(LoadAck())
         go_on.release()
         loads += reader.receive(ignored=())
-    assert [load.num_running for load in loads] == [1, 1, 1, 0]
+    assert [(load.num_running, load.num_waiting) for load in loads] == [(0, 1), (1, 0), (1, 0), (1, 0), (0, 0)]
     assert kinds(silent.receive(3, ignored=())) == [Progress, ImageDone, Finished]
     silent.send(LoadAck())
     assert silent.receive(ignored=()) == loads[-1:]  # the newest one only
     silent.send(LoadAck(), Ping())
     assert kinds(silent.receive(ignored=())) == [Pong]
+
+
+def test_a_load_counts_the_requests_that_came_during_an_iteration(harness, monkeypatch):
+    monkeypatch.setattr(engine_module, "LOAD_INTERVAL_S", 0.0)
+    harness.start()
+    iterations, go_on, loads = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def iteration_s(_plan):
+        iterations.release()
+        return float(go_on.acquire(timeout=TIMEOUT_S))
+
+    def read_loads():
+        """Read and acknowledge the loads that were sent until now."""
+        harness.client.send(Ping())
+        while not isinstance(message := harness.client.receive(ignored=())[0], Pong):
+            if isinstance(message, EngineLoad):
+                loads.append(message.num_running + message.num_waiting)
+                harness.client.send(LoadAck())
+
+    harness.executor.iteration_s = iteration_s
+    harness.client.send(Hello("test"), Submit(request("a")))
+    assert iterations.acquire(timeout=TIMEOUT_S)
+    harness.client.send(Submit(request("b")))
+    read_loads()
+    go_on.release()
+    assert iterations.acquire(timeout=TIMEOUT_S)
+    read_loads()
+    read_loads()
+    assert loads[-1] == 2
+    go_on.release(4)
 
 
 def test_the_first_view_of_an_idle_engine_comes_at_once_and_the_next_with_a_request(harness):

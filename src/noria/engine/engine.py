@@ -37,17 +37,19 @@ class Engine(BaseEngine):
         return self._live_view.wait_s(now) if self._is_idle() else 0.0
 
     def _advance(self) -> None:
+        if (now := time.monotonic()) - self._last_load[0] >= LOAD_INTERVAL_S:
+            # Before the iteration: what arrives during it is not in the load, and clients forget what they have sent
+            # before a load.
+            self._publish_load(now)
         with self._receiver.watchdog.loop:
             iteration = self._loop.run_iteration()
         if iteration is not None:
             self._metrics.on_iteration(iteration)
             self._live_view.on_iteration(iteration, time.monotonic(), time.time())
         self._metrics.update_occupancy(self._loop.scheduler)
-        if is_idle := self._is_idle():
+        if self._is_idle():
             self._loaded_models.on_idle()
-        now = time.monotonic()  # at most twice a second, and whenever the engine becomes idle
-        if is_idle or now - self._last_load[0] >= LOAD_INTERVAL_S:
-            self._publish_load(now)
+            self._publish_load(time.monotonic())
 
     def _on_plan(self, plan: IterationPlan) -> bool:
         images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
