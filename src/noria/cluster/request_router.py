@@ -2,7 +2,7 @@
 
 In a front end it also passes the replicas that Ray reports to `replica_list`, from which the front end knows the
 engines: requests go to them over ZeroMQ, and are distributed by `frontend/engines/router.py` from loads that are half a
-second old at most. Calls by handle, of other Ray applications, are distributed here.
+second or an iteration old at most. Calls by handle, of other Ray applications, are distributed here.
 """
 
 from typing import Any

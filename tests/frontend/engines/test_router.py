@@ -26,7 +26,9 @@ NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="ffffffffffff")
 class Engine:
     models: tuple[ModelSpec, ...]
     num_results_in_flight: int = 0
-    expected_backlog_s: tuple[float, float] = (0.0, 0.0)
+    reported_backlog_s: float = 0.0
+    num_results_since_load: int = 0
+    result_s: float = 0.0
 
 
 def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
@@ -43,10 +45,20 @@ def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
 
 def test_the_backlog_in_seconds_decides_before_the_number_of_results():
     """Another front end may have filled an engine; and what was just submitted is in no report yet."""
-    filled, quick = Engine((FAKE_MODEL,), 0, (9.0, 0.0)), Engine((FAKE_MODEL,), 8, (2.0, 3.0))
+    filled, quick = Engine((FAKE_MODEL,), 0, 9.0), Engine((FAKE_MODEL,), 8, 2.0, 3, result_s=1.0)
     assert route([filled, quick], "tiny") is quick
-    quick.expected_backlog_s = (2.0, 8.0)
+    quick.num_results_since_load = 8
     assert route([filled, quick], "tiny") is filled
+
+
+def test_a_burst_is_spread_whatever_engines_were_last_seen_with():
+    """One had nearly finished its last result when it reported, and one has had none yet."""
+    engines = [Engine((FAKE_MODEL,), result_s=result_s) for result_s in (2.0, 0.01, 0.0)]
+    for _ in range(30):
+        chosen = route(engines, "tiny")
+        chosen.num_results_in_flight += 1
+        chosen.num_results_since_load += 1
+    assert [each.num_results_in_flight for each in engines] == [10, 10, 10]
 
 
 def test_engines_with_different_versions_serve_their_own(tmp_path):

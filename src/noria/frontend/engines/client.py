@@ -194,8 +194,8 @@ class EngineClient:
         self._lost_attempts: frozenset[str] = frozenset()  # that were in flight when it was lost
         self._attempts: dict[str, _Attempt] = {}
         self.num_results_in_flight = 0  # that the requests in flight at it ask for
-        self._num_results_since_load = 0  # that were asked for after its last load
-        self._result_s = 0.0  # of its backlog for each result, as it last had any
+        self.num_results_since_load = 0  # that this front end has asked for since its last load
+        self.result_s = 0.0  # of its backlog for each result, as it last had any
         # Together unique among all attempts of all front ends; random bytes for each would cost a system call.
         self._nonce, self._numbers = secrets.token_hex(6), itertools.count()
 
@@ -217,15 +217,14 @@ class EngineClient:
         return self._connected
 
     @property
-    def expected_backlog_s(self) -> tuple[float, float]:
-        """Its backlog as it last reported it, and that of what this front end has submitted since."""
-        reported_s = 0.0 if self.load is None else self.load.backlog_s
-        return reported_s, self._num_results_since_load * self._result_s
+    def reported_backlog_s(self) -> float:
+        """Its backlog as it last reported it; 0 if it has not."""
+        return 0.0 if self.load is None else self.load.backlog_s
 
     def _on_load(self, load: EngineLoad) -> None:
-        self.load, self._num_results_since_load = load, 0
+        self.load, self.num_results_since_load = load, 0
         if num_results := load.num_running + load.num_waiting:
-            self._result_s = load.backlog_s / num_results
+            self.result_s = load.backlog_s / num_results
 
     def status(self) -> EngineStatus:
         """Return its state for /readyz."""
@@ -261,7 +260,7 @@ class EngineClient:
         attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update, dict(images))
         self._attempts[attempt_id] = attempt
         self.num_results_in_flight += request.payload.num_results
-        self._num_results_since_load += request.payload.num_results
+        self.num_results_since_load += request.payload.num_results
         try:
             await self.connection.send(message, data)
             # Shielded: what arrives between a cancellation and the handling of it is not lost.

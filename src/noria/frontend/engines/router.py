@@ -16,8 +16,18 @@ class RoutableEngine(Protocol):
         ...
 
     @property
-    def expected_backlog_s(self) -> tuple[float, float]:
-        """Predicted seconds of the work that it had when it reported last, and of what was submitted since."""
+    def reported_backlog_s(self) -> float:
+        """Predicted seconds of the work that it had when it reported last."""
+        ...
+
+    @property
+    def num_results_since_load(self) -> int:
+        """The number of results that were asked of it after that report."""
+        ...
+
+    @property
+    def result_s(self) -> float:
+        """Seconds of its backlog for each result, as it last had any; 0: it never had."""
         ...
 
     @property
@@ -40,7 +50,12 @@ def route(engines: Iterable[EngineT], model: str, version: str = "") -> EngineT 
     holding.sort(key=lambda engine: engine.num_results_in_flight)
     wanted = ModelKey(model, version)
     held = frozenset({wanted})
-    loads = [ReplicaLoad(str(number), held, *engine.expected_backlog_s) for number, engine in enumerate(holding)]
+    # The same for all, else in a burst all requests go to one that was last seen with a nearly finished result.
+    result_s = max(engine.result_s for engine in holding)
+    loads = [
+        ReplicaLoad(str(number), held, engine.reported_backlog_s, engine.num_results_since_load * result_s)
+        for number, engine in enumerate(holding)
+    ]
     return holding[int(rank_replicas(loads, wanted)[0])]
 
 
