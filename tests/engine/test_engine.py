@@ -295,6 +295,14 @@ def test_states_that_cannot_be_used_are_refused(harness, fields, reason):
     assert kinds(harness.client.receive(2)) == [ImageDone, Finished]
 
 
+def test_a_request_that_comes_for_a_model_that_has_left_meanwhile_is_handed_over_again(harness):
+    harness.start()
+    message = Resume(msgspec.structs.replace(request("a"), model_version="another"), (ImageState(0, 1, 1),))
+    harness.client.send(message)
+    (moved,) = harness.client.receive()
+    assert (type(moved), moved.attempt_id, moved.images) == (HandedOver, "a", ())
+
+
 def test_a_request_that_is_being_prepared_is_released_at_once(harness):
     harness.start()
     harness.client.send(Submit(request("a", scheduler="lms")), Release("a"))

@@ -262,6 +262,9 @@ class RequestReceiver:
             spec = self._find_model(request)
             if executor is not None and spec is not None:
                 self._preparing[client, request.attempt_id] = _PreparingRequest(arrived, spec.key)
+        if executor is not None and spec is None and resumption is not None:  # it left while the request was under way
+            self._send_unserved(client, HandedOver(request.attempt_id), arrived)
+            return
         if executor is None or spec is None:
             missing = (
                 "the model is still loading"

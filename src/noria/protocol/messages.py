@@ -70,6 +70,8 @@ class ImageState(Struct, frozen=True):
 class Resume(Struct, frozen=True, tag=True):
     """Go on with a request that another engine has handed over. Answered as `Submit`, or by `StateRefused`.
 
+    An engine that has released the model answers with `HandedOver` at once.
+
     It was accepted once, so the length of the queue does not reject it. The frame beside it has the bytes of `images`
     one after the other, then the request's own.
     """
