@@ -11,7 +11,7 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from noria.cluster.metrics_server import MetricsServer
-from noria.cluster.ray_application import RayApplication
+from noria.cluster.ray_application import RayApplication, metrics_targets
 from noria.cluster.registrar import ClusterRegistrarLink
 from noria.cluster.replica_logs import set_up_logs
 from noria.cluster.request_router import publish_other_replicas
@@ -75,10 +75,18 @@ class FrontendReplica:
         tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
         jobs = open_job_service(config, worker_id, tracer)
         encoders = endpoint_models(config, open_models(config)) if config.endpoints else {}
-        app = build_app(config, engine_pool, lambda: jobs, tracer, endpoint_models=encoders, statistics=statistics)
+        app = build_app(
+            config,
+            engine_pool,
+            lambda: jobs,
+            tracer,
+            endpoint_models=encoders,
+            statistics=statistics,
+            metrics_targets=functools.partial(metrics_targets, self._context.app_name),
+        )
         await app.state.load()
         link = self._registrar and ClusterRegistrarLink(engine_pool, worker_id, self._call_registrar, statistics)
-        return RayApplication(app, engine_pool, list(self._handles), link, self._context.app_name)
+        return RayApplication(app, engine_pool, list(self._handles), link)
 
     async def _call_registrar(self, report: bytes) -> bytes:
         response = self._registrar.exchange.remote(report)

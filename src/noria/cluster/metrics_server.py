@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-TARGETS_PATH = "/metrics/targets"
 _READ_TIMEOUT_S = 10.0  # of a scraper that connects and asks nothing
 
 Render = Callable[[str], tuple[bytes, str]]

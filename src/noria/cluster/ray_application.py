@@ -5,10 +5,9 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from noria.cluster.metrics_server import TARGETS_PATH, targets
+from noria.cluster.metrics_server import targets
 from noria.cluster.registrar import ClusterRegistrarLink
 from noria.cluster.replica_list import REPLICAS
 from noria.frontend.access.auth import is_this_machine
@@ -21,6 +20,11 @@ _FIRST_ENGINES_WAIT_S = 10.0
 none."""
 
 
+def metrics_targets(application: str) -> list[dict[str, Any]]:
+    """Return the answer to `GET /metrics/targets` of a front end of this application of Ray Serve."""
+    return targets(application, REPLICAS.metadata())
+
+
 class RayApplication:
     """Wraps `app`, whose engines are the replicas of `deployments`, the default model's first."""
 
@@ -30,11 +34,8 @@ class RayApplication:
         engine_pool: EnginePool,
         deployments: Sequence[str],
         registrar: ClusterRegistrarLink | None = None,
-        name: str = "noria",
     ) -> None:
-        """`name` is the application's name in Ray Serve."""
         self._app, self._engine_pool, self._registrar = app, engine_pool, registrar
-        self._name = name
         self._endpoints: dict[str, list[EngineEndpoint]] = {name: [] for name in deployments}
         self._found = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -44,14 +45,11 @@ class RayApplication:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
-        if scope.get("path") == TARGETS_PATH:
-            await JSONResponse(targets(self._name, REPLICAS.metadata()))(scope, receive, send)
-            return
         if is_this_machine(scope.get("client")):
             scope["client"] = None  # it is the proxy's: clients of this machine have rights without a key
         # uvicorn makes it. Ray ends a response whose client does not read, so `abort` has nothing to do.
         scope.setdefault("state", {}).setdefault("abort", lambda: None)
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, _without_request_id(scope, send))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()

@@ -26,8 +26,9 @@ from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.errors import error_response, internal_error_response, routing_error_response
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
+from noria.frontend.http.json_response import json_response
 from noria.frontend.http.middleware import ObservabilityMiddleware
-from noria.frontend.http.paths import is_open, needed_scope
+from noria.frontend.http.paths import METRICS_TARGETS_PATH, is_open, needed_scope
 from noria.frontend.open_inference.routes import OpenInferenceRoutes
 from noria.frontend.open_inference.service import OpenInferenceService
 from noria.frontend.routes.a1111.routes import A1111Routes
@@ -91,6 +92,7 @@ def build_app(
     endpoint_models: Mapping[str, EncoderModelSpec] = MappingProxyType({}),
     num_frontends: int = 1,
     statistics: StatisticsRecorder | None = None,
+    metrics_targets: Callable[[], object] | None = None,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
@@ -101,6 +103,7 @@ def build_app(
     a text encoder; by default that of its folder. `endpoint_models` are those of endpoints, by the endpoint's name.
     `num_frontends` share the clients' limits, until `app.state.share_limits` is called with another number.
     `statistics` counts the variables of `config.statistics`; by default one is made.
+    `metrics_targets` returns the answer to GET /metrics/targets; None: there is no such route.
 
     Raises:
         ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
@@ -171,6 +174,7 @@ def build_app(
         Route("/healthz", server_routes.healthz),
         Route("/readyz", server_routes.readyz),
         Route("/metrics", server_routes.metrics),
+        *_metrics_targets_routes(metrics_targets),
         Route("/openapi.json", server_routes.openapi),
         Route("/docs", server_routes.docs),
     ]
@@ -309,6 +313,17 @@ class _PageAndPost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         await (self._post if scope["method"] == "POST" else self._page)(scope, receive, send)
+
+
+def _metrics_targets_routes(find_targets: Callable[[], object] | None) -> list[Route]:
+    """The route of what `find_targets` returns; none without it."""
+    if find_targets is None:
+        return []
+
+    async def answer(_: Request) -> Response:
+        return json_response(find_targets())
+
+    return [Route(METRICS_TARGETS_PATH, answer)]
 
 
 def _authenticated(route: Route, clients: ClientDirectory) -> Route:

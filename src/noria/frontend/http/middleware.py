@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from noria.errors import InternalError, NoriaError
 from noria.frontend.engines.version_choice import Choice, RequestVersions
 from noria.frontend.http import request_spans
-from noria.frontend.http.paths import ASSETS_PATH, HEALTH_PATHS
+from noria.frontend.http.paths import ASSETS_PATH, HEALTH_PATHS, METRICS_TARGETS_PATH
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
@@ -35,7 +35,7 @@ log = logging.getLogger("noria.access")
 
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Requested every few seconds, or by the dozen when a page opens: logged at debug level.
-_DEBUG_LEVEL_PATHS = HEALTH_PATHS | {"/metrics", f"{ASSETS_PATH}/{{name}}"}
+_DEBUG_LEVEL_PATHS = HEALTH_PATHS | {"/metrics", METRICS_TARGETS_PATH, f"{ASSETS_PATH}/{{name}}"}
 
 _MAX_CLIENT_CHARS = 64  # longer than an address; a trusted proxy may pass on whatever its client sent
 _NOSNIFF = (b"x-content-type-options", b"nosniff")  # else a browser may take JSON with a client's text in it for a page

@@ -26,6 +26,9 @@ A1111_CONTROLNET_ROOT = "/controlnet"
 TEI_PATHS = frozenset({"/", "/embed", "/predict", "/rerank", "/similarity", "/tokenize", "/info", "/health"})
 """The routes of text-embeddings-inference, whose errors have its own form; GET / is a page."""
 
+METRICS_TARGETS_PATH = "/metrics/targets"
+"""Where Prometheus finds the replicas of a server on Ray. Their addresses are for keys only, unlike metrics."""
+
 LINEAGE_PATH = "/api/v1/lineage"
 """OpenLineage's path, to which its clients post."""
 
@@ -53,6 +56,7 @@ _SCOPES: dict[str, KeyScope | None] = {
     "/v1/jobs": "jobs",
     "/v1/models": None,
     "/v1/live": None,
+    METRICS_TARGETS_PATH: "metrics",
     LINEAGE_PATH: "registry",
     DEPLOYMENTS_PATH: "registry",
     STATISTICS_PATH: "registry",
