@@ -108,6 +108,7 @@ def open_request(port, request, receive_bytes=None):
 def test_one_image_is_returned_as_bytes(either):
     answer = either.post("/t2i", json={"prompt": PROMPT, "seed": 3})
     assert answer.status_code == 200
+    assert len(answer.headers.get_list("x-request-id")) == 1  # Ray adds one, too
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-noria-seed"] == "3"
     assert answer.headers["x-noria-model"] == "noria-shapes"

@@ -80,3 +80,15 @@ class RayApplication:
             self._found.set()
         endpoints = [each for group in self._endpoints.values() for each in group]
         self._engine_pool.set_engines(endpoints, list(self._endpoints))
+
+
+def _without_request_id(scope: Scope, send: Send) -> Send:
+    """Return `send` without the X-Request-Id that the request has: Ray's proxy adds that one to the response."""
+    from_ray = b"x-request-id", dict(scope.get("headers", ())).get(b"x-request-id")
+
+    async def send_without_request_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [each for each in message["headers"] if each != from_ray]
+        await send(message)
+
+    return send_without_request_id
