@@ -3,7 +3,7 @@
 import pytest
 
 from noria.cluster.check import check_servable
-from noria.config import ClusterConfig, Config, EngineConfig, JobsConfig, RegistryConfig
+from noria.config import ClusterConfig, Config, EngineConfig, FrontendConfig, JobsConfig, RegistryConfig
 from noria.errors import ConfigError
 
 NO_DEPLOYMENTS = RegistryConfig(deployments=False)
@@ -32,3 +32,10 @@ def test_one_node_shares_its_files_and_each_model_is_served_once():
     )
     assert check_servable(shared, num_nodes=2) == shared
     assert check_servable(Config(registry=NO_DEPLOYMENTS), num_nodes=2).registry == NO_DEPLOYMENTS
+
+
+def test_metrics_have_no_address_of_their_own_and_front_ends_no_grpc():
+    config = Config(frontend=FrontendConfig(grpc_port=8001))
+    assert check_servable(config, num_nodes=1).frontend.grpc_port == 0
+    with pytest.raises(ConfigError, match=r"setting frontend\.metrics_address is '0\.0\.0\.0:9464'; on Ray"):
+        check_servable(Config(frontend=FrontendConfig(metrics_address="0.0.0.0:9464")), num_nodes=1)

@@ -3,14 +3,15 @@
 import msgspec
 
 from noria.config import Config
-from noria.errors import ConfigError
+from noria.errors import ConfigError, short_repr
 
 
 def check_servable(config: Config, num_nodes: int) -> Config:
-    """Return the configuration as replicas on so many nodes use it, each model once.
+    """Return the configuration as replicas on so many nodes use it: each model once, and no gRPC.
 
     Raises:
-        ConfigError: an engine would have several devices, or replicas on several nodes a database that one node has.
+        ConfigError: an engine would have several devices, or replicas on several nodes a database that one node has, or
+            metrics an address of their own.
 
     """
     if len(config.engine.devices) != 1:
@@ -30,5 +31,12 @@ def check_servable(config: Config, num_nodes: int) -> Config:
             "registrar, may be on several nodes. Set it to postgresql://USER@HOST/NAME, and jobs.results to a folder "
             "that all nodes reach."
         )
+    if config.frontend.metrics_address:
+        raise ConfigError(
+            f"setting frontend.metrics_address is {short_repr(config.frontend.metrics_address)}; on Ray each replica "
+            "has a port of its own for metrics, and a front end has /metrics at the server's port, too. Leave it out; "
+            "to keep /metrics private, block that path in the proxy before Ray's."
+        )
     sources = tuple(dict.fromkeys([config.model, *config.additional_models]))
-    return msgspec.structs.replace(config, additional_models=sources[1:])
+    frontend = msgspec.structs.replace(config.frontend, grpc_port=0)  # Ray's proxy is the only way to front ends
+    return msgspec.structs.replace(config, additional_models=sources[1:], frontend=frontend)
