@@ -21,7 +21,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from noria.cluster import app
-from noria.cluster.serving import failures, start
+from noria.cluster.serving import deployed, failures
 from noria.errors import ConfigError
 
 settings, port = json.loads(sys.argv[1]), int(sys.argv[2])
@@ -49,15 +49,13 @@ def running():
     return {name: each.replica_states.get("RUNNING", 0) for name, each in deployments.items()}
 
 
-def deploy(changes, until_given_up):
-    start(app(settings | changes), "other", "/other")
-    reasons = failures("other")
+def deploy(changes, until_given_up, name="other"):
     try:
-        return " ".join(reasons) if until_given_up else next(reasons)
+        with deployed(app(settings | changes), name, f"/{name}"):
+            reasons = failures(name)
+            return " ".join(reasons) if until_given_up else next(reasons)
     except ConfigError as error:
         return error.message
-    finally:
-        serve.delete("other")
 
 
 serve.run(app(settings), name="noria")

@@ -131,6 +131,12 @@ def test_an_application_that_a_node_cannot_run_says_which_node_and_why(world, ch
     assert world.is_whole()  # the other application serves as before
 
 
+def test_an_application_that_runs_already_is_not_replaced(world):
+    found = world.command("deploy", changes={"engine.slots": "1"}, until_given_up=False, name="noria")["error"]
+    assert "Ray runs an application 'noria' already, which is RUNNING" in found
+    assert world.is_whole()
+
+
 # What `ray.init` does with a cluster that it has reached: Ray's own comparison, and its words.
 OTHER_VERSIONS = """
 import sys

@@ -30,8 +30,8 @@ def running_on(target: str, config: Config) -> Iterator[str]:
 
     Raises:
         MissingExtra: Ray is not installed.
-        ConfigError: Ray is too old, the target is neither, nothing listens there, it is of another version, or the
-            application does not become ready.
+        ConfigError: Ray is too old, the target is neither, nothing listens there, it is of another version, it runs an
+            application `noria` already, or the application does not become ready.
 
     """
     host = _check_target(target)
@@ -50,16 +50,15 @@ def running_on(target: str, config: Config) -> Iterator[str]:
         raise ConfigError(f"Ray at {target} cannot be used: {error}") from error
     try:
         serve.start(http_options={"host": config.frontend.host, "port": config.frontend.port})
-        start(build(config), _APPLICATION)
-        for reason in failures(_APPLICATION):
-            log.warning("a replica does not start, Ray tries again: %s", reason, extra=fields(event="replica_failed"))
-        yield f"http://{host or config.frontend.host}:{config.frontend.port}"
+        with deployed(build(config), _APPLICATION):
+            for reason in failures(_APPLICATION):
+                extra = fields(event="replica_failed")
+                log.warning("a replica does not start, Ray tries again: %s", reason, extra=extra)
+            yield f"http://{host or config.frontend.host}:{config.frontend.port}"
     finally:
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            if target == "local":
+        if target == "local":
+            with contextlib.suppress(Exception):  # it may have ended
                 serve.shutdown()
-            else:
-                serve.delete(_APPLICATION)
         ray.shutdown()
 
 
@@ -84,12 +83,28 @@ def _check_target(target: str) -> str | None:
     return host
 
 
-def start(application: Any, name: str, route_prefix: str = "/") -> None:
-    """Have Ray run an application, without waiting for it."""
+@contextlib.contextmanager
+def deployed(application: Any, name: str, route_prefix: str = "/") -> Iterator[None]:
+    """Have Ray run an application in this context, without waiting for it.
+
+    Raises:
+        ConfigError: Ray runs one of this name, which is not touched.
+
+    """
     from ray import serve
 
+    if (present := serve.status().applications.get(name)) is not None:
+        raise ConfigError(
+            f"Ray runs an application {name!r} already, which is {present.status.value}. End the `noria serve --on` "
+            f"that has started it; if there is none, remove it with ray.serve.delete({name!r})."
+        )
     target = serve.RunTarget(target=application, name=name, route_prefix=route_prefix)
-    serve.run_many([target], wait_for_applications_running=False)
+    try:
+        serve.run_many([target], wait_for_applications_running=False)
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            serve.delete(name)
 
 
 def failures(name: str) -> Iterator[str]:
