@@ -127,7 +127,10 @@ class ClusterRegistrarLink:
     async def run(self) -> None:
         """Follow and report, until cancelled."""
         while True:
-            await self.call_once()
+            try:
+                await self.call_once()
+            except Exception:  # a front end without its link would keep old routes, and all counts
+                log.exception("the link to the registrar failed; it goes on")
             await asyncio.sleep(INTERVAL_S)
 
     async def call_once(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from noria.protocol.transport import EngineEndpoint
 
 OnReplicas = Callable[[str, list[EngineEndpoint]], None]
-"""Called with a deployment's name and its replicas' endpoints, in any thread; must not block."""
+"""Called with a deployment's name and its replicas' endpoints, in any thread; must not block, or call the table."""
 
 
 @dataclass
@@ -29,9 +29,8 @@ class ReplicaTable:
         endpoints = [found for each in metadata if (found := read_metadata(deployment, each)) is not None]
         with self._lock:
             self._endpoints[deployment], self._metadata[deployment] = endpoints, metadata
-            followers = list(self._followers)
-        for follow in followers:
-            follow(deployment, endpoints)
+            for follow in self._followers:  # with the lock: else an older list could come after a newer one
+                follow(deployment, endpoints)
 
     def metadata(self) -> dict[str, list[Mapping[str, Any]]]:
         """What the replicas of each deployment say of themselves."""
@@ -42,9 +41,8 @@ class ReplicaTable:
         """Call `on_replicas` with what is known, and with each change."""
         with self._lock:
             self._followers.append(on_replicas)
-            known = dict(self._endpoints)
-        for deployment, endpoints in known.items():
-            on_replicas(deployment, endpoints)
+            for deployment, endpoints in self._endpoints.items():
+                on_replicas(deployment, endpoints)
 
     def unfollow(self, on_replicas: OnReplicas) -> None:
         """Call it no longer."""
