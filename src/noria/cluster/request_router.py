@@ -44,14 +44,18 @@ def publish_other_replicas() -> None:
 
     Call it once in a process, before it makes handles. Under HAProxy a deployment of front ends can name no router.
     """
-    router_class = RequestRouterConfig().get_request_router_class()
-    update_replicas = router_class.update_replicas
+    # Where a process gets the class: Ray pickles its own with their base by value, so each process has a copy.
+    get_request_router_class = RequestRouterConfig.get_request_router_class
 
-    def update_and_publish(router: RequestRouter, replicas: list[RunningReplica]) -> None:
-        update_replicas(router, replicas)
-        _publish(router)
+    def get_publishing_class(config: RequestRouterConfig) -> type[RequestRouter]:
+        class PublishingRouter(get_request_router_class(config)):  # type: ignore[misc]
+            def update_replicas(self, replicas: list[RunningReplica]) -> None:
+                super().update_replicas(replicas)
+                _publish(self)
 
-    router_class.update_replicas = update_and_publish
+        return PublishingRouter
+
+    RequestRouterConfig.get_request_router_class = get_publishing_class
 
 
 def _publish(router: RequestRouter) -> None:
