@@ -47,6 +47,7 @@ LONGEST = (
 )
 TESTS = pathlib.Path(__file__).parent
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else torch's compiler keeps a pool of threads
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores, so torch computes in one thread.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -127,9 +127,9 @@ def test_a_shift_of_prompts_raises_the_psi_and_the_same_prompts_do_not(
     assert "shapes@1 at tiny has a reference of" in noria("stats", "baseline", "tiny")
     server.ask(draw.poisson(6, 300) + 1)
     wait_until(lambda: server.psi("prompt_words") is not None, timeout_s=60)
+    wait_until(lambda: '"num_current":600' in noria("stats", "show", "--json"), timeout_s=60)
 
     server.restart_registrar()  # what it has kept, the next one goes on with
-    wait_until(lambda: '"num_current":600' in noria("stats", "show", "--json"), timeout_s=60)
     wait_until(lambda: server.psi("prompt_words") is not None, timeout_s=60)
     for variable in ("prompt_words", "prompt_chars", "scheduler", "image_brightness"):
         assert abs(server.psi(variable)) < 0.1, variable
