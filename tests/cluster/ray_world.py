@@ -19,6 +19,7 @@ import sys
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve.context import _get_global_client
 
 from noria.cluster import app
 from noria.cluster.serving import deployed, failures
@@ -44,6 +45,13 @@ def drain(node):
     subprocess.run([ray_command, "drain-node", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
+def engine_nodes():
+    """The nodes with an engine of the image model, workers that can go."""
+    deployments = _get_global_client().get_serve_details()["applications"]["noria"]["deployments"]
+    nodes = {each["node_id"] for each in deployments["engine-bundled"]["replicas"]}
+    return [each for each in workers if each.node_id in nodes]
+
+
 def running():
     deployments = serve.status().applications["noria"].deployments
     return {name: each.replica_states.get("RUNNING", 0) for name, each in deployments.items()}
@@ -64,11 +72,15 @@ for line in sys.stdin:
     command, _, arguments = line.strip().partition(" ")
     match command:
         case "remove_node":
-            cluster.remove_node(workers.pop(), allow_graceful=False)
+            node = engine_nodes()[-1]
+            workers.remove(node)
+            cluster.remove_node(node, allow_graceful=False)
             say(removed=True)
         case "drain_node":
+            node = engine_nodes()[0]
+            workers.remove(node)
             workers.append(cluster.add_node(num_cpus=2))
-            drain(workers.pop(0))
+            drain(node)
             say(drained=True)
         case "status":
             say(running=running())
