@@ -48,10 +48,9 @@ class RayWorld:
         )
 
     def read(self):
-        while line := self.process.stdout.readline():
-            if line.startswith("{"):
-                return json.loads(line)
-        raise AssertionError("the cluster has ended")
+        line = self.process.stdout.readline()
+        assert line, "the cluster has ended"
+        return json.loads(line)
 
     def command(self, word, **arguments):
         with self.lock:

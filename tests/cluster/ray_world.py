@@ -25,6 +25,8 @@ from noria.cluster import app
 from noria.cluster.serving import deployed, failures
 from noria.errors import ConfigError
 
+replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints the logs of all processes
 settings, port = json.loads(sys.argv[1]), int(sys.argv[2])
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 # Each node has a home of its own, and so may `~/…`.
@@ -34,7 +36,7 @@ serve.start(http_options={"port": port}, proxy_location="HeadOnly")
 
 
 def say(**reply):
-    print(json.dumps(reply), flush=True)
+    print(json.dumps(reply), file=replies, flush=True)
 
 
 def drain(node):
