@@ -10,7 +10,7 @@ from PIL import Image
 import noria.cli.local_generation
 from noria.cli.main import main
 from noria.config import Config
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
 from noria.models.catalog import open_model

@@ -20,7 +20,7 @@ from noria.cli.main import build_parser, main
 from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
 from noria.frontend.access.api_keys import key_digest, read_keys
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.jobs.webhooks.signing import format_secret, secret_of_key
 from noria.protocol.diffusion import DiffusionModelSpec, Lora
 from noria.protocol.request import EngineRequest, ImageRequestBody

@@ -13,8 +13,8 @@ from noria.engine.engine import Engine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import Runtime
-from noria.frontend.engines.client import PreviewImage, ProgressUpdate
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.results import PreviewImage, ProgressUpdate
 from noria.models.catalog import open_model
 from noria.protocol.messages import Leave
 from noria.protocol.transport import EngineChannel, EngineEndpoint

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.frontend.services.image_writer import count_luma
 from noria.statistics.values import luma_values, non_latin_ratio, prompt_values
 

@@ -76,7 +76,8 @@ def tokenize(self, spec, inputs, side="right"):
 TokenizationThread.tokenize = tokenize
 """,
     "  the engine's channel": """
-from noria.frontend.engines.client import EngineClient, EngineResult
+from noria.frontend.engines.client import EngineClient
+from noria.frontend.engines.results import EngineResult
 from noria.protocol.text import TextResult, TextTimings
 async def submit(*_):
     return EngineResult((), TextTimings(0.1, 0.1), 1, 1.0, 0.2, TextResult(1, 8), memoryview(bytes(32)))

@@ -18,7 +18,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from noria.config import EngineConfig
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.frontend.services.image_writer import to_base64, write_images
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import die_with_parent

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from noria.config import EngineConfig
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.models.catalog import open_model
 from noria_bench.load.workload import start_image
 from noria_bench.targets.pipeline_generator import (

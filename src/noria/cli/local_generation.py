@@ -14,7 +14,7 @@ import msgspec
 
 from noria.config import Config
 from noria.errors import ConfigError, GenerationFailed, ImageFileError, InvalidField, short_repr
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.frontend.services.image_writer import write_images
 from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for

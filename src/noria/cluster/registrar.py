@@ -47,7 +47,7 @@ class RegistrarReply(msgspec.Struct, frozen=True):
 
 
 class ClusterRegistrar:
-    """Carries out deployments on the replicas that it is told of."""
+    """Carries out deployments on the engine replicas that `set_engines` names."""
 
     def __init__(self, config: Config, models: Mapping[str, AnyModelSpec]) -> None:
         """`models` are the configuration's, by the deployment of their engines."""

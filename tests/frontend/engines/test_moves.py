@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from noria.errors import EngineLost
-from noria.frontend.engines.client import ProgressUpdate
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.results import ProgressUpdate
 from noria.observe.metrics import declarations
 from noria.protocol.messages import ImageState
 from noria.testing.fake_engine import FAKE_MODEL

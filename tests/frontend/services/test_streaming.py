@@ -2,7 +2,7 @@
 
 import asyncio
 
-from noria.frontend.engines.client import PreviewImage, ProgressUpdate
+from noria.frontend.engines.results import PreviewImage, ProgressUpdate
 from noria.frontend.services.streaming import LatestUpdates, StreamedGeneration
 
 

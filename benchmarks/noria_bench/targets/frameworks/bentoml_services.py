@@ -17,7 +17,7 @@ import bentoml
 import msgspec
 from starlette.responses import Response
 
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.protocol.process_signals import die_with_parent
 from noria_bench.targets.frameworks.bentoml_app import JOB_VARIABLE
 from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, generate_mixed, image_response

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.protocol.process_signals import die_with_parent
 from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, generate_mixed, image_response
 

@@ -17,7 +17,7 @@ import pydantic
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria_bench.targets.pipeline_generator import (
     PipelineGenerator,
     T2IBody,

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria_bench.targets.pipeline_generator import BatchKey, ImageGenerator, ImageResponse, T2IBody, image_response
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.models.catalog import open_model
 from noria_bench.targets.pipeline_generator import T2IBody, batch_key_of
 from noria_bench.targets.reference.batch_worker import BatchWorker

@@ -17,7 +17,7 @@ import uvicorn
 from PIL import Image
 
 from noria.config import EngineConfig
-from noria.frontend.engines.client import RawImage
+from noria.frontend.engines.results import RawImage
 from noria.models.catalog import open_model
 from noria_bench.targets.catalog import TARGETS, TargetSettings
 from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, batch_key_of

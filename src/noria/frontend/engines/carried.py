@@ -10,14 +10,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from noria.errors import GenerationFailed
-from noria.frontend.engines.client import (
-    AttemptMovedError,
-    EngineClient,
-    EngineResult,
-    OnUpdate,
-    RawImage,
-    StateRefusedError,
-)
+from noria.frontend.engines.client import AttemptMovedError, EngineClient, StateRefusedError
+from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
 from noria.protocol.messages import ImageState, Resume, Timings

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageChops, ImageStat
 
-from noria.frontend.engines.client import EngineResult, RawImage
+from noria.frontend.engines.results import EngineResult, RawImage
 
 
 def output_distance(one: EngineResult, other: EngineResult) -> float | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from noria.errors import EngineUnavailable
-from noria.frontend.engines.client import EngineClient, EngineResult, EngineStatus, OnUpdate
+from noria.frontend.engines.client import EngineClient, EngineStatus
+from noria.frontend.engines.results import EngineResult, OnUpdate
 from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import holds, route
 from noria.frontend.engines.shadow_mirror import ShadowMirror

@@ -15,16 +15,9 @@ import msgspec
 
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable
 from noria.frontend.engines.carried import CarriedImages
-from noria.frontend.engines.client import (
-    AttemptLostError,
-    AttemptMovedError,
-    EngineClient,
-    EngineResult,
-    OnUpdate,
-    ProgressUpdate,
-    StateRefusedError,
-)
+from noria.frontend.engines.client import AttemptLostError, AttemptMovedError, EngineClient, StateRefusedError
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
+from noria.frontend.engines.results import EngineResult, OnUpdate, ProgressUpdate
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import AnyRequest
 

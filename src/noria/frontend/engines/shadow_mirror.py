@@ -26,8 +26,9 @@ from noria.errors import (
     NoriaError,
     QueueFull,
 )
-from noria.frontend.engines.client import AttemptLostError, AttemptMovedError, EngineClient, EngineResult
+from noria.frontend.engines.client import AttemptLostError, AttemptMovedError, EngineClient
 from noria.frontend.engines.output_distance import output_distance
+from noria.frontend.engines.results import EngineResult
 from noria.frontend.engines.version_choice import VersionChooser
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations, outcomes

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from starlette.requests import Request
 
 from noria.errors import NoriaError
-from noria.frontend.engines.client import Update
+from noria.frontend.engines.results import Update
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.sse import KEEP_ALIVE_COMMENT, KEEP_ALIVE_INTERVAL_S, EventStream, serialize_event

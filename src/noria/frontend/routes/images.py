@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.frontend.access.concurrency_limits import client_id_of
-from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
+from noria.frontend.engines.results import PreviewImage, ProgressUpdate, Update
 from noria.frontend.http import sse
 from noria.frontend.http.body import FORM, JSON, JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from noria.errors import InvalidField, short_repr
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.access.quotas import ApiClient
-from noria.frontend.engines.client import PreviewImage, Update
+from noria.frontend.engines.results import PreviewImage, Update
 from noria.frontend.http import sse
 from noria.frontend.http.body import FORM, JSON, JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect

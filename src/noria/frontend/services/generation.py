@@ -20,8 +20,8 @@ from noria.config import FrontendConfig
 from noria.errors import DeadlineExceeded, NoriaError
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import ApiClient
-from noria.frontend.engines.client import OnUpdate, RawImage
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.results import OnUpdate, RawImage
 from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
 from noria.frontend.services.image_writer import to_base64, write_images
 from noria.frontend.services.request_validation import MAX_LORAS, NO_IMAGES, CompleteLoras, no_loras, validate

@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from noria.frontend.engines.client import PreviewImage, RawImage
+from noria.frontend.engines.results import PreviewImage, RawImage
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from noria.protocol.request import ImageFormat

@@ -9,7 +9,7 @@ import msgspec
 from opentelemetry.trace import get_current_span
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
-from noria.frontend.engines.client import ProgressUpdate, Update
+from noria.frontend.engines.results import ProgressUpdate, Update
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.generation_types import AdmittedRequest
 from noria.frontend.services.span_attributes import add_request_attributes

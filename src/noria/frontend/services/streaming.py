@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from noria.errors import NoriaError
-from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
+from noria.frontend.engines.results import PreviewImage, ProgressUpdate, Update
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult
 

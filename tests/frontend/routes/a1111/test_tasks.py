@@ -1,6 +1,6 @@
 """Tasks of A1111's clients."""
 
-from noria.frontend.engines.client import PreviewImage, ProgressUpdate
+from noria.frontend.engines.results import PreviewImage, ProgressUpdate
 from noria.frontend.routes.a1111.tasks import A1111Task
 
 

@@ -1,0 +1,56 @@
+"""What an engine makes of a request, and what it sends meanwhile: images, previews, progress."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from noria.protocol.kinds import FinalResult
+from noria.protocol.messages import AnyTimings
+
+
+@dataclass(frozen=True)
+class RawImage:
+    """One image as the engine sent it. `rgb` is height × width × 3 bytes."""
+
+    seed: int
+    width_px: int
+    height_px: int
+    rgb: memoryview
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What a request results in: images, ordered by index, or what `final` describes."""
+
+    images: tuple[RawImage, ...]
+    timings: AnyTimings
+    num_steps_run: int
+    mean_batch: float  # mean number of images in its steps' batches, its own included
+    predicted_s: float  # time to finish that the engine predicted when it accepted the request
+    final: FinalResult | None = None
+    data: memoryview | None = None  # what `final` describes
+
+
+@dataclass(frozen=True)
+class ProgressUpdate:
+    """The progress of a request: that of its slowest image."""
+
+    queue_position: int | None  # images that join the batch before its last one; None: all of its images have joined
+    step: int
+    num_steps: int
+    finish_in_s: float | None  # predicted; None while the request waits for an engine
+
+
+@dataclass(frozen=True)
+class PreviewImage:
+    """A small preview of image `index` after `step` steps. `rgb` is height × width × 3 bytes."""
+
+    index: int
+    step: int
+    width_px: int
+    height_px: int
+    rgb: bytes
+
+
+Update = ProgressUpdate | PreviewImage
+OnUpdate = Callable[[Update], None]
+"""Called in the event loop with each update of a request; must not block."""
