@@ -10,10 +10,10 @@ from noria.engine.compile_queue import CompileQueue, CompileTask
 from noria.testing.requests import make_image_request
 
 
-def task(client="", steps=20, name="a", connection=b"1", num_bytes=0):
+def task(client="", steps=20, name="a", connection=b"1", num_bytes=0, was_moved=False):
     request = make_image_request(name, "noria-shapes", inference_steps=steps)
-    data = memoryview(bytes(num_bytes)) if num_bytes else None
-    return CompileTask(connection, msgspec.structs.replace(request, client=client), data, 0.0)
+    request = msgspec.structs.replace(request, client=client, was_moved=was_moved)
+    return CompileTask(connection, request, memoryview(bytes(num_bytes)) if num_bytes else None, 0.0)
 
 
 def taken(waiting):
@@ -55,6 +55,18 @@ def test_the_bytes_of_start_images_are_bounded_and_the_client_with_most_of_them_
     rejections = waiting.put(task("d", 1, num_bytes=30))
     assert [(each.request.client, each.data.nbytes) for each in rejections] == [("c", 1), ("b", 40)]
     assert sorted(taken(waiting)) == [("a", 8), ("a", 9), ("c", 5), ("d", 1)]
+
+
+def test_what_another_engine_has_accepted_is_not_rejected_and_takes_no_room_of_others():
+    waiting = CompileQueue(max_waiting=1, max_bytes=10)
+    for steps in (70, 80, 90):
+        assert waiting.put(task("a", steps, num_bytes=9, was_moved=True)) == []
+    assert waiting.put(task("b", 5, num_bytes=9)) == []
+    (rejected,) = waiting.put(task("a", 6))
+    assert (rejected.request.client, rejected.request.payload.num_steps) == ("a", 6)
+    (rejected,) = waiting.put(task("b", 4, num_bytes=9))
+    assert (rejected.request.client, rejected.request.payload.num_steps) == ("b", 5)
+    assert sorted(taken(waiting)) == [("a", 70), ("a", 80), ("a", 90), ("b", 4)]
 
 
 def test_cancelled_requests_are_removed():

@@ -4,7 +4,7 @@ A sampler takes up to 1.5 s to compile, LoRAs as long as reading their files, an
 different ones. So clients take turns, of a client the one with the fewest steps is next, and the queue is bounded in
 requests and in the bytes of their start images: beyond a limit, the one with the most steps of the client that has most
 is rejected. A client is an API key; clients without a key share one turn, in which a usual request is prepared before
-the costly ones.
+the costly ones. Requests that another engine has handed over count in no limit.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ class CompileTask:
 
 
 class CompileQueue:
-    """At most `max_waiting` requests, with at most `max_bytes` of data. Not thread-safe."""
+    """At most `max_waiting` new requests, with at most `max_bytes` of data. Not thread-safe."""
 
     def __init__(self, max_waiting: int = MAX_WAITING, max_bytes: int = MAX_WAITING_BYTES) -> None:
         self._max_waiting, self._max_bytes = max_waiting, max_bytes
@@ -43,10 +43,10 @@ class CompileQueue:
         """Add a request; return those that are rejected if there are too many, possibly the new one."""
         self._tasks.setdefault(task.request.client, []).append(task)
         rejected = []
-        if sum(map(len, self._tasks.values())) > self._max_waiting:
-            rejected.append(self._reject(len, lambda _: True, task.request.client))
+        if sum(map(_num_new, self._tasks.values())) > self._max_waiting:
+            rejected.append(self._reject(_num_new, _is_new, task.request.client))
         while sum(map(_num_bytes, self._tasks.values())) > self._max_bytes:
-            rejected.append(self._reject(_num_bytes, lambda each: each.data is not None, task.request.client))
+            rejected.append(self._reject(_num_bytes, _has_new_data, task.request.client))
         return rejected
 
     def _reject(
@@ -88,8 +88,20 @@ class CompileQueue:
             del self._tasks[task.request.client]
 
 
+def _is_new(task: CompileTask) -> bool:
+    return not task.request.was_moved
+
+
+def _has_new_data(task: CompileTask) -> bool:
+    return _is_new(task) and task.data is not None
+
+
+def _num_new(tasks: Iterable[CompileTask]) -> int:
+    return sum(map(_is_new, tasks))
+
+
 def _num_bytes(tasks: Iterable[CompileTask]) -> int:
-    return sum(task.data.nbytes for task in tasks if task.data is not None)
+    return sum(task.data.nbytes for task in tasks if task.data is not None and _is_new(task))
 
 
 def _num_steps(task: CompileTask) -> int:

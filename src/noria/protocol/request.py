@@ -84,6 +84,7 @@ class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):
     deadline_s: float | None = None  # from its arrival at the engine; a result after that is useless to the client
     stream_progress: bool = False  # whether to send `Progress` repeatedly
     exclusive: bool = False  # never batched with other requests, because an engine crashed while this one was in flight
+    was_moved: bool = False  # another engine had accepted it: full queues and full memory for images do not reject it
     traceparent: str = ""  # W3C trace context of the submitting span; empty: not part of a trace
     tracestate: str = ""  # W3C trace context, vendor-specific part
 

@@ -82,7 +82,7 @@ class RequestPreparer:
         if payload.reference_images and not isinstance(self._model, ReferencedModel):
             raise InvalidField(f"{request.model} takes no reference images", field="reference_images")
         shape = self._model.latent_shape(payload.width, payload.height)
-        frame = self._start_frames.read(payload, data, shape)
+        frame = self._start_frames.read(payload, data, shape, is_limited=not request.was_moved)
         table, *of_refiner = [compile_sampler(*arguments) for arguments in self._samplers(payload, request.model)]
         # The start and the end of a ControlNet are parts of the calls that the model would make without its refiner.
         num_unrefined, second_stage_from = table.num_calls, None

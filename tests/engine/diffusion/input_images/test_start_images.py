@@ -3,6 +3,7 @@
 import gc
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -258,6 +259,17 @@ def test_the_pixels_that_wait_are_bounded():
         reader.read(request.payload, frame(request), (4, 8, 12))
     held.pop()
     assert reader.read(request.payload, frame(request), (4, 8, 12))[0] is not None
+
+
+def test_the_pixels_of_a_request_that_has_moved_are_not_rejected(tiny, monkeypatch):
+    _, executor = tiny
+    request = make_request(1, strength=0.5)
+    monkeypatch.setattr(executor._preparer._start_frames, "_max_waiting_bytes", 1)
+    held = executor.prepare(request, frame(request))
+    with pytest.raises(QueueFull):
+        executor.prepare(request, frame(request))
+    assert executor.prepare(msgspec.structs.replace(request, was_moved=True), frame(request)).start is not None
+    del held
 
 
 def test_a_sampler_is_compiled_for_each_first_step(tiny):

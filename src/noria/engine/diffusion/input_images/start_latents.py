@@ -131,13 +131,18 @@ class StartFrameReader:
         self._lock = threading.Lock()
 
     def read(
-        self, payload: DiffusionPayload, data: memoryview | None, latent_shape: tuple[int, int, int]
+        self,
+        payload: DiffusionPayload,
+        data: memoryview | None,
+        latent_shape: tuple[int, int, int],
+        *,
+        is_limited: bool = True,
     ) -> RequestFrame:
         """Return the images of a request, whose own have latents of `latent_shape`.
 
         Raises:
             InvalidField: the frame, the mask or the strength do not fit together.
-            QueueFull: the pixels of requests that wait fill the memory for them.
+            QueueFull: the pixels of requests that wait fill the memory for them, and it `is_limited`.
 
         """
         if payload.strength is None and payload.has_mask:
@@ -161,7 +166,7 @@ class StartFrameReader:
         of_start, of_controls, of_references = np.split(frame, [first_control, first_reference])
         with self._lock:
             waiting_bytes = sum(each.waiting_bytes for each in list(self._alive))
-            if waiting_bytes and waiting_bytes + len(frame) > self._max_waiting_bytes:
+            if is_limited and waiting_bytes and waiting_bytes + len(frame) > self._max_waiting_bytes:
                 raise QueueFull(
                     f"the images of requests that wait take {waiting_bytes} bytes of {self._max_waiting_bytes}",
                     retry_after_s=_RETRY_AFTER_S,
