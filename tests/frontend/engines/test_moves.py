@@ -1,11 +1,13 @@
 """Requests that engines hand over to others, through the front end."""
 
 import asyncio
+import gc
 
 import msgspec
 import pytest
 
-from noria.errors import EngineLost
+from noria.errors import EngineLost, QueueFull
+from noria.frontend.engines import retries
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.results import ProgressUpdate
 from noria.observe.metrics import declarations
@@ -116,10 +118,15 @@ def test_a_state_that_is_refused_begins_anew_and_is_counted(request_of, engines,
     assert num_moved("refused") == refused_before + 1
 
 
-def test_a_frame_that_is_not_as_long_as_its_states_is_dropped(request_of, engines):
+@pytest.mark.parametrize(("data", "max_bytes"), [(b"four", 100), (b"state", 4)])
+def test_states_that_are_incomplete_or_larger_than_the_limit_are_dropped_logged_and_counted(
+    data, max_bytes, request_of, engines, monkeypatch, captured_log_fields
+):
+    monkeypatch.setattr(retries, "MAX_STATE_BYTES", max_bytes)
     first, second = engines
     second.set_state("loading")
-    first.states_data = b"four"
+    first.states_data = data
+    dropped_before = num_moved("dropped")
 
     async def scenario():
         async with EnginePool([first.address, second.address]) as pool:
@@ -129,6 +136,66 @@ def test_a_frame_that_is_not_as_long_as_its_states_is_dropped(request_of, engine
             second.set_state("ready")
             assert (await task).images
         assert [each.images for each in second.resumed] == [()]
+
+    with captured_log_fields("noria.frontend") as lines:
+        asyncio.run(scenario())
+    assert [(line["event"], line["num_images"], line["key"]) for line in lines()] == [("state_dropped", 1, "alice")]
+    assert num_moved("dropped") == dropped_before + 1
+
+
+def test_the_states_of_all_requests_count_in_the_limit_until_they_end(request_of, engines, monkeypatch):
+    monkeypatch.setattr(retries, "MAX_STATE_BYTES", 2 * STATE.num_bytes)
+    first, second = engines
+    second.set_state("loading")
+    gc.disable()  # what has ended must not need it
+
+    async def scenario():
+        async with EnginePool([first.address, second.address]) as pool:
+            await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "loading"])
+            tasks = [await begin(pool, first, request_of(seed=seed)) for seed in range(3)]
+            await wait_until_async(lambda: len(first.in_flight) == 3)
+            second.never_answers = True
+            first.set_state("draining")
+            second.set_state("ready")
+            await wait_until_async(lambda: len(second.resumed) == 3)
+            assert sorted(len(each.images) for each in second.resumed) == [0, 1, 1]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            second.set_state("loading")
+            first.set_state("ready")
+            await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "loading"])
+            last = await begin(pool, first, request_of(seed=9))
+            first.set_state("draining")
+            second.never_answers = False
+            second.set_state("ready")
+            assert (await last).images
+            assert second.resumed[-1].images
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
+
+
+def test_a_request_that_has_moved_is_not_refused_because_the_target_is_full(request_of, engines, monkeypatch):
+    monkeypatch.setattr(retries, "_FULL_RETRY_S", 0.01)
+    first, second = engines
+    second.set_state("loading")
+    second.failure = {"code": "queue_full", "message": "the LoRA adapters of accepted requests fill the cache"}
+
+    async def scenario():
+        async with EnginePool([first.address, second.address]) as pool:
+            await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "loading"])
+            task = await begin(pool, first, request_of())
+            first.set_state("draining")
+            second.set_state("ready")
+            await wait_until_async(lambda: len(second.resumed) >= 2)
+            with pytest.raises(QueueFull):
+                await pool.submit(request_of(seed=2))  # a new one is
+            second.failure = None
+            assert (await task).images
+        assert all(each.images == (STATE,) and each.request.was_moved for each in second.resumed)
 
     asyncio.run(scenario())
 
@@ -153,7 +220,7 @@ def test_a_request_that_was_handed_over_waits_for_an_engine_and_can_be_cancelled
             tasks[0].cancel()
             await wait_until_async(lambda: second.cancelled)
             second.set_state("dead")
-            with pytest.raises(EngineLost, match="none that holds its model was ready"):
+            with pytest.raises(EngineLost, match=r"has ended or released 'tiny' .* ready after 0\.1 s\. Send the req"):
                 await tasks[1]
 
     asyncio.run(scenario())

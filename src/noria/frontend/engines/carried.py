@@ -14,19 +14,22 @@ from noria.frontend.engines.client import AttemptMovedError, EngineClient, State
 from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
-from noria.protocol.messages import ImageState, Resume, Timings
+from noria.protocol.messages import HandedOver, ImageState, Resume, Timings
 from noria.protocol.request import AnyRequest
 
 _log = logging.getLogger("noria.frontend")
 
+MAX_STATE_BYTES = 2**28
+"""Of the states of all requests of a front end: 200 to 1,000 images of 1024 × 1024, a quarter with 16 channels."""
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class CarriedImages:
     """The images of a request that are done, and how far others are."""
 
     was_moved: bool = False
     images: Mapping[int, RawImage] = field(default_factory=dict)  # by index
-    states: Mapping[int, tuple[ImageState, memoryview]] = field(default_factory=dict)  # by index
+    states: dict[int, tuple[ImageState, memoryview]] = field(default_factory=dict)  # by index
     model_version: str = ""  # of the model that computed `states`
     timings: Timings | None = None  # of all engines before
     predicted_s: float | None = None  # by the first engine
@@ -38,6 +41,7 @@ class CarriedImages:
         if not self.was_moved:
             return await engine.submit(request, on_update, data)
         states = [state for state, _ in self.states.values()]
+        request = msgspec.structs.replace(request, was_moved=True)
         message = Resume(request, tuple(states), tuple(self.images), self.model_version, waited_s)
         frame = b"".join([*(each for _, each in self.states.values()), data or b""])
         result = await engine.submit(request, on_update, frame or None, message, self.images)
@@ -46,25 +50,39 @@ class CarriedImages:
             timings = _sum(timings, self.timings)
         return replace(result, timings=timings, predicted_s=result.predicted_s if predicted_s is None else predicted_s)
 
-    def after(self, moved: AttemptMovedError, request: AnyRequest) -> "CarriedImages":
-        """Return what the request has after one more engine has handed it over. What cannot be is left out."""
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its states."""
+        return sum(len(data) for _, data in self.states.values())
+
+    def update(self, moved: AttemptMovedError, request: AnyRequest, room_bytes: int) -> None:
+        """Take what one more engine has handed over.
+
+        Images whose states are not as long as they say, or longer than `room_bytes`, begin where they began there.
+        """
         message, frame = moved.message, moved.data or memoryview(b"")
-        states = {index: each for index, each in self.states.items() if index not in moved.images}
-        if sum(state.num_bytes for state in message.images) == len(frame):
+        self.was_moved, self.images = True, moved.images
+        self.states = {index: each for index, each in self.states.items() if index not in moved.images}
+        num_bytes = sum(state.num_bytes for state in message.images)
+        if num_bytes != len(frame):
+            _drop(message, request, f"{len(frame)} bytes came, and not {num_bytes}")
+        elif num_bytes > room_bytes:
+            _drop(message, request, f"they have {num_bytes} bytes, and the front end has room for {room_bytes}")
+        else:
             for state in message.images:
-                states[state.index] = state, frame[: state.num_bytes]
+                self.states[state.index] = state, frame[: state.num_bytes]
                 frame = frame[state.num_bytes :]
             declarations.IMAGES_MOVED.labels(request.model, "moved").inc(len(message.images))
-        timings = _sum(message.timings, self.timings) if isinstance(message.timings, Timings) else self.timings
-        predicted_s = moved.predicted_s if self.predicted_s is None else self.predicted_s
-        version = message.model_version or self.model_version
-        return CarriedImages(True, moved.images, states, version, timings, predicted_s)
+        if isinstance(message.timings, Timings):
+            self.timings = _sum(message.timings, self.timings)
+        self.predicted_s = moved.predicted_s if self.predicted_s is None else self.predicted_s
+        self.model_version = message.model_version or self.model_version
 
-    def after_refusal(self, refused: StateRefusedError, request: AnyRequest) -> "CarriedImages":
-        """Return what the request has when an engine cannot go on with its states: it begins anew.
+    def begin_anew(self, refused: StateRefusedError, request: AnyRequest) -> None:
+        """Drop the states, since an engine cannot go on with them.
 
         Raises:
-            GenerationFailed: it has none.
+            GenerationFailed: there are none.
 
         """
         extra = fields(event="move_refused", request_id=request.request_id, key=request.client or None)
@@ -72,11 +90,21 @@ class CarriedImages:
         if not self.states:
             raise GenerationFailed("the engine's reply is invalid; the log has the details.")
         declarations.IMAGES_MOVED.labels(request.model, "refused").inc(len(self.states))
-        return self.without_states()
+        self.drop_states()
 
-    def without_states(self) -> "CarriedImages":
-        """Return only the images that are done."""
-        return replace(self, states={})
+    def drop_states(self) -> None:
+        """Keep only the images that are done."""
+        self.states = {}
+
+
+def _drop(message: HandedOver, request: AnyRequest, reason: str) -> None:
+    """Log and count that images begin anew."""
+    num_images = len(message.images)
+    extra = fields(
+        event="state_dropped", request_id=request.request_id, key=request.client or None, num_images=num_images
+    )
+    _log.warning("%s: the states of %d images are dropped: %s", request.request_id, num_images, reason, extra=extra)
+    declarations.IMAGES_MOVED.labels(request.model, "dropped").inc(num_images)
 
 
 def _sum(timings: Timings, before: Timings | None) -> Timings:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable
-from noria.frontend.engines.carried import CarriedImages
+from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable, QueueFull
+from noria.frontend.engines.carried import MAX_STATE_BYTES, CarriedImages
 from noria.frontend.engines.client import AttemptLostError, AttemptMovedError, EngineClient, StateRefusedError
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
 from noria.frontend.engines.results import EngineResult, OnUpdate, ProgressUpdate
@@ -26,6 +26,7 @@ RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, wit
 _GRACE_S = 5.0
 _DEADLINE_GRACE_S = 0.5  # of a request with a deadline of its client
 _EXIT_REPORT_TIMEOUT_S = 5.0  # for the report of an engine's next process, which starts within 1 s
+_FULL_RETRY_S = 1.0  # of a request that has moved, while its LoRAs do not fit the engine's memory
 
 log = logging.getLogger("noria.frontend")
 
@@ -50,6 +51,7 @@ class RetryingSubmitter:
         self._exclusive_lock = asyncio.Lock()  # held by the one exclusive attempt in flight
         self._stopping = False
         self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
+        self._carried: set[CarriedImages] = set()  # of those that have moved
 
     async def submit(
         self, request: AnyRequest, on_update: OnUpdate | None = None, data: bytes | None = None
@@ -74,15 +76,18 @@ class RetryingSubmitter:
         started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
+        carried = CarriedImages()
         try:
             async with timer:
-                return await self._submit_with_retries(engine, request, started, on_update, data)
+                return await self._submit_with_retries(engine, request, started, on_update, data, carried)
         except TimeoutError as error:
             if self._stopping:
                 raise _stopped_error() from error
             raise DeadlineExceeded(f"not done after {limit_s:g} s.") from error
         finally:
             self._timers.discard(timer)
+            self._carried.discard(carried)
+            carried.drop_states()  # at once: tracebacks may keep `carried` until a garbage collection
 
     def stop(self) -> None:
         """Fail every request in flight, and all later ones, with EngineUnavailable. Called at the end of a drain."""
@@ -92,11 +97,16 @@ class RetryingSubmitter:
                 timer.reschedule(0.0)
 
     async def _submit_with_retries(
-        self, engine: EngineClient, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+        self,
+        engine: EngineClient,
+        request: AnyRequest,
+        started: float,
+        on_update: OnUpdate | None,
+        data: bytes | None,
+        carried: CarriedImages,
     ) -> EngineResult:
         """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
         history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
-        carried = CarriedImages()
         attempt = (
             self._submit_exclusive(request, started, on_update, data, carried)
             if request.exclusive
@@ -106,16 +116,23 @@ class RetryingSubmitter:
             try:
                 return await attempt
             except AttemptMovedError as moved:
-                carried = carried.after(moved, request)
+                room_bytes = MAX_STATE_BYTES - sum(each.num_bytes for each in self._carried)
+                carried.update(moved, request, room_bytes)
+                self._carried.add(carried)
+                moved.data = None  # which would stay until a garbage collection: its traceback refers to itself
             except StateRefusedError as refused:
-                carried = carried.after_refusal(refused, request)
+                carried.begin_anew(refused, request)
+            except QueueFull:
+                if not carried.was_moved:
+                    raise
+                await asyncio.sleep(_FULL_RETRY_S)  # it was accepted
             except AttemptLostError as lost:
                 if on_update is not None:  # at once: the report of how the engine ended may take seconds
                     on_update(ProgressUpdate(0, 0, request.payload.num_steps, None))
                 cause = await self._classify_loss(lost, request, history.needs_exclusive)
                 history = _with_loss(history, cause, request)
                 if cause == "suspected":
-                    carried = carried.without_states()  # which may be what crashed it
+                    carried.drop_states()  # which may be what crashed it
             attempt = (self._submit_exclusive if history.needs_exclusive else self._resubmit)(
                 request, started, on_update, data, carried
             )
@@ -128,7 +145,7 @@ class RetryingSubmitter:
         data: bytes | None,
         carried: CarriedImages,
     ) -> EngineResult:
-        engine = await self._wait_for_engine(request)
+        engine = await self._wait_for_engine(request, carried)
         return await carried.submit(engine, _remaining(request, started), on_update, data, _passed_s(started))
 
     async def _submit_exclusive(
@@ -140,26 +157,31 @@ class RetryingSubmitter:
         carried: CarriedImages,
     ) -> EngineResult:
         while True:
-            await self._wait_for_engine(request)
+            await self._wait_for_engine(request, carried)
             async with self._exclusive_lock:  # the request's timeout also bounds the wait for the lock
                 engine = self._route(request)
                 if engine is not None:  # None: the previous exclusive attempt has crashed it
                     exclusive = _remaining(msgspec.structs.replace(request, exclusive=True), started)
                     return await carried.submit(engine, exclusive, on_update, data, _passed_s(started))
 
-    async def _wait_for_engine(self, request: AnyRequest) -> EngineClient:
+    async def _wait_for_engine(self, request: AnyRequest, carried: CarriedImages) -> EngineClient:
         """Wait until an engine can serve the request and return it. Raises EngineLost if none is ready in time."""
         while (engine := self._route(request)) is None:
             try:
                 async with asyncio.timeout(self._restart_wait_s), self._engines_changed:
                     await self._engines_changed.wait_for(lambda: self._route(request) is not None)
             except TimeoutError as error:
-                raise EngineLost(
-                    f"the engine ended while it generated this request, and none that holds its model was ready after "
-                    f"{self._restart_wait_s:g} s.",
-                    retry_after_s=RETRY_AFTER_S,
-                ) from error
+                raise self._lost_error(request, carried) from error
         return engine
+
+    def _lost_error(self, request: AnyRequest, carried: CarriedImages) -> EngineLost:
+        """Return the error of a request for which no engine was ready in time."""
+        what, todo = "the engine ended while it generated this request, and none that holds its model", ""
+        if carried.was_moved:
+            wanted = f"{request.model!r} in version {request.model_version or 'any'}"
+            what = f"the engine of this request has ended or released {wanted}, and no other one that holds it"
+            todo = " Send the request again: a version that is served by then answers it."
+        return EngineLost(f"{what} was ready after {self._restart_wait_s:g} s.{todo}", retry_after_s=RETRY_AFTER_S)
 
     async def _classify_loss(self, lost: AttemptLostError, request: AnyRequest, was_exclusive: bool) -> LossCause:
         """Wait for the report of how the engine ended. Return how the loss counts.

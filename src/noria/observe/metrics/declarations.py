@@ -48,7 +48,7 @@ IMAGES = _section.counter("noria_images", "Images sent to clients.", "model")
 IMAGES_MOVED = _section.counter(
     "noria_images_moved",
     "Running images that an engine has handed over: `moved`. Another one goes on with them, unless it refuses them: "
-    "`refused`; these begin anew.",
+    "`refused`; or the front end has no room for their states: `dropped`. These begin anew.",
     "model",
     "outcome",
 )
