@@ -6,18 +6,23 @@ import threading
 import time
 from collections import Counter
 
+import pytest
+
 from ending_receiver import EndingReceiver
 from engine_client import Client
+from noria.engine import engine as engine_module
 from noria.engine.diffusion.request import preview_calls
 from noria.engine.engine import Engine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import Runtime
+from noria.frontend.engines import pool as pool_module
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate
 from noria.models.catalog import open_model
 from noria.protocol.messages import Leave
 from noria.protocol.transport import EngineChannel, EngineEndpoint
+from noria.scheduling.cluster import rebalancer
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
@@ -29,10 +34,10 @@ NUM_STEPS = 30
 
 
 @contextlib.contextmanager
-def running_engine(folder, spec, name, steps, goes_on=lambda: True):
-    """The address of an engine that takes `STEP_S` a step and counts in `steps`, by request and call.
+def running_engine(folder, spec, name, steps, goes_on=lambda: True, *, num_slots=16, step_s=lambda _num_images: STEP_S):
+    """The address of an engine whose steps take `step_s`, by the number of images.
 
-    It steps on when `goes_on` returns true.
+    It counts in `steps`, by request and call. It steps on when `goes_on` returns true.
     """
     address = f"ipc://{folder}/{name}"
     channel = EngineChannel(address)
@@ -42,11 +47,11 @@ def running_engine(folder, spec, name, steps, goes_on=lambda: True):
 
     def step(plan):
         steps.update((each.image.attempt_id.partition(".")[0], each.call) for each in plan.steps)
-        time.sleep(STEP_S)
+        time.sleep(step_s(len(plan.steps)))
         wait_until(goes_on)
         return STEP_S
 
-    runtime = Runtime(FakeExecutor(VirtualClock(), step), StepScheduler(16))
+    runtime = Runtime(FakeExecutor(VirtualClock(), step), StepScheduler(num_slots))
     engine = Engine(name, channel, receiver, runtime)
     thread = threading.Thread(target=engine.run)
     receiver.set_ready(runtime)
@@ -136,3 +141,42 @@ def test_progress_and_previews_go_on_across_a_move(tmp_path, bundled_folder):
     assert steps == sorted(steps)
     assert first.total() in steps  # what the second engine says first
     assert [each.step for each in updates if isinstance(each, PreviewImage)] == sorted(preview_calls(NUM_STEPS, 5))
+
+
+@pytest.mark.parametrize("num_slots", [2, 10])
+def test_an_engine_that_starts_gets_requests_of_one_with_much_work(tmp_path, bundled_folder, monkeypatch, num_slots):
+    """They wait with two slots, and run with ten."""
+    monkeypatch.setattr(rebalancer, "_MIN_EXCESS_S", 0.1)
+    monkeypatch.setattr(pool_module, "_UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(engine_module, "LOAD_INTERVAL_S", 0.05)
+    spec, first, second = open_model(str(bundled_folder)), Counter(), Counter()
+    requests = [
+        make_image_request(f"r{number}", "noria-shapes", inference_steps=NUM_STEPS, seed=number) for number in range(10)
+    ]
+
+    async def scenario(addresses):
+        endpoints = [EngineEndpoint(name, address) for name, address in zip("ab", addresses, strict=True)]
+        async with EnginePool([]) as pool:
+            pool.set_engines(endpoints[:1])
+            await wait_until_async(lambda: pool.ready)
+            results = [asyncio.create_task(pool.submit(request)) for request in requests]
+            await wait_until_async(lambda: first.total() >= 10)
+            pool.set_engines(endpoints)
+            for number, result in enumerate(results):
+                assert [image.seed for image in (await result).images] == [number]
+
+    def step_s(num_images):  # batches are no quicker
+        return 2 * STEP_S * num_images
+
+    with (
+        running_engine(tmp_path, spec, "e0", first, num_slots=num_slots, step_s=step_s) as busy,
+        running_engine(tmp_path, spec, "e1", second, num_slots=num_slots, step_s=step_s) as idle,
+    ):
+        asyncio.run(scenario([busy, idle]))
+    num_steps = len(requests) * NUM_STEPS
+    assert max(first.total(), second.total()) < 0.8 * num_steps  # so it takes as much less than on the first alone
+    assert first + second == Counter((each.request_id, call) for each in requests for call in range(NUM_STEPS))
+    at_first, at_second = ({name for name, _ in steps} for steps in (first, second))
+    assert at_second - at_first if num_slots == 2 else at_second & at_first
+    for name in at_first & at_second:  # it has moved once
+        assert max(call for each, call in first if each == name) < min(call for each, call in second if each == name)

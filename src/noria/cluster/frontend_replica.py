@@ -70,7 +70,7 @@ class FrontendReplica:
 
     async def _build(self) -> ASGIApp:
         config, worker_id = self._config, f"{random_worker_id().partition('/')[0]}/{self._name}"
-        engine_pool = EnginePool([], config.frontend.restart_wait_s, worker_id)
+        engine_pool = EnginePool([], config.frontend.restart_wait_s, worker_id, rebalance=config.frontend.rebalance)
         statistics = StatisticsRecorder(config.statistics)
         tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
         jobs = open_job_service(config, worker_id, tracer)

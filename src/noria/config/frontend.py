@@ -131,6 +131,14 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             description="how long a request whose engine exited waits for a restarted one before it is answered 503",
         ),
     ] = 60.0
+    rebalance: Annotated[
+        bool,
+        Meta(
+            description="requests move from an engine with much work to one of the same model that has less than half "
+            "of it (ADR 19), also while their images run. Images of engines that differ in hardware or in PyTorch "
+            "differ a little, so there false keeps each request where it is"
+        ),
+    ] = True
     drain_s: Annotated[
         float,
         Meta(

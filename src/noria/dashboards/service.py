@@ -190,12 +190,13 @@ _RUNNING_BATCH_ROW = Row(
         timeseries(
             "Joins and departures",
             "Images per second that join and leave the batch. Images join at any iteration, so both are smooth. An "
-            "engine that ends hands over its images: they join another one, or begin anew.",
+            "engine that ends, or has much more to do than another one, hands over images: they join another one, or "
+            "begin anew.",
             Query(f"sum(rate(noria_joins_total{{{_INSTANCE_FILTER}}}[1m]))", "joins"),
             Query(f"sum(rate(noria_departures_total{{{_INSTANCE_FILTER}}}[1m]))", "departures"),
             Query(
-                f"sum by (outcome) (rate(noria_images_moved_total{{{_INSTANCE_FILTER}}}[1m]))",
-                "handed over: {{outcome}}",
+                f"sum by (outcome, reason) (rate(noria_images_moved_total{{{_INSTANCE_FILTER}}}[1m]))",
+                "handed over, {{reason}}: {{outcome}}",
             ),
         ),
         timeseries(

@@ -101,6 +101,7 @@ def run(task: FrontendTask) -> None:
         worker_id,
         task.default_models,
         first_states_wait_s=0.0 if task.start_reason == "initial" else _FIRST_STATES_WAIT_S,
+        rebalance=config.frontend.rebalance,
     )
     engine_pool.versions.configured = task.configured_versions
     statistics, link = StatisticsRecorder(config.statistics), None

@@ -12,7 +12,8 @@ its message, so that it is never copied into MessagePack. Engines know a request
                      `stream_progress`)
 
 A move: an engine that takes no new requests for a model says so in its EngineState; its clients answer with a Release
-for each request that another engine can take, and send what HandedOver brings to that one with Resume (ADR 19).
+for each request that another engine can take, and send what HandedOver brings to that one with Resume (ADR 19). So do
+they with some requests of an engine that has much more to do than another one.
 """
 
 from typing import Literal

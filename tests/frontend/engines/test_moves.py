@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from noria.errors import EngineLost, QueueFull
+from noria.frontend.engines import pool as pool_module
 from noria.frontend.engines import retries
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.results import ProgressUpdate
 from noria.observe.metrics import declarations
 from noria.protocol.messages import ImageState
-from noria.testing.fake_engine import FAKE_MODEL
+from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from waiting import wait_until_async
 
 STATE = ImageState(0, 7, 21, (7,), (), 5)
@@ -23,8 +24,8 @@ def of_two_images(request):
     return msgspec.structs.replace(request, payload=payload)
 
 
-def num_moved(outcome):
-    return declarations.IMAGES_MOVED.labels(FAKE_MODEL.name, outcome)._value.get()
+def num_moved(outcome, reason="leave"):
+    return declarations.IMAGES_MOVED.labels(FAKE_MODEL.name, outcome, reason)._value.get()
 
 
 async def begin(pool, engine, request, on_update=None, data=None):
@@ -224,3 +225,39 @@ def test_a_request_that_was_handed_over_waits_for_an_engine_and_can_be_cancelled
                 await tasks[1]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("rebalance", [True, False])
+def test_the_newest_requests_leave_a_busy_engine_once_for_each_of_its_reports(
+    request_of, folder, monkeypatch, rebalance
+):
+    monkeypatch.setattr(pool_module, "_UPKEEP_INTERVAL_S", 0.02)
+    busy, idle = (msgspec.structs.replace(FAKE_LOAD, backlog_s=backlog_s) for backlog_s in (20.0, 0.0))
+    waiting_before = num_moved("waiting", "backlog")
+
+    async def scenario(first, second):
+        async with EnginePool([first.address, second.address], rebalance=rebalance) as pool:
+            await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "loading"])
+            tasks = [await begin(pool, first, request_of(seed=seed)) for seed in range(6)]
+            promised = msgspec.structs.replace(request_of(seed=6), deadline_s=30.0)
+            alone = msgspec.structs.replace(request_of(seed=7), exclusive=True)
+            tasks += [asyncio.create_task(pool.submit(request)) for request in (promised, alone)]
+            await wait_until_async(lambda: len(first.in_flight) == len(tasks))
+            second.never_answers = True
+            second.set_state("ready")
+            await wait_until_async(lambda: pool.engines[1].state == "ready")
+            if rebalance:
+                await wait_until_async(lambda: len(second.resumed) == 2)
+            await asyncio.sleep(0.2)  # more would have moved
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return [each.request.payload.seed for each in second.resumed]
+
+    with (
+        FakeEngine(f"ipc://{folder}/busy", load=busy) as first,
+        FakeEngine(f"ipc://{folder}/idle", "loading", load=idle) as second,
+    ):
+        moved = asyncio.run(scenario(first, second))
+    assert sorted(moved) == ([4, 5] if rebalance else [])
+    assert num_moved("waiting", "backlog") == waiting_before + len(moved)

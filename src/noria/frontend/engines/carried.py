@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from noria.errors import GenerationFailed
-from noria.frontend.engines.client import AttemptMovedError, EngineClient, StateRefusedError
+from noria.frontend.engines.attempt import AttemptMovedError, MoveReason, StateRefusedError
+from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
@@ -28,6 +29,7 @@ class CarriedImages:
     """The images of a request that are done, and how far others are."""
 
     was_moved: bool = False
+    reason: MoveReason = "leave"  # of the last move
     images: Mapping[int, RawImage] = field(default_factory=dict)  # by index
     states: dict[int, tuple[ImageState, memoryview]] = field(default_factory=dict)  # by index
     model_version: str = ""  # of the model that computed `states`
@@ -61,18 +63,20 @@ class CarriedImages:
         Images whose states are not as long as they say, or longer than `room_bytes`, begin where they began there.
         """
         message, frame = moved.message, moved.data or memoryview(b"")
-        self.was_moved, self.images = True, moved.images
+        self.was_moved, self.images, self.reason = True, moved.images, moved.reason
         self.states = {index: each for index, each in self.states.items() if index not in moved.images}
+        begun = {*self.images, *self.states, *(state.index for state in message.images)}
+        self._count("waiting", len(set(range(request.payload.num_results)) - begun), request)
         num_bytes = sum(state.num_bytes for state in message.images)
         if num_bytes != len(frame):
-            _drop(message, request, f"{len(frame)} bytes came, and not {num_bytes}")
+            self._drop(message, request, f"{len(frame)} bytes came, and not {num_bytes}")
         elif num_bytes > room_bytes:
-            _drop(message, request, f"they have {num_bytes} bytes, and the front end has room for {room_bytes}")
+            self._drop(message, request, f"they have {num_bytes} bytes, and the front end has room for {room_bytes}")
         else:
             for state in message.images:
                 self.states[state.index] = state, frame[: state.num_bytes]
                 frame = frame[state.num_bytes :]
-            declarations.IMAGES_MOVED.labels(request.model, "moved").inc(len(message.images))
+            self._count("moved", len(message.images), request)
         if isinstance(message.timings, Timings):
             self.timings = _sum(message.timings, self.timings)
         self.predicted_s = moved.predicted_s if self.predicted_s is None else self.predicted_s
@@ -89,22 +93,24 @@ class CarriedImages:
         _log.warning("%s begins anew: %s", request.request_id, refused, extra=extra)
         if not self.states:
             raise GenerationFailed("the engine's reply is invalid; the log has the details.")
-        declarations.IMAGES_MOVED.labels(request.model, "refused").inc(len(self.states))
+        self._count("refused", len(self.states), request)
         self.drop_states()
 
     def drop_states(self) -> None:
         """Keep only the images that are done."""
         self.states = {}
 
+    def _drop(self, message: HandedOver, request: AnyRequest, why: str) -> None:
+        """Log and count that images begin anew."""
+        num_images = len(message.images)
+        extra = fields(
+            event="state_dropped", request_id=request.request_id, key=request.client or None, num_images=num_images
+        )
+        _log.warning("%s: the states of %d images are dropped: %s", request.request_id, num_images, why, extra=extra)
+        self._count("dropped", num_images, request)
 
-def _drop(message: HandedOver, request: AnyRequest, reason: str) -> None:
-    """Log and count that images begin anew."""
-    num_images = len(message.images)
-    extra = fields(
-        event="state_dropped", request_id=request.request_id, key=request.client or None, num_images=num_images
-    )
-    _log.warning("%s: the states of %d images are dropped: %s", request.request_id, num_images, reason, extra=extra)
-    declarations.IMAGES_MOVED.labels(request.model, "dropped").inc(num_images)
+    def _count(self, outcome: str, num_images: int, request: AnyRequest) -> None:
+        declarations.IMAGES_MOVED.labels(request.model, outcome, self.reason).inc(num_images)
 
 
 def _sum(timings: Timings, before: Timings | None) -> Timings:

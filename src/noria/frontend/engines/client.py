@@ -9,40 +9,39 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 import msgspec
 import zmq
 
-from noria.errors import GenerationFailed, NoriaError, all_codes
+from noria.errors import GenerationFailed
+from noria.frontend.engines.attempt import (
+    Attempt,
+    AttemptLostError,
+    MoveReason,
+    apply_message,
+)
 from noria.frontend.engines.crash_attribution import ExitReport
-from noria.frontend.engines.results import EngineResult, OnUpdate, PreviewImage, ProgressUpdate, RawImage
+from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
-from noria.observe.logs.request_log import current_log_record
-from noria.protocol import messages
 from noria.protocol.messages import (
     AboutAttempt,
     Cancel,
     EngineLoad,
     EngineState,
     EngineView,
-    Failed,
-    Finished,
     FromEngine,
     HandedOver,
     Hello,
-    ImageDone,
     LoadAck,
     MountResult,
     Ping,
     Pong,
-    Preview,
     Release,
     Resume,
-    StateRefused,
     Submit,
     ViewRequest,
 )
@@ -69,63 +68,6 @@ class EngineStatus:
     incarnation: str | None
 
 
-class AttemptLostError(Exception):
-    """The engine ended with an attempt in flight.
-
-    `exit_report` is done when the engine's next process has reported how it ended; None if the attempt was never sent.
-    `is_remote`: it may be that the engine's machine was lost, which reports nothing.
-    """
-
-    def __init__(
-        self, attempt_id: str, exit_report: "asyncio.Future[ExitReport] | None", *, is_remote: bool = False
-    ) -> None:
-        super().__init__(attempt_id)
-        self.attempt_id = attempt_id
-        self.exit_report = exit_report
-        self.is_remote = is_remote
-
-
-class AttemptMovedError(Exception):
-    """The engine has handed the attempt over. `images` are those that are done, `data` is the frame beside `message`.
-
-    `predicted_s` is when it would have been finished there.
-    """
-
-    def __init__(
-        self, message: HandedOver, data: memoryview | None, images: Mapping[int, RawImage], predicted_s: float | None
-    ) -> None:
-        super().__init__(message.attempt_id)
-        self.message, self.data, self.images, self.predicted_s = message, data, images, predicted_s
-
-
-class StateRefusedError(Exception):
-    """The engine cannot go on from what another one has handed over."""
-
-
-@dataclass
-class _Attempt:
-    """One request at one engine, until its `outcome` is done."""
-
-    request: AnyRequest
-    outcome: asyncio.Future[EngineResult]
-    on_update: OnUpdate | None
-    images: dict[int, RawImage] = field(default_factory=dict)
-    predicted_s: float | None = None
-    failure: Failed | None = None  # the engine's message, if it failed
-    is_released: bool = False  # whether the engine was asked to hand it over
-
-    def add_to_request_log(self) -> None:
-        """Add the timings of a failed attempt to the request's log record, if the engine sent them."""
-        if self.failure is None or self.failure.timings is None:
-            return
-        current_log_record().add(
-            **msgspec.structs.asdict(self.failure.timings),
-            predicted_s=self.predicted_s,
-            mean_batch=self.failure.mean_batch,
-            steps_run=self.failure.num_steps_run,
-        )
-
-
 class EngineClient:
     """Talks to one engine through its connection."""
 
@@ -142,7 +84,8 @@ class EngineClient:
         # Pending while the engine's process is gone and its successor has not reported yet.
         self._exit_report: asyncio.Future[ExitReport] | None = None
         self._lost_attempts: frozenset[str] = frozenset()  # that were in flight when it was lost
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._load_at_move: EngineLoad | None = None  # when it last handed a request over
         self.num_results_in_flight = 0  # that the requests in flight at it ask for
         self.num_results_since_load = 0  # that this front end has asked for since its last load
         self.result_s = 0.0  # of its backlog for each result, as it last had any
@@ -207,7 +150,8 @@ class EngineClient:
         attempt_id = f"{request.request_id}.{self._nonce}{next(self._numbers):x}"
         request = msgspec.structs.replace(request, attempt_id=attempt_id)
         message = Submit(request) if resume is None else msgspec.structs.replace(resume, request=request)
-        attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update, dict(images))
+        loop = asyncio.get_running_loop()
+        attempt = Attempt(request, loop.create_future(), on_update, dict(images), began=loop.time())
         self._attempts[attempt_id] = attempt
         self.num_results_in_flight += request.payload.num_results
         self.num_results_since_load += request.payload.num_results
@@ -227,7 +171,7 @@ class EngineClient:
             self.num_results_in_flight -= request.payload.num_results
             attempt.add_to_request_log()
 
-    async def _cancel(self, attempt: _Attempt) -> None:
+    async def _cancel(self, attempt: Attempt) -> None:
         """Cancel the request at the engine and wait a moment for the reply, which has its timings."""
         attempt.on_update = None
         try:
@@ -243,13 +187,33 @@ class EngineClient:
 
         `is_served` returns whether there is such an engine.
         """
-        for attempt_id, attempt in list(self._attempts.items()):
+        for attempt in list(self._attempts.values()):
             request = attempt.request
             is_held = any(spec.matches(request.model, request.model_version) for spec in self.models)
-            if not is_held and not attempt.is_released and self._last_state is not None and is_served(request):
-                attempt.is_released = True
-                with contextlib.suppress(zmq.Again):  # disconnected
-                    await self.connection.send(Release(attempt_id))
+            if not is_held and self._last_state is not None and is_served(request):
+                await self._release(attempt, "leave")
+
+    async def _release(self, attempt: Attempt, reason: MoveReason) -> None:
+        """Have it hand a request over, unless it was asked to already."""
+        if attempt.released_for is None:
+            attempt.released_for = reason
+            with contextlib.suppress(zmq.Again):  # disconnected
+                await self.connection.send(Release(attempt.request.attempt_id))
+
+    def movable_requests(self, now: float) -> list[AnyRequest]:
+        """Return the requests that it may hand over to a less busy engine, the newest first.
+
+        None until it has reported its load after the last ones.
+        """
+        if self.load is self._load_at_move or any(each.released_for for each in self._attempts.values()):
+            return []
+        return [each.request for each in reversed(self._attempts.values()) if each.is_movable(now)]
+
+    async def move(self, requests: Iterable[AnyRequest]) -> None:
+        """Have it hand over these of its requests, because another engine has less to do."""
+        for request in requests:
+            if (attempt := self._attempts.get(request.attempt_id)) is not None:
+                await self._release(attempt, "backlog")
 
     async def send_hello(self) -> None:
         """Introduce this front end on a new connection."""
@@ -313,11 +277,13 @@ class EngineClient:
         return True
 
     def _dispatch(self, message: AboutAttempt, data: memoryview | None) -> None:
+        if isinstance(message, HandedOver):
+            self._load_at_move = self.load
         attempt = self._attempts.get(message.attempt_id)
         if attempt is None or attempt.outcome.done():  # cancelled
             return
         try:
-            _apply_message(attempt, message, data)
+            apply_message(attempt, message, data)
         except Exception:  # an invalid reply fails this request, not the connection
             request_id = attempt.request.request_id
             extra = fields(event="invalid_engine_reply", request_id=request_id, attempt_id=message.attempt_id)
@@ -335,35 +301,3 @@ class EngineClient:
                 report = ExitReport(state.previous_exit, frozenset(state.in_flight))
             self._exit_report.set_result(report)
             self._exit_report = None
-
-
-def _apply_message(attempt: _Attempt, message: AboutAttempt, data: memoryview | None) -> None:
-    match message:
-        case messages.Progress(queue_position=position, call=call, num_calls=num_calls, finish_in_s=finish_in_s):
-            if attempt.predicted_s is None:
-                attempt.predicted_s = finish_in_s
-            if attempt.on_update is not None:
-                attempt.on_update(ProgressUpdate(position, call, num_calls, finish_in_s))
-        case Preview(index=index, call=call, width_px=width_px, height_px=height_px):
-            assert data is not None, "a preview comes with its pixels"
-            if attempt.on_update is not None:
-                attempt.on_update(PreviewImage(index, call, width_px, height_px, bytes(data)))
-        case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
-            assert data is not None, "an image comes with its pixels"
-            attempt.images[index] = RawImage(seed, width_px, height_px, data)
-        case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch, result=final):
-            num_images = attempt.request.payload.num_results if final is None else 0
-            images = tuple(attempt.images[index] for index in range(num_images))
-            predicted_s = attempt.predicted_s if message.predicted_s is None else message.predicted_s
-            assert predicted_s is not None, "a request is accepted before it is finished"
-            assert (final is None) == (data is None), "results come with their description"
-            result = EngineResult(images, timings, num_steps_run, mean_batch, predicted_s, final, data)
-            attempt.outcome.set_result(result)
-        case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
-            attempt.failure = message
-            kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
-            attempt.outcome.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))
-        case HandedOver():
-            attempt.outcome.set_exception(AttemptMovedError(message, data, attempt.images, attempt.predicted_s))
-        case StateRefused(message=text):
-            attempt.outcome.set_exception(StateRefusedError(text))

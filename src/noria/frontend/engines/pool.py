@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 from noria.errors import EngineUnavailable
 from noria.frontend.engines.client import EngineClient, EngineStatus
+from noria.frontend.engines.rebalancing import rebalance
 from noria.frontend.engines.results import EngineResult, OnUpdate
 from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import holds, route
@@ -57,16 +58,18 @@ class EnginePool:
         name: str | None = None,
         default_models: Mapping[str, str] | None = None,
         first_states_wait_s: float = 0.0,
+        *,
+        rebalance: bool = True,
     ) -> None:
         """`name` identifies this front end; None: a random one.
 
         When a front end of this name reconnects, engines cancel its previous requests. `default_models` has the name of
         each kind's default model; None: the first one of the first engine. `first_states_wait_s` is how long the entry
-        waits for the states of all engines.
+        waits for the states of all engines. `rebalance` is whether requests move from busy engines to others.
         """
         self._name = name or uuid.uuid4().hex
         self._endpoints = [EngineEndpoint(engine_name(number), each) for number, each in enumerate(addresses)]
-        self._is_open = False
+        self._is_open, self._rebalance = False, rebalance
         self._first_states_wait_s = first_states_wait_s
         self._engines: list[EngineClient] = []
         self._tasks: dict[EngineEndpoint, asyncio.Task[None]] = {}
@@ -149,7 +152,7 @@ class EnginePool:
             engine.remove()
 
     async def _keep_up(self) -> None:
-        """Renew the leases at engines on other machines, and forget the engines that have left."""
+        """Renew the leases at engines on other machines, forget the engines that have left, and move requests."""
         while True:
             await asyncio.sleep(_UPKEEP_INTERVAL_S)
             for engine in list(self._engines):
@@ -157,6 +160,8 @@ class EnginePool:
                     await engine.ping()
             self._remove_left()
             await self._move_requests()
+            if self._rebalance:
+                await rebalance(self._engines, asyncio.get_running_loop().time())
 
     async def _move_requests(self) -> None:
         """Move the requests of engines that leave, or release their model, to engines that hold it."""

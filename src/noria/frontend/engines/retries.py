@@ -14,8 +14,9 @@ from collections.abc import Callable
 import msgspec
 
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable, QueueFull
+from noria.frontend.engines.attempt import AttemptLostError, AttemptMovedError, StateRefusedError
 from noria.frontend.engines.carried import MAX_STATE_BYTES, CarriedImages
-from noria.frontend.engines.client import AttemptLostError, AttemptMovedError, EngineClient, StateRefusedError
+from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
 from noria.frontend.engines.results import EngineResult, OnUpdate, ProgressUpdate
 from noria.observe.logs.log_record import fields

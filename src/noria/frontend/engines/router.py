@@ -50,13 +50,15 @@ def route(engines: Iterable[EngineT], model: str, version: str = "") -> EngineT 
     holding.sort(key=lambda engine: engine.num_results_in_flight)
     wanted = ModelKey(model, version)
     held = frozenset({wanted})
-    # The same for all, else in a burst all requests go to one that was last seen with a nearly finished result.
-    result_s = max(engine.result_s for engine in holding)
-    loads = [
-        ReplicaLoad(str(number), held, engine.reported_backlog_s, engine.num_results_since_load * result_s)
-        for number, engine in enumerate(holding)
-    ]
+    loads = [ReplicaLoad(str(number), held, backlog_s) for number, backlog_s in enumerate(predict_backlogs_s(holding))]
     return holding[int(rank_replicas(loads, wanted)[0])]
+
+
+def predict_backlogs_s(engines: Sequence[RoutableEngine]) -> list[float]:
+    """Return the backlogs that engines have reported, with what was asked of them since."""
+    # The same for all, else in a burst all requests go to one that was last seen with a nearly finished result.
+    result_s = max(engine.result_s for engine in engines)
+    return [engine.reported_backlog_s + engine.num_results_since_load * result_s for engine in engines]
 
 
 def holds(engine: RoutableEngine, model: str, version: str = "") -> bool:

@@ -26,7 +26,8 @@ from noria.errors import (
     NoriaError,
     QueueFull,
 )
-from noria.frontend.engines.client import AttemptLostError, AttemptMovedError, EngineClient
+from noria.frontend.engines.attempt import AttemptLostError, AttemptMovedError
+from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.output_distance import output_distance
 from noria.frontend.engines.results import EngineResult
 from noria.frontend.engines.version_choice import VersionChooser

@@ -47,10 +47,13 @@ REJECTED = _section.counter(
 IMAGES = _section.counter("noria_images", "Images sent to clients.", "model")
 IMAGES_MOVED = _section.counter(
     "noria_images_moved",
-    "Running images that an engine has handed over: `moved`. Another one goes on with them, unless it refuses them: "
-    "`refused`; or the front end has no room for their states: `dropped`. These begin anew.",
+    "Images that an engine has handed over: those that had begun, `moved`, and those that had not, `waiting`. Another "
+    "engine goes on with those that had, unless it refuses them: `refused`; or the front end has no room for their "
+    "states: `dropped`. These begin anew. `reason` is `leave` if the engine ends or releases the model, and `backlog` "
+    "if another one had less to do.",
     "model",
     "outcome",
+    "reason",
 )
 TEXTS = _section.counter("noria_texts", "Texts whose results were sent to clients.", "model")
 REQUEST_SECONDS = _section.histogram(
