@@ -18,12 +18,7 @@ import msgspec
 import zmq
 
 from noria.errors import GenerationFailed
-from noria.frontend.engines.attempt import (
-    Attempt,
-    AttemptLostError,
-    MoveReason,
-    apply_message,
-)
+from noria.frontend.engines.attempt import Attempt, AttemptLostError, MoveReason, apply_message
 from noria.frontend.engines.crash_attribution import ExitReport
 from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
