@@ -29,6 +29,7 @@ from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 from waiting import TIMEOUT_S, wait_until, wait_until_async
 
+stops = {}  # by the names of engines: ends the engine, as SIGTERM does
 STEP_S = 0.005
 NUM_STEPS = 30
 
@@ -53,7 +54,13 @@ def running_engine(folder, spec, name, steps, goes_on=lambda: True, *, num_slots
 
     runtime = Runtime(FakeExecutor(VirtualClock(), step), StepScheduler(num_slots))
     engine = Engine(name, channel, receiver, runtime)
-    thread = threading.Thread(target=engine.run)
+    stops[name] = engine.stop
+
+    def run():
+        engine.run()
+        channel.close()
+
+    thread = threading.Thread(target=run)
     receiver.set_ready(runtime)
     thread.start()
     try:
@@ -62,7 +69,6 @@ def running_engine(folder, spec, name, steps, goes_on=lambda: True, *, num_slots
         engine.stop()
         thread.join(TIMEOUT_S)
         receiver.stop()
-        channel.close()
 
 
 async def run_load(addresses, steps, num_users, num_requests, leave_after, has_left=lambda: None):
@@ -180,3 +186,29 @@ def test_an_engine_that_starts_gets_requests_of_one_with_much_work(tmp_path, bun
     assert at_second - at_first if num_slots == 2 else at_second & at_first
     for name in at_first & at_second:  # it has moved once
         assert max(call for each, call in first if each == name) < min(call for each, call in second if each == name)
+
+
+def test_an_engine_that_ends_waits_until_a_busy_front_end_has_read_what_it_hands_over(tmp_path, bundled_folder):
+    spec, first, second = open_model(str(bundled_folder)), Counter(), Counter()
+    requests = [make_image_request(f"r{number}", "noria-shapes", inference_steps=NUM_STEPS) for number in range(8)]
+
+    async def scenario(addresses):
+        endpoints = [EngineEndpoint(name, address) for name, address in zip("ab", addresses, strict=True)]
+        async with EnginePool([]) as pool:
+            pool.set_engines(endpoints[:1])
+            await wait_until_async(lambda: pool.ready)
+            results = [asyncio.create_task(pool.submit(request)) for request in requests]
+            await wait_until_async(lambda: first.total() >= 40)
+            pool.set_engines(endpoints)
+            await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "ready"])
+            stops["e0"]()
+            time.sleep(0.5)  # noqa: ASYNC251 - the front end reads nothing
+            await asyncio.gather(*results)
+
+    with (
+        running_engine(tmp_path, spec, "e0", first) as leaving,
+        running_engine(tmp_path, spec, "e1", second) as staying,
+    ):
+        asyncio.run(scenario([leaving, staying]))
+    assert first + second == Counter((each.request_id, call) for each in requests for call in range(NUM_STEPS))
+    assert second

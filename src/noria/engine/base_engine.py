@@ -28,6 +28,8 @@ from noria.protocol.transport import ClientId, EngineChannel
 LOAD_INTERVAL_S = 0.5
 """At most every so many seconds a working engine sends its load."""
 
+_READ_TIMEOUT_S = 2.0  # for clients to read what was handed over, of the 5 s that the supervisor gives an engine to end
+
 _log = logging.getLogger("noria.engine")
 
 
@@ -77,21 +79,26 @@ class BaseEngine(abc.ABC):
             self._advance()
             self._change_models()
             self._receiver.end_leases(time.monotonic())
-        self._hand_over_all()
+        clients = self._hand_over_all()
         self._mounter.stop()
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)
+        if clients:
+            self._receiver.wait_until_read(clients, EngineLoad(0.0, 0, 0, 0), _READ_TIMEOUT_S)
 
-    def _hand_over_all(self) -> None:
+    def _hand_over_all(self) -> set[ClientId]:
+        """Hand over all requests; return their clients."""
         self._receiver.start_draining()
-        self._receiver.release_preparing()
+        clients = self._receiver.release_preparing()
         with contextlib.suppress(queue.Empty):
             while True:
                 command = self._receiver.commands.get_nowait()
                 if isinstance(command, SubmitCommand):
                     self._submit(command)
+        clients.update(self._client_by_attempt.values())
         for attempt_id in list(self._client_by_attempt):
             self._loop.hand_over(attempt_id)
+        return clients
 
     def _change_models(self) -> None:
         """Make the changes that have no request to wait for."""

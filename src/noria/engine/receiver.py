@@ -106,10 +106,12 @@ class RequestReceiver:
         self._unacked_loads: dict[ClientId, EngineLoad] = {}
         self._preparing: dict[tuple[ClientId, str], _PreparingRequest] = {}
         self._leases: dict[ClientId, _Lease] = {}
-        # protects _models, _replaced, _executor, _clients, _load, _unacked_loads, _preparing, _leases and
+        self._acking: set[ClientId] = set()  # that acknowledge loads
+        # protects _models, _replaced, _executor, _clients, _load, _unacked_loads, _preparing, _leases, _acking and
         # _compile_queue
         self._lock = threading.Lock()
         self._prepared = threading.Condition(self._lock)  # notified when a request has left _preparing
+        self._acked = threading.Condition(self._lock)  # notified when a load was acknowledged
 
     def set_ready(self, runtime: AnyRuntime) -> None:
         """Announce to every client that the models are loaded."""
@@ -124,10 +126,12 @@ class RequestReceiver:
                 self._is_draining = True
                 self._publish_state()
 
-    def release_preparing(self) -> None:
-        """Hand over every request that is being prepared, because the engine ends."""
-        for client, attempt_id in list(self._preparing):
+    def release_preparing(self) -> set[ClientId]:
+        """Hand over every request that is being prepared, because the engine ends; return their clients."""
+        preparing = list(self._preparing)
+        for client, attempt_id in preparing:
             self._release(client, attempt_id)
+        return {client for client, _ in preparing}
 
     def _publish_state(self) -> None:
         for client in self._clients.values():
@@ -161,6 +165,17 @@ class RequestReceiver:
             self._load = load
             for client in self._clients.values():
                 self._send_load(client)
+
+    def wait_until_read(self, clients: Iterable[ClientId], load: EngineLoad, timeout_s: float) -> None:
+        """Send a last load, and wait until these clients have acknowledged it, so have read all that was sent before.
+
+        ZeroMQ drops what a client has not read when the connection ends. Clients that acknowledge no loads do not
+        count.
+        """
+        self.publish_load(load)
+        with self._acked:
+            waiting = self._acking.intersection(clients)
+            self._acked.wait_for(lambda: waiting.isdisjoint(self._unacked_loads), timeout_s)
 
     def start(self) -> None:
         """Receive from now on."""
@@ -210,6 +225,7 @@ class RequestReceiver:
         self._discard(client, None)
         self.commands.put(CancelCommand(client, None))
         self._unacked_loads.pop(client, None)
+        self._acking.discard(client)
         self._leases.pop(client, None)
 
     def end_leases(self, now: float) -> None:
@@ -231,8 +247,10 @@ class RequestReceiver:
 
     def _ack_load(self, client: ClientId) -> None:
         with self._lock:
+            self._acking.add(client)
             if self._unacked_loads.pop(client, self._load) is not self._load:
                 self._send_load(client)
+            self._acked.notify_all()
 
     def _state(self) -> EngineState:
         ready = self._executor is not None
