@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 
 import msgspec
@@ -33,12 +34,13 @@ def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: lis
 
 
 def make_results_folder(folder: pathlib.Path) -> None:
-    """Create the folder that `--out` names, unless it exists. Raises ConfigError."""
+    """Create the folder that `--out` names, unless it exists. Raises ConfigError, also if no file can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
-            f"--out {folder} cannot be created ({error}); name a folder, which need not exist."
+            f"--out {folder} cannot be written ({error}); name a folder, which need not exist."
         ) from error
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 
 from noria.errors import SetupError
-from noria_bench.option_values import read_number
 
 
 class SimulateError(SetupError):
@@ -57,8 +56,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, high in whole.items():
             if not 1 <= getattr(self, name) <= high:
                 return f"{name} is {getattr(self, name)}; it must be from 1 to {high}"
-        if not 0.0 <= self.share < math.inf:
-            return f"share is {self.share}; it must not be negative"
+        if not 0.0 <= self.share <= 1e9:
+            return f"share is {self.share:g}; it must be from 0 to 1e9"
         if self.priority not in ("low", "normal", "high"):
             return f"priority is {self.priority!r}; it must be low, normal or high"
         if self.deadline_s is not None and not self.deadline_s > 0.0:
@@ -129,9 +128,21 @@ def make_arrivals(kind: str, rate: float, shapes: list[Shape], duration_s: float
 
 def read_duration(text: str) -> float:
     """Parse a duration such as 90s, 30m, 24h or 1d. Raises ValueError."""
+    return _read_duration(text, 1.0, "it must be from 1s to 30d, with a unit: 90s, 30m, 24h, 1d")
+
+
+def read_mean_time(text: str) -> float:
+    """Parse the mean time of a device to its loss: with a shorter one no request would ever finish. As above."""
+    return _read_duration(text, 60.0, "it must be from 1m to 30d, with a unit: 30m, 24h, 1d")
+
+
+def _read_duration(text: str, low_s: float, allowed: str) -> float:
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
     unit = units.get(text[-1:], 0.0)
-    allowed = "a duration is a number of at most 30 days with a unit: 90s, 30m, 24h, 1d"
-    if not unit:
+    try:
+        value_s = unit * float(text[:-1] or "nan")
+    except ValueError:
+        value_s = math.nan
+    if not low_s <= value_s <= 30 * 86_400.0:
         raise ValueError(f"{text!r}; {allowed}")
-    return unit * read_number(text[:-1], 0.001, 30 * 86_400.0 / unit, allowed)
+    return value_s
