@@ -78,8 +78,11 @@ EXAMPLE = Device(
     steps=[Curve(512, 512, {1: 0.025, 2: 0.027, 4: 0.037, 8: 0.062, 16: 0.115, 32: 0.22})],
     decodes=[Curve(512, 512, {1: 0.03, 4: 0.1})],
     text_encode_s=0.004,
+    cold_start_s=90.0,
+    price_per_hour=2.0,
+    spot_price_per_hour=0.9,
 )
-"""Round numbers of no particular device, so that the command can be tried."""
+"""Round numbers of no particular device, as in the documents, so that the command can be tried."""
 
 
 def read_device(file: pathlib.Path) -> Device:

@@ -45,11 +45,15 @@ class Traffic:
         """What arrives, as a sentence."""
         if self.kind == "trace":
             return f"A trace of {len(self.trace):,} requests in {self.trace[-1].at_s:,.0f} s."
-        kinds = (
-            f"{len(self.shapes)} kinds of requests" if len(self.shapes) > 1 else f"requests of {self.shapes[0].text}"
+        total = sum(shape.share for shape in self.shapes)
+        kinds = ", or ".join(
+            f"{shape.text} ({100 * shape.share / total:.3g} %)" if len(self.shapes) > 1 else shape.text
+            for shape in self.shapes[:4]
         )
+        if len(self.shapes) > 4:
+            kinds += f", or {len(self.shapes) - 4} other kinds"
         rate = f"{self.rate:g} a second on average for {self.duration_s:,.0f} s"
-        return f"{self.kind.capitalize()} arrivals, {rate}; {kinds}."
+        return f"{self.kind.capitalize()} arrivals, {rate}; requests of {kinds}."
 
     def arrivals(self) -> Sequence[Arrival]:
         """Return all requests."""

@@ -48,7 +48,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What is asked for, in words."""
         images = "an image" if self.images == 1 else f"{self.images} images"
         guidance = " with guidance" if self.rows > 1 else ""
-        return f"{images} of {self.width_px} × {self.height_px} px, {self.steps} steps{guidance}"
+        deadline = "" if self.deadline_s is None else f", within {self.deadline_s:g} s"
+        return f"{images} of {self.width_px} × {self.height_px} px, {self.steps} steps{guidance}{deadline}"
 
     def problem(self) -> str:
         """Return what is wrong with it, or an empty string."""

@@ -78,7 +78,6 @@ def test_a_folder_without_a_usable_run_says_how_to_make_one(tmp_path, changes):
     ("flags", "message"),
     [
         (["--policy", "lifo"], "policies are least-slack, fcfs, shortest-first"),
-        (["--spot", "1h"], "needs spot_price_per_hour"),
         (["--autoscale", "1-4", "--p99", "2"], "use one of them"),
         (["--engine", "fast", "--failures", "1h"], "no failures"),
         (["--rate", "1000000", "--duration", "30d"], "are more than the 100,000,000 of the fast engine"),
@@ -127,6 +126,13 @@ def test_devices_that_are_scaled_are_said_as_mean_and_maximum(tmp_path, capsys):
     row = json.loads((tmp_path / "results.json").read_text())["rows"][0]
     assert 1 < row["devices"] < row["max_devices"] == 3
     assert "there were 3 at most" in capsys.readouterr().out
+
+
+def test_spot_devices_need_a_price(tmp_path):
+    file = tmp_path / "gpu.json"
+    file.write_text('{"steps": [{"width_px": 64, "height_px": 64, "seconds": {"1": 0.1}}]}')
+    with pytest.raises(SimulateError, match="needs spot_price_per_hour"):
+        simulate("--spot", "1h", "--device", file)
 
 
 def test_errors_are_one_line(capsys):
