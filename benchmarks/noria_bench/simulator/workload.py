@@ -86,7 +86,8 @@ def bursty(rate: float, rng: random.Random, ratio: float = 8.0, on_s: float = 30
     The mean is `rate`; the high value is `ratio` times the low one. Call it with times that do not decrease.
     """
     low = rate * (on_s + off_s) / (ratio * on_s + off_s)
-    state = {"is_high": False, "until_s": 0.0}
+    # The first call switches: it begins with the high value as often as that is the value at any time.
+    state = {"is_high": rng.random() >= on_s / (on_s + off_s), "until_s": 0.0}
 
     def at(at_s: float) -> float:
         while at_s >= state["until_s"]:
