@@ -36,6 +36,7 @@ from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, Pipeli
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
+from noria.models import cuda_graph
 from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, ReferencedModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
@@ -200,7 +201,7 @@ class DiffusionExecutor:
         try:
             action()
             if self.is_synchronous and self.model.device.type == "cuda":
-                torch.cuda.synchronize()
+                cuda_graph.synchronize(self.model.device)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # of many types; of a panic in Rust (tokenizers) not Exception
@@ -214,9 +215,11 @@ class DiffusionExecutor:
                 log_fields = self._log_fields("out_of_memory", images)
                 _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=log_fields)
             if self.model.device.type == "cuda":
-                torch.cuda.synchronize()  # raises if this process has lost the device: then it exits and is restarted
+                cuda_graph.synchronize(
+                    self.model.device
+                )  # raises if this process has lost the device: then it exits and is restarted
         if not fits and self.model.device.type == "cuda":
-            torch.cuda.empty_cache()  # not inside the handler: the exception keeps its tensors alive
+            cuda_graph.free_memory(self.model.device)  # not inside the handler: the exception keeps its tensors alive
         return fits
 
     def _encode(self, attempt_ids: Sequence[str]) -> None:
