@@ -23,7 +23,7 @@ from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria_bench.device.architectures import SD15, build_denoiser
 
-_VAE: dict[str, Any] = {
+VAE: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
     "layers_per_block": 2,
     "latent_channels": 4,
@@ -114,7 +114,7 @@ def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineCo
     from diffusers import AutoencoderKL
 
     with torch.device(device):
-        vae = AutoencoderKL(**_VAE)
+        vae = AutoencoderKL(**VAE)
     vae = vae.to(dtype).eval().requires_grad_(requires_grad=False)
     return RandomModel(device, dtype, config, build_denoiser(SD15, device, dtype), vae)
 

@@ -134,4 +134,4 @@ def test_images_with_graphs_are_those_without(tmp_path, dtype):
         images.append(generate(DiffusionExecutor(model, config), requests, [0, 2, 3, 5, 9]))
         held.append(getattr(model._denoiser._unet, "_graphs", {}).values())
     assert all(difference(images[1][key], image) <= 1 for key, image in images[0].items())
-    assert not held[0] and sum(isinstance(graph, graphed_calls._Graph) for graph in held[1]) >= 3
+    assert not held[0] and sum(isinstance(graph, graphed_calls._Graph) for graph in held[1]) >= 2
