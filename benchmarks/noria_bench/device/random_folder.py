@@ -33,6 +33,7 @@ _TINY_CHANNELS = {"block_out_channels": (32, 32, 32, 32), "layers_per_block": 1}
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--tiny", action="store_true", help="with few channels, to check that the command works")

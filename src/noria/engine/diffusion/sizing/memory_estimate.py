@@ -66,8 +66,11 @@ class MemoryEstimate:
         """Return the bytes of the weights, all slots, full caches, graphs, and the largest of the kinds of calls."""
         rows = slots * self.rows_per_image
         calls = rows * self.row, min(self.decode_batch, slots) * self.decoded_image, rows * self.prompt
-        graphs = min(rows, self.graph_rows) * self.row
-        return sum(self.weights.values()) + slots * self.slot + self.caches + graphs + max(calls)
+        return sum(self.weights.values()) + slots * self.slot + self.caches + self.graphs(slots) + max(calls)
+
+    def graphs(self, slots: int) -> int:
+        """Return the bytes that CUDA graphs keep: those of their largest call."""
+        return min(slots * self.rows_per_image, self.graph_rows) * self.row
 
     def slots_in(self, num_bytes: int) -> int:
         """Return how many slots fit, up to 1024; 0 if not even one does."""
