@@ -4,7 +4,8 @@
 
 Stages: the tests marked `gpu`, the device bench at published sizes, what CUDA graphs save, the cost of LoRAs in a step,
 a served mix of requests for a model of Stable Diffusion 1.5's size with random weights. Each has a time limit and a
-log; a stage that fails does not stop the next. FOLDER gets the stages' results and `session.json`, which is written anew after each stage, so that an interrupted session keeps what it has measured.
+log; a stage that fails does not stop the next. FOLDER gets the stages' results and `session.json`, which is written
+anew after each stage, so that an interrupted session keeps what it has measured.
 
 Without a CUDA device, or with --small, the same stages run at a small size on the CPU. The stages run with this
 interpreter and this checkout on PYTHONPATH: Noria's dependencies and pytest have to be there, an installation of Noria
