@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from noria.errors import InvalidBody
-from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.services.registry.connection import RegistryConnection
 from noria.registry.lineage.openlineage import Event, parse_event
 from noria.registry.lineage.store import LineageStore
 

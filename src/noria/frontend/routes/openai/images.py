@@ -23,13 +23,13 @@ from noria.frontend.http import sse
 from noria.frontend.http.body import FORM, JSON, JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.generation_stream import stream_generation
-from noria.frontend.routes.image_forms import is_form, read_form
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
-from noria.frontend.services.image_writer import preview_as_base64
+from noria.frontend.routes.images.forms import is_form, read_form
+from noria.frontend.routes.images.stream import stream_generation
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
+from noria.frontend.services.images.image_writer import preview_as_base64
+from noria.frontend.services.images.start_images import LoadFiles
 from noria.frontend.services.priority_headers import apply_headers
-from noria.frontend.services.start_images import LoadFiles
 from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.request import ControlField, ImageFormat, ImageRequest, ImageRequestBody, Priority
 

@@ -10,9 +10,9 @@ from opentelemetry.trace import get_current_span
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.engines.results import ProgressUpdate, Update
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest
-from noria.frontend.services.span_attributes import add_request_attributes
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest
+from noria.frontend.services.images.span_attributes import add_request_attributes
 from noria.frontend.services.submission import with_trace_context
 from noria.jobs.records import JobRecord
 from noria.jobs.stored_request import StoredRequest, deserialize, serialize

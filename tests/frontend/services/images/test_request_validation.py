@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from noria.config import FrontendConfig
 from noria.errors import InvalidField
-from noria.frontend.services import request_validation
-from noria.frontend.services.request_validation import NO_IMAGES, limits, validate
+from noria.frontend.services.images import request_validation
+from noria.frontend.services.images.request_validation import NO_IMAGES, limits, validate
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.protocol.diffusion import Lora
 from noria.protocol.request import ImageRequestBody

@@ -6,7 +6,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from noria.frontend.access.quotas import ApiClient
-from noria.frontend.services.request_validation import NO_IMAGES
+from noria.frontend.services.images.request_validation import NO_IMAGES
 from noria.images.start_image import RequestImageFacts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody

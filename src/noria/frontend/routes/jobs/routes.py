@@ -21,7 +21,7 @@ from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.job_inputs import (
+from noria.frontend.routes.jobs.inputs import (
     JobRequestBody,
     admit_input,
     digest_of,
@@ -29,8 +29,8 @@ from noria.frontend.routes.job_inputs import (
     stored_input,
     take_images,
 )
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.job_executor import GenerationJobExecutor, serialize_request
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.text_jobs.executor import TextJobExecutor
 from noria.jobs.records import (

@@ -11,9 +11,9 @@ from msgspec import Struct
 from noria.errors import BodyTooLarge, InvalidField, UnreadableImage, short_repr
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.http.body import decode
-from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest
+from noria.frontend.routes.openai.images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest
 from noria.frontend.services.priority_headers import apply_headers
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ControlField, ImageRequestBody

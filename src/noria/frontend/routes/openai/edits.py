@@ -14,10 +14,10 @@ from noria.errors import BodyTooLarge, InvalidField, OperationNotSupported, Unre
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import FORM, JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
-from noria.frontend.routes.image_forms import read_form
-from noria.frontend.routes.openai_images import GenerationsRequestBody, IgnoredText, admit_generation, respond
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest
+from noria.frontend.routes.images.forms import read_form
+from noria.frontend.routes.openai.images import GenerationsRequestBody, IgnoredText, admit_generation, respond
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest
 from noria.images.reference_size import FIELD as REFERENCES
 
 

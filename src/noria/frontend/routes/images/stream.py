@@ -9,9 +9,9 @@ from noria.frontend.engines.results import Update
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.sse import KEEP_ALIVE_COMMENT, KEEP_ALIVE_INTERVAL_S, EventStream, serialize_event
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult
-from noria.frontend.services.streaming import StreamedGeneration
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult
+from noria.frontend.services.images.streaming import StreamedGeneration
 
 UpdateFormatter = Callable[[Update | GenerationResult], Awaitable[list[bytes]]]
 """Returns the events that a route sends for an update."""

@@ -17,8 +17,8 @@ from starlette.responses import Response
 from noria.config import Config, FrontendConfig
 from noria.errors import ImageFileError
 from noria.frontend.http import body as bodies
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
-from noria.frontend.services.request_validation import validate
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
+from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata_io import read_metadata
 from noria.protocol.request import ImageRequestBody
 from waiting import wait_until, wait_until_ready

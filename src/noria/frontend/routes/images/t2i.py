@@ -1,8 +1,8 @@
 """`POST /t2i`: generates images from a prompt.
 
-`http/body.py` decodes the body to an `ImageRequestBody`, or `image_forms.py` does if it is a form with files;
-`services/generation.py` generates the files. The response is the file itself, JSON for several images or for a client
-that accepts JSON only, or a stream of events if the request asks for one.
+`http/body.py` decodes the body to an `ImageRequestBody`, or `forms.py` does if it is a form with files;
+`services/images/generation.py` generates the files. The response is the file itself, JSON for several images or for a
+client that accepts JSON only, or a stream of events if the request asks for one.
 """
 
 import time
@@ -17,11 +17,11 @@ from noria.frontend.http import sse
 from noria.frontend.http.body import FORM, JSON, JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.generation_stream import stream_generation
-from noria.frontend.routes.image_forms import is_form, read_form
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
-from noria.frontend.services.image_writer import preview_as_base64
+from noria.frontend.routes.images.forms import is_form, read_form
+from noria.frontend.routes.images.stream import stream_generation
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
+from noria.frontend.services.images.image_writer import preview_as_base64
 from noria.frontend.services.priority_headers import apply_headers
 from noria.protocol.request import ImageFormat, ImageRequestBody
 

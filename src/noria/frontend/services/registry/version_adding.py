@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from noria.config import Config
 from noria.errors import RateLimited, RegistryConflict, RegistryError, SetupError, SourceRejected
 from noria.folders import data_folder
-from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.services.registry.connection import RegistryConnection
 from noria.registry.lineage.openlineage import DatasetRef
 from noria.registry.lineage.run_events import parse_dataset
 from noria.registry.model_store import ModelStore

@@ -18,8 +18,8 @@ from noria.config import FrontendConfig
 from noria.errors import ImageFileError, InvalidField, ModelNotFound, UnreadableImage, short_repr
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.http.body import read_bytes
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.request_validation import (
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.request_validation import (
     CompleteLoras,
     CompleteRefiner,
     no_loras,

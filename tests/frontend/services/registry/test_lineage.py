@@ -6,8 +6,8 @@ import json
 import pytest
 
 from noria.errors import ConfigError, RegistryUnavailable
-from noria.frontend.services.lineage import LineageService
-from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.services.registry.connection import RegistryConnection
+from noria.frontend.services.registry.lineage import LineageService
 from noria.registry.schema import open_registry_database
 
 EVENT = {

@@ -15,8 +15,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from noria.frontend.http import body as bodies
-from noria.frontend.routes import image_metadata
-from noria.frontend.routes.image_metadata import MAX_BYTES, MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT
+from noria.frontend.routes.images import metadata as route
+from noria.frontend.routes.images.metadata import MAX_BYTES, MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from waiting import wait_until
@@ -140,7 +140,7 @@ def test_number_of_concurrent_reads_is_limited(client, monkeypatch):
         reading.pop()
         return METADATA
 
-    monkeypatch.setattr(image_metadata, "read_metadata", read_slowly)
+    monkeypatch.setattr(route, "read_metadata", read_slowly)
     with ThreadPoolExecutor(MAX_UPLOADS_PER_CLIENT) as pool:
         responses = [pool.submit(client.post, PATH, content=b"x") for _ in range(MAX_UPLOADS_PER_CLIENT)]
         wait_until(lambda: len(reading) == 2)
@@ -212,7 +212,7 @@ def test_client_that_sends_the_file_despite_an_error_gets_the_error(upload, clie
 
 def test_file_that_is_being_read_counts_as_an_upload(client, upload, monkeypatch):
     reading, proceed = [], threading.Event()
-    monkeypatch.setattr(image_metadata, "read_metadata", lambda *_: (reading.append(1), proceed.wait(60), METADATA)[-1])
+    monkeypatch.setattr(route, "read_metadata", lambda *_: (reading.append(1), proceed.wait(60), METADATA)[-1])
     with ThreadPoolExecutor(2) as pool:
         responses = [pool.submit(client.post, PATH, content=b"x") for _ in range(2)]
         wait_until(lambda: len(reading) == 2)

@@ -25,9 +25,9 @@ from noria.errors import UnreadableImage
 from noria.frontend.access.api_keys import generate_key
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.fair_threads import FairThreads
-from noria.frontend.routes.image_metadata import MAX_UPLOADS_PER_CLIENT
-from noria.frontend.services import start_images
-from noria.frontend.services.start_images import StartImages, decode_files
+from noria.frontend.routes.images.metadata import MAX_UPLOADS_PER_CLIENT
+from noria.frontend.services.images import start_images
+from noria.frontend.services.images.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImages, StartImage
 from waiting import wait_until

@@ -22,11 +22,11 @@ from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.results import OnUpdate, RawImage
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
-from noria.frontend.services.image_writer import to_base64, write_images
-from noria.frontend.services.request_validation import MAX_LORAS, NO_IMAGES, CompleteLoras, no_loras, validate
-from noria.frontend.services.span_attributes import add_request_attributes
-from noria.frontend.services.start_images import NUM_UPLOAD_THREADS, LoadFiles, StartImages, files_of
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
+from noria.frontend.services.images.image_writer import to_base64, write_images
+from noria.frontend.services.images.request_validation import MAX_LORAS, NO_IMAGES, CompleteLoras, no_loras, validate
+from noria.frontend.services.images.span_attributes import add_request_attributes
+from noria.frontend.services.images.start_images import NUM_UPLOAD_THREADS, LoadFiles, StartImages, files_of
 from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
 from noria.frontend.statistics.built_in import image_values, request_values
 from noria.frontend.statistics.recorder import StatisticsRecorder

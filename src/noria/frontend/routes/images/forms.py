@@ -18,7 +18,7 @@ from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.http.body import FORM, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.multipart import Form, parse_form
-from noria.frontend.services.start_images import LoadFiles
+from noria.frontend.services.images.start_images import LoadFiles
 from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.start_image import ImageFiles, MaskRule
 from noria.protocol.diffusion import DiffusionModelSpec

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from noria.frontend.engines.pool import PoolLoad
 from noria.frontend.http.json_response import json_response
-from noria.frontend.services.generation import GenerationService
+from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.model_capabilities import (
     EncoderCapabilities,
     ModelCapabilities,

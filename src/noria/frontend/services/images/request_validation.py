@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from noria.config import FrontendConfig
 from noria.errors import ControlNetNotFound, InvalidField, LoraNotFound, did_you_mean, short_repr
-from noria.frontend.services.request_images import (
+from noria.frontend.services.images.request_images import (
     check_controls,
     check_needed_images,
     check_references,

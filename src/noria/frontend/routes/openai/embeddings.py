@@ -13,7 +13,7 @@ from noria.errors import InvalidField
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.routes.encoding_response import encoding_response
-from noria.frontend.routes.openai_images import IgnoredText
+from noria.frontend.routes.openai.images import IgnoredText
 from noria.frontend.services.priority_headers import apply_headers
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from noria.errors import BodyTooLarge, InvalidField, UnreadableImage, short_repr
 from noria.frontend.access.fair_threads import FairThreads
-from noria.frontend.services.request_images import check_num_controls, check_num_references
+from noria.frontend.services.images.request_images import check_num_controls, check_num_references
 from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.start_image import ImageFiles, MaskRule, RequestImages
 from noria.protocol.diffusion import DiffusionModelSpec

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 from noria.errors import NoriaError
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate, Update
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult
 
 
 class LatestUpdates:

@@ -3,7 +3,7 @@
 import asyncio
 
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate
-from noria.frontend.services.streaming import LatestUpdates, StreamedGeneration
+from noria.frontend.services.images.streaming import LatestUpdates, StreamedGeneration
 
 
 def test_unread_updates_are_every_preview_and_the_newest_progress():
