@@ -17,7 +17,7 @@ from noria.errors import InvalidField, ModelError, short_repr
 from noria.extras import check_installed
 from noria.images import scheduler_names
 from noria.models.diffusion.folders.quantization import SERVED, read_quantization
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.weights import (
     GGUF_PART,

@@ -10,7 +10,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_flow_scheduler,
     read_t5,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # diffusers' pipeline gives all others noise levels: UniPC other ones than it does for FLUX.1, and the rest take none.

@@ -13,7 +13,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_t5,
 )
 from noria.models.diffusion.folders.unet_models.unet_folder import read_text_encoder
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 KONTEXT = "FluxKontextPipeline"

@@ -16,7 +16,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_euler_scheduler,
     read_language_model,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 MAX_PROMPT_TOKENS = 256

@@ -10,7 +10,7 @@ from noria.images import scheduler_names
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, VaeConfig, sides_around
 from noria.models.diffusion.folders.transformer_models.transformer_folder import check_fit, read_t5
 from noria.models.diffusion.folders.unet_models.unet_folder import check_does_not_clip, check_scheduler
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _ALPHA_SIZE = 128  # of latents, at which diffusers has more inputs by default, which only PixArt-α takes

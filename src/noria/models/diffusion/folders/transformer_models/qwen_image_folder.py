@@ -19,7 +19,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     check_fit,
     read_euler_scheduler,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _OTHER_MODELS = {

@@ -5,7 +5,7 @@ import pathlib
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides, VaeConfig
 from noria.models.diffusion.folders.transformer_models.transformer_folder import check_fit, read_flow_scheduler, read_t5
 from noria.models.diffusion.folders.unet_models.unet_folder import read_text_encoder
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # Not: flow-euler-a and flow-lcm, whose noise diffusers' pipeline draws without the seed.

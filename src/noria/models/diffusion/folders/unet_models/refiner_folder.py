@@ -20,7 +20,7 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     read_text_encoder,
     read_unet,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.models.weights import read_object, read_struct, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 

@@ -4,7 +4,7 @@ import pathlib
 
 from noria.errors import ModelError
 from noria.models.diffusion.folders.unet_models.unet_folder import OTHER_INPUT, make_unet_spec, read_folder
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 

@@ -9,7 +9,7 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     make_unet_spec,
     read_folder,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.models.weights import REDOWNLOAD_HINT
 from noria.protocol.diffusion import DiffusionModelSpec
 

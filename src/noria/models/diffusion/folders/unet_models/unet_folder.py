@@ -22,7 +22,7 @@ from noria.models.diffusion.folders.pipeline_folder import (
     VaeConfig,
     check_vocabulary,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
