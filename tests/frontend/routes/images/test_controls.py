@@ -1,13 +1,10 @@
 """ControlNets in requests of every API, and in the files of images."""
 
-import base64
 import hashlib
-import io
 import json
 
 import httpx
 import msgspec
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,6 +15,7 @@ from noria.images.start_image import RequestImages
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.protocol.diffusion import Control
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from uploads import b64, file_of, photo
 from waiting import wait_until
 
 
@@ -53,20 +51,6 @@ def steered(controlled, config, serve):
         wait_until(lambda: client.get("/readyz").status_code == 200)
         controlled.reset()
         yield client
-
-
-def photo(size=(64, 48), seed=0):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
-
-
-def file_of(image, file_format="png"):
-    file = io.BytesIO()
-    image.save(file, format=file_format)
-    return file.getvalue()
-
-
-def b64(content):
-    return base64.b64encode(content).decode()
 
 
 PHOTO, OTHER = file_of(photo()), file_of(photo(seed=1))

@@ -1,12 +1,10 @@
 """Reference images in requests of every API, and in the files of images."""
 
-import base64
 import hashlib
 import io
 
 import httpx
 import msgspec
-import numpy as np
 import openai
 import pytest
 from PIL import Image
@@ -16,6 +14,7 @@ from noria.frontend.engines.version_choice import VersionChooser
 from noria.images.metadata_io import read_metadata
 from noria.protocol.diffusion import Reference
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from uploads import b64, file_of, photo
 from waiting import wait_until
 
 EDITOR = msgspec.structs.replace(FAKE_MODEL, name="editor", max_references=2)
@@ -40,26 +39,12 @@ def web(editors, serve):
         yield client
 
 
-def photo(size=(72, 64), seed=0):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
-
-
-def file_of(image, file_format="png"):
-    file = io.BytesIO()
-    image.save(file, format=file_format)
-    return file.getvalue()
-
-
-def b64(content):
-    return base64.b64encode(content).decode()
-
-
 def digest(file):
     return hashlib.sha256(file).hexdigest()[:12]
 
 
-PHOTO, OTHER = file_of(photo()), file_of(photo((100, 65), 1))
-SHOWN = photo().tobytes(), photo((100, 65), 1).crop((2, 0, 98, 64)).tobytes()  # sides are multiples of 8
+PHOTO, OTHER = file_of(photo((72, 64))), file_of(photo((100, 65), 1))
+SHOWN = photo((72, 64)).tobytes(), photo((100, 65), 1).crop((2, 0, 98, 64)).tobytes()  # sides are multiples of 8
 REFERENCES = Reference(72, 64, digest(PHOTO)), Reference(96, 64, digest(OTHER))
 
 

@@ -30,29 +30,16 @@ from noria.frontend.services.images import start_images
 from noria.frontend.services.images.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImages, StartImage
+from uploads import b64, file_of, photo
 from waiting import wait_until
 
 SIZE = (64, 48)
-
-
-def file_of(image, file_format="png", **options):
-    file = io.BytesIO()
-    image.save(file, format=file_format, **options)
-    return file.getvalue()
-
-
-def photo(size=SIZE, seed=0):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
 
 
 def left_half(size=SIZE, mode="L", inside=255, outside=0):
     mask = Image.new(mode, size, outside)
     mask.paste(inside, (0, 0, size[0] // 2, size[1]))
     return mask
-
-
-def b64(content):
-    return base64.b64encode(content).decode()
 
 
 def png(width, height, rows=b"", colour_type=2, *chunks):
