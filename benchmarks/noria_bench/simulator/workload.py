@@ -11,10 +11,8 @@ from noria.errors import SetupError
 from noria_bench.option_values import read_number
 
 
-class SimulateError(SetupError):
+class SimulateError(SetupError, code="simulate"):
     """A flag, a trace or a file of costs that `noria simulate` cannot use."""
-
-    code = "simulate"
 
 
 class Arrival(NamedTuple):
