@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from noria.cli.parser import Parser, add_plain_command, argument_type
-from noria_bench.option_values import read_number
+from noria_bench.option_values import read_number, read_whole
 from noria_bench.running import make_results_folder
 from noria_bench.simulator.workload import SimulateError, read_duration, read_mean_time
 
@@ -60,12 +60,7 @@ def _number(low: float, high: float) -> Any:
 
 
 def _whole(low: int, high: int) -> Any:
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
-            raise ValueError(f"{text!r}; it must be a whole number from {low} to {high}")
-        return int(text)
-
-    return argument_type(read)
+    return argument_type(lambda text: read_whole(text, low, high, f"it must be a whole number from {low} to {high}"))
 
 
 def _bounds(text: str) -> tuple[int, int]:

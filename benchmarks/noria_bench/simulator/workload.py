@@ -10,10 +10,8 @@ import msgspec
 from noria.errors import SetupError
 
 
-class SimulateError(SetupError):
+class SimulateError(SetupError, code="simulate"):
     """A flag, a trace or a file of costs that `noria simulate` cannot use."""
-
-    code = "simulate"
 
 
 class Arrival(NamedTuple):
