@@ -32,7 +32,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_
 # Each node has a home of its own, and so may `~/…`.
 workers = [cluster.add_node(num_cpus=2, env_vars={"HOME": f"{os.getcwd()}/home-{number}"}) for number in range(2)]
 ray.init(address=cluster.address, logging_level=logging.WARNING)
-serve.start(http_options={"port": port}, proxy_location="HeadOnly")
+serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
 
 
 def say(**reply):
