@@ -90,6 +90,5 @@ for line in sys.stdin:
             say(error=deploy(**json.loads(arguments)), applications=sorted(serve.status().applications))
         case "stop":
             break
-serve.shutdown()
 ray.shutdown()
-cluster.shutdown()
+cluster.shutdown()  # at once: behind HAProxy, Ray Serve lets a front end drain for 30 s
