@@ -52,7 +52,7 @@ from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.registry.connection import RegistryConnection
 from noria.frontend.services.registry.lineage import LineageService
 from noria.frontend.services.registry.served_versions import ServedVersionsService
-from noria.frontend.services.registry.statistics import StatisticsService
+from noria.frontend.services.registry.statistics import ReadSnapshot, StatisticsFile, StatisticsService
 from noria.frontend.services.registry.version_adding import VersionAdder
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.statistics.recorder import StatisticsRecorder
@@ -93,6 +93,7 @@ def build_app(
     num_frontends: int = 1,
     statistics: StatisticsRecorder | None = None,
     metrics_targets: Callable[[], object] | None = None,
+    read_statistics: ReadSnapshot | None = None,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
@@ -104,6 +105,7 @@ def build_app(
     `num_frontends` share the clients' limits, until `app.state.share_limits` is called with another number.
     `statistics` counts the variables of `config.statistics`; by default one is made.
     `metrics_targets` returns the answer to GET /metrics/targets; None: there is no such route.
+    `read_statistics` reads what the registrar has counted; None: from the file in this data folder.
 
     Raises:
         ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
@@ -166,7 +168,7 @@ def build_app(
         *live.routes,
         *LineageRoutes(LineageService(registry), body_reader).routes,
         *DeploymentRoutes(registry, body_reader).routes,
-        *StatisticsRoutes(StatisticsService(statistics_file(config))).routes,
+        *StatisticsRoutes(StatisticsService(read_statistics or StatisticsFile(statistics_file(config)).read)).routes,
         *RegistryRoutes(registry, adding, ServedVersionsService(engine_pool, config), uploads, body_reader).routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,

@@ -1,10 +1,10 @@
-"""What the server has counted, for its routes and page: the registrar's file, read when it has changed."""
+"""What the server has counted, for its routes and page, as the registrar has it."""
 
 import asyncio
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
@@ -18,6 +18,9 @@ from noria.statistics.windows import NUM_CURRENT, Reference, Series, SeriesKey, 
 MAX_CATEGORIES_SHOWN = 20  # the most frequent ones; the rest is "other"
 PSI_THRESHOLD = 0.1  # of the alert NoriaDrift
 _RETRY_AFTER_S = 5.0
+
+ReadSnapshot = Callable[[], Awaitable[Snapshot | None]]
+"""Returns what the registrar has counted; None: nothing. Raises RegistryUnavailable."""
 
 
 class ReferenceInfo(Struct, frozen=True):
@@ -74,76 +77,87 @@ class SeriesDetail(Struct, frozen=True):
     windows: list[WindowCounts]  # those with values, the oldest first
 
 
-class StatisticsService:
-    """Reads the file of a server."""
+class StatisticsFile:
+    """The registrar's file, read when it has changed."""
 
-    def __init__(self, file: pathlib.Path) -> None:
-        self._file, self._lock = file, threading.Lock()
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path, self._lock = path, threading.Lock()
         self._read: tuple[tuple[int, int], Snapshot] | None = None  # with the file's identity
 
-    async def list_series(self) -> StatisticsList:
-        """Return all series. Raises RegistryUnavailable: the file cannot be read."""
-        return await asyncio.to_thread(self._list)
+    async def read(self) -> Snapshot | None:
+        """Return what it has; None: nothing was ever counted. Raises RegistryUnavailable: it cannot be read."""
+        return await asyncio.to_thread(self._read_if_changed)
 
-    async def detail(self, key: SeriesKey) -> SeriesDetail:
-        """Return the distributions of a series.
-
-        Raises:
-            RegistryConflict: there is none.
-            RegistryUnavailable: the file cannot be read.
-
-        """
-        return await asyncio.to_thread(self._detail, key)
-
-    def _list(self) -> StatisticsList:
-        snapshot = self._snapshot()
-        data = [] if snapshot is None else [_summary(series, snapshot.now) for series in snapshot.series]
-        window_s = 0.0 if snapshot is None else snapshot.window_s
-        return StatisticsList(window_s, NUM_CURRENT, PSI_THRESHOLD, data)
-
-    def _detail(self, key: SeriesKey) -> SeriesDetail:
-        snapshot = self._snapshot()
-        found = [] if snapshot is None else snapshot.series
-        for number, field in enumerate(SeriesKey._fields):
-            alike = [series for series in found if series.key[number] == key[number]]
-            if not alike:
-                known = ", ".join(sorted({series.key[number] for series in found})[:20]) or "none: nothing was counted"
-                raise RegistryConflict(f"{field} is {short_repr(key[number])}; there are {known}.", field=field)
-            found = alike
-        assert snapshot is not None, "there is a series"
-        (series,) = found
-        cells, current = _cells(series, snapshot.now), series.current(snapshot.now)
-        return SeriesDetail(
-            _summary(series, snapshot.now),
-            snapshot.window_s,
-            PSI_THRESHOLD,
-            cells,
-            _counts_by_cell(current, cells),
-            None if series.reference is None else _counts_by_cell(series.reference.counts, cells),
-            [
-                WindowCounts(
-                    window * snapshot.window_s, _counts_by_cell(counts, cells), None if drift is None else drift.psi
-                )
-                for window, counts, drift in series.over_time()
-            ],
-        )
-
-    def _snapshot(self) -> Snapshot | None:
+    def _read_if_changed(self) -> Snapshot | None:
         with self._lock:
             try:
-                status = os.stat(self._file)
+                status = os.stat(self._path)
             except OSError:  # nothing was ever counted
                 return None
             identity = status.st_ino, status.st_mtime_ns
             if self._read is None or self._read[0] != identity:
                 try:
-                    snapshot = read_statistics(self._file)
+                    snapshot = read_statistics(self._path)
                 except ConfigError as error:
                     raise RegistryUnavailable(error.message, retry_after_s=_RETRY_AFTER_S) from error
                 if snapshot is None:
                     return None
                 self._read = identity, snapshot
             return self._read[1]
+
+
+class StatisticsService:
+    """Summarizes what `read` returns."""
+
+    def __init__(self, read: ReadSnapshot) -> None:
+        self._read = read
+
+    async def list_series(self) -> StatisticsList:
+        """Return all series. Raises RegistryUnavailable: they cannot be read."""
+        return await asyncio.to_thread(_list, await self._read())
+
+    async def detail(self, key: SeriesKey) -> SeriesDetail:
+        """Return the distributions of a series.
+
+        Raises:
+            RegistryConflict: there is none.
+            RegistryUnavailable: they cannot be read.
+
+        """
+        return await asyncio.to_thread(_detail, await self._read(), key)
+
+
+def _list(snapshot: Snapshot | None) -> StatisticsList:
+    data = [] if snapshot is None else [_summary(series, snapshot.now) for series in snapshot.series]
+    window_s = 0.0 if snapshot is None else snapshot.window_s
+    return StatisticsList(window_s, NUM_CURRENT, PSI_THRESHOLD, data)
+
+
+def _detail(snapshot: Snapshot | None, key: SeriesKey) -> SeriesDetail:
+    found = [] if snapshot is None else snapshot.series
+    for number, field in enumerate(SeriesKey._fields):
+        alike = [series for series in found if series.key[number] == key[number]]
+        if not alike:
+            known = ", ".join(sorted({series.key[number] for series in found})[:20]) or "none: nothing was counted"
+            raise RegistryConflict(f"{field} is {short_repr(key[number])}; there are {known}.", field=field)
+        found = alike
+    assert snapshot is not None, "there is a series"
+    (series,) = found
+    cells, current = _cells(series, snapshot.now), series.current(snapshot.now)
+    return SeriesDetail(
+        _summary(series, snapshot.now),
+        snapshot.window_s,
+        PSI_THRESHOLD,
+        cells,
+        _counts_by_cell(current, cells),
+        None if series.reference is None else _counts_by_cell(series.reference.counts, cells),
+        [
+            WindowCounts(
+                window * snapshot.window_s, _counts_by_cell(counts, cells), None if drift is None else drift.psi
+            )
+            for window, counts, drift in series.over_time()
+        ],
+    )
 
 
 def _summary(series: Series, now: int) -> SeriesSummary:
