@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_session.py [--out FOLDER] [--budget SECONDS] [--small]
 
-Stages: the tests marked `gpu`, the device bench at published sizes, the cost of LoRAs in a step, a served mix of
-requests. Each has a time limit and a log; a stage that fails does not stop the next. FOLDER gets the stages' results
-and `session.json`, which is written anew after each stage, so that an interrupted session keeps what it has measured.
+Stages: the tests marked `gpu`, the device bench at published sizes, what CUDA graphs save, the cost of LoRAs in a step,
+a served mix of requests for a model of Stable Diffusion 1.5's size with random weights. Each has a time limit and a
+log; a stage that fails does not stop the next. FOLDER gets the stages' results and `session.json`, which is written
+anew after each stage, so that an interrupted session keeps what it has measured.
 
 Without a CUDA device, or with --small, the same stages run at a small size on the CPU. The stages run with this
 interpreter and this checkout on PYTHONPATH: Noria's dependencies and pytest have to be there, an installation of Noria
@@ -17,9 +18,11 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -51,8 +54,11 @@ class StageResult:
     log: str | None
 
 
-def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
-    """The stages in order of their worth, so that a short budget drops the least important ones."""
+def plan_stages(out: pathlib.Path, model: pathlib.Path, *, small: bool) -> list[Stage]:
+    """The stages in order of their worth, so that a short budget drops the least important ones.
+
+    `model` is where a stage writes the folder of the model that another serves.
+    """
     python = sys.executable
     noria = [python, "-m", "noria_bench"]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
@@ -60,6 +66,7 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
     other_tests = [
         "tests/models/diffusion/test_ragged_families.py",
         "tests/models/diffusion/test_z_image.py",
+        "tests/models/diffusion/test_graphed_calls.py",
         "tests/engine/encoder/test_sessions.py",
         "benchmarks/tests/device/test_step_timing.py",
     ]
@@ -76,9 +83,11 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
         ]
     return [
         Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *other_tests], 110),
-        Stage("device", [*noria, "device", "--budget", "240", "-o", str(out / "device.json")], 255),
-        Stage("loras", [python, "-m", "noria_bench.micro.lora_steps", "-o", str(out / "loras.json")], 60),
-        Stage("mixed", [*noria, "mixed", "bundled", "--duration", "20", *served], 150),
+        Stage("device", [*noria, "device", "--budget", "150", "-o", str(out / "device.json")], 165),
+        Stage("graphs", [python, "-m", "noria_bench.micro.graphed_steps", "-o", str(out / "graphs.json")], 75),
+        Stage("loras", [python, "-m", "noria_bench.micro.lora_steps", "-o", str(out / "loras.json")], 40),
+        Stage("model", [python, "-m", "noria_bench.device.random_folder", str(model)], 30),
+        Stage("mixed", [*noria, "mixed", str(model), "--duration", "20", "--dtype", "bfloat16", *served], 150),
     ]
 
 
@@ -164,8 +173,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     session = {"small": small, "budget_s": arguments.budget, **describe_machine()}
     results: list[StageResult] = []
+    models = pathlib.Path(tempfile.mkdtemp())
     try:
-        for stage in plan_stages(out, small=small):
+        for stage in plan_stages(out, models / "sd15-random", small=small):
             print(f"{stage.name}: {' '.join(stage.command)}", flush=True)
             results.append(run_stage(stage, out / f"{stage.name}.log", end_s - time.monotonic()))
             print(f"{stage.name}: exit status {results[-1].exit_status} after {results[-1].seconds:.0f} s", flush=True)
@@ -173,6 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             (out / "session.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except KeyboardInterrupt:
         return 130
+    finally:
+        shutil.rmtree(models, ignore_errors=True)
     print(f"results: {out}")
     return 0 if all(result.exit_status == 0 for result in results) else 1
 

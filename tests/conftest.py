@@ -36,7 +36,7 @@ LONGEST = (
     "test_end_to_end.py",
     "engine/diffusion/test_executor.py",
     "supervisor/test_supervisor.py",
-    "frontend/routes/test_jobs.py",
+    "frontend/routes/jobs/test_routes.py",
     "scheduling/test_virtual_time.py",
     "jobs/test_worker.py",
     "sampling/test_parity.py",

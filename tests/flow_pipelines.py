@@ -2,17 +2,15 @@
 
 import warnings
 
-import diffusers
-import numpy as np
 import torch
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import DiffusionPipeline
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline, set_scheduler
 
 PARITY_TOLERANCE = 2
 PROMPTS = ["a red circle", "a blue square", "red red red"]
@@ -51,22 +49,5 @@ def make_request(number, **fields):
 
 def generate_with_pipeline(pipe, request, folder=None, **options):
     """The image of diffusers' own loop, [height, width, 3]; the scheduler's settings are those of `folder`."""
-    payload = request.payload
-    choice = scheduler_names.find(payload.scheduler)
-    own_config = FlowMatchEulerDiscreteScheduler.load_config(folder or pipe.config._name_or_path, subfolder="scheduler")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        shift = {"flow_shift": own_config["shift"]} if "use_flow_sigmas" in choice.overrides else {}
-        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **shift, **choice.overrides)
-        settings = {"negative_prompt": payload.negative_prompt} | options
-        (image,) = pipe(
-            prompt=payload.prompt,
-            width=payload.width,
-            height=payload.height,
-            num_inference_steps=payload.inference_steps,
-            guidance_scale=payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-            **{name: value for name, value in settings.items() if name != "negative_prompt" or value is not None},
-        ).images
-    return (image * 255).round().astype(np.uint8)
+    set_scheduler(pipe, request, folder)
+    return run_pipeline(pipe, request, **options)

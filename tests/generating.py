@@ -2,8 +2,14 @@
 
 import numpy as np
 
+from lora_files import save_diffusers_lora
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import EngineLoop, RequestEnded, RequestHandedOver, ResultReady
 from noria.engine.resumption import read_resumption
+from noria.models.diffusion.conditioning import collate
+from noria.models.lora_folders import digest_of
+from noria.protocol.diffusion import Lora
 from noria.protocol.messages import Resume
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
@@ -40,6 +46,32 @@ def generate(executor, requests, arrivals=None, frames=None):
 
 def difference(a, b):
     return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+def assert_rows_as_alone(denoiser, latents, times, texts, min_change=1e-3):
+    """Each row of a call is as alone, and changes with the text of another row."""
+    together = denoiser.predict(latents, times, collate(texts), None)
+    for k in range(len(texts)):
+        row, time = latents[k][None], times[k : k + 1]
+        alone = denoiser.predict(row, time, collate(texts[k : k + 1]), None)[0]
+        assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
+        other = denoiser.predict(row, time, collate([texts[k - 1]]), None)[0]
+        assert (other - alone).abs().max() > min_change * alone.abs().max()
+
+
+def assert_adapter_changes_its_image_alone(bare, make_request, folder):
+    """An adapter of all layers, written into `folder`, changes the images that name it, in a batch with others."""
+    save_diffusers_lora(folder / "all.safetensors", bare.model.lora_parts, rank=2)
+    config = EngineConfig(dtype="float32", slots=8, threads=1, loras=(str(folder),))
+    executor = DiffusionExecutor(bare.model, config)
+    lora = Lora("all", 0.7, digest_of(folder / "all.safetensors"))
+    requests = [make_request(k, loras=(lora,) * (k % 2)) for k in range(4)]
+    together = generate(executor, requests, arrivals=[0, 2, 1, 0])
+    for number, request in enumerate(requests):
+        image = together[request.request_id, 0]
+        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1
+        without = generate(bare, [make_request(number)])[request.request_id, 0]
+        assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
 
 
 def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):

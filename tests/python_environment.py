@@ -8,7 +8,6 @@ import fcntl
 import os
 import pathlib
 import subprocess
-import sys
 import sysconfig
 import venv
 
@@ -28,7 +27,7 @@ def environment_python(name: str, *requirements: str) -> pathlib.Path:
         if not marker.exists() or marker.read_text() != wanted:
             venv.create(folder, clear=True, with_pip=True)
             pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *requirements]
-            subprocess.run(pip, check=True, stdout=sys.stderr)
+            subprocess.run(pip, check=True, stdout=subprocess.DEVNULL)  # sys.stderr has no descriptor in a test
             marker.write_text(wanted)
     return python
 

@@ -1,7 +1,7 @@
 """Fixture: Noria on a real Ray cluster of three nodes, with an image model and a text encoder.
 
-Jobs are in a PostgreSQL server, results in an S3-compatible one. The cluster takes a minute to start, so all tests
-share it; a node may be gone.
+HAProxy, which comes with Ray Serve, is before the front ends. Jobs are in a PostgreSQL server, results in an
+S3-compatible one. The cluster takes a minute to start, so all tests share it; a node may be gone.
 """
 
 import base64
@@ -39,9 +39,9 @@ NUM_REPLICAS = {"frontend": 2, "engine-bundled": 2, "engine-small": 2}
 class RayWorld:
     """The cluster, its processes, and an HTTP client of the server on it."""
 
-    def __init__(self, process, port, python, encoder, s3):
+    def __init__(self, process, port, python, environment, encoder, s3):
         self.process, self.root, self.port = process, psutil.Process(process.pid), port
-        self.python, self.encoder, self.s3 = python, encoder, s3
+        self.python, self.environment, self.encoder, self.s3 = python, environment, encoder, s3
         self.lock = threading.Lock()
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S, trust_env=False, limits=ONE_REQUEST
@@ -145,16 +145,17 @@ def ray_world(tmp_path_factory, postgresql):
         }
         environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         environment |= {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}
+        environment |= {"RAY_SERVE_ENABLE_HA_PROXY": "1"} | s3.environment
         process = subprocess.Popen(
             [python, SCRIPT, json.dumps(settings), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment | s3.environment,
+            env=environment,
             cwd=folder,
         )
         opened.callback(_end, process)
-        world = RayWorld(process, port, python, encoder, s3)
+        world = RayWorld(process, port, python, environment, encoder, s3)
         opened.callback(world.http.close)
         assert world.read() == {"ready": True}
         yield world

@@ -14,6 +14,7 @@ from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline, set_scheduler
 
 # As in `test_executor.py`: at most one step of uint8 by kernels at other batch sizes, two against the pipelines.
 NATURAL_TOLERANCE, PARITY_TOLERANCE = 1, 2
@@ -82,27 +83,10 @@ def generate_all(executor, requests, arrivals=None):
 
 
 def generate_with_pipeline(pipelines, request):
-    payload, choice = request.payload, scheduler_names.find(request.payload.scheduler)
-    pipe = pipelines[payload.has_mask]
-    image = PIL.Image.fromarray(start_pixels(payload.width, payload.height))
-    options = {"image": image}
+    payload, pipe = request.payload, pipelines[request.payload.has_mask]
+    # The pipeline of XL leaves steps_offset as the folder has it.
+    set_scheduler(pipe, request, clip_sample=False, **({} if "XL" in type(pipe).__name__ else {"steps_offset": 1}))
+    options = {"image": PIL.Image.fromarray(start_pixels(payload.width, payload.height)), "strength": payload.strength}
     if payload.has_mask:
-        mask_image = PIL.Image.fromarray(mask_of(request))
-        options |= {"mask_image": mask_image, "width": payload.width, "height": payload.height}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
-        is_xl = "XL" in type(pipe).__name__  # whose pipeline leaves steps_offset as the folder has it
-        overrides = {"clip_sample": False, **({} if is_xl else {"steps_offset": 1}), **choice.overrides}
-        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
-        (result,) = pipe(
-            payload.prompt,
-            strength=payload.strength,
-            negative_prompt=payload.negative_prompt,
-            num_inference_steps=payload.inference_steps,
-            guidance_scale=payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-            **options,
-        ).images
-    return (result * 255).round().astype(np.uint8)
+        return run_pipeline(pipe, request, mask_image=PIL.Image.fromarray(mask_of(request)), **options)
+    return run_pipeline(pipe, request, width=None, height=None, **options)

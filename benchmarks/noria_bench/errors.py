@@ -3,7 +3,5 @@
 from noria.errors import SetupError
 
 
-class RunsError(SetupError):
+class RunsError(SetupError, code="runs"):
     """A folder for `noria bench report` is missing, holds no runs, or holds a JSON file that is not a run."""
-
-    code = "runs"

@@ -3,12 +3,17 @@
 import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 
 import msgspec
 
+from noria.config import Config
 from noria.errors import ConfigError, NoriaError
+from noria.models.catalog import open_model_of
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
+from noria.protocol.text import EncoderModelSpec
 
 StatusLog = Callable[[str], None]
 
@@ -33,13 +38,29 @@ def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: lis
 
 
 def make_results_folder(folder: pathlib.Path) -> None:
-    """Create the folder that `--out` names, unless it exists. Raises ConfigError."""
+    """Create the folder that `--out` names, unless it exists. Raises ConfigError, also if no file can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
-            f"--out {folder} cannot be created ({error}); name a folder, which need not exist."
+            f"--out {folder} cannot be written ({error}); name a folder, which need not exist."
         ) from error
+
+
+def open_both_models(config: Config) -> tuple[Config, DiffusionModelSpec, EncoderModelSpec]:
+    """Return the settings with one model of embeddings beside the image model, by default minilm; the specs of both.
+
+    Raises:
+        NoriaError: a model is not of its kind.
+
+    """
+    encoder, *_ = config.additional_models or ("minilm",)
+    config = msgspec.structs.replace(config, additional_models=(encoder,))
+    images, texts = open_model_of(DiffusionModelSpec, config.model), open_model_of(EncoderModelSpec, encoder)
+    if texts.task != "embedding":
+        raise ConfigError(f"{texts.name} is for {texts.task}; this bench needs one of embeddings, such as minilm.")
+    return config, images, texts
 
 
 def run_module(name: str, job: msgspec.Struct) -> bytes:

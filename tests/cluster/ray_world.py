@@ -2,8 +2,8 @@
 
 remove_node      a node that has an engine replica ends, with all its processes
 drain_node       a node that has an engine replica drains, as before a spot machine's end; another node replaces it
-status           replies with the running replicas of each deployment
-deploy           another application with other settings, which is removed again: replies with why it does not serve
+status           replies with the running replicas of each deployment, and with the cluster's address
+deploy           another application with other settings: replies with why it does not serve, and which ones are left
 stop             ends all
 
 After each comes a JSON object of arguments.
@@ -32,7 +32,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_
 # Each node has a home of its own, and so may `~/…`.
 workers = [cluster.add_node(num_cpus=2, env_vars={"HOME": f"{os.getcwd()}/home-{number}"}) for number in range(2)]
 ray.init(address=cluster.address, logging_level=logging.WARNING)
-serve.start(http_options={"port": port}, proxy_location="HeadOnly")
+serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
 
 
 def say(**reply):
@@ -59,10 +59,10 @@ def running():
     return {name: each.replica_states.get("RUNNING", 0) for name, each in deployments.items()}
 
 
-def deploy(changes, until_given_up, name="other"):
+def deploy(changes, until_given_up):
     try:
-        with deployed(app(settings | changes), name, f"/{name}"):
-            reasons = failures(name)
+        with deployed(app(settings | changes), "other", "/other"):
+            reasons = failures("other")
             return " ".join(reasons) if until_given_up else next(reasons)
     except ConfigError as error:
         return error.message
@@ -85,11 +85,10 @@ for line in sys.stdin:
             drain(node)
             say(drained=True)
         case "status":
-            say(running=running())
+            say(running=running(), address=cluster.address)
         case "deploy":
-            say(error=deploy(**json.loads(arguments)))
+            say(error=deploy(**json.loads(arguments)), applications=sorted(serve.status().applications))
         case "stop":
             break
-serve.shutdown()
 ray.shutdown()
-cluster.shutdown()
+cluster.shutdown()  # at once: behind HAProxy, Ray Serve lets a front end drain for 30 s

@@ -2,6 +2,7 @@
 
 import pytest
 
+from noria.cli.main import main
 from noria.cluster.check import check_servable
 from noria.config import ClusterConfig, Config, EngineConfig, FrontendConfig, JobsConfig, RegistryConfig
 from noria.errors import ConfigError
@@ -32,6 +33,18 @@ def test_one_node_shares_its_files_and_each_model_is_served_once():
     )
     assert check_servable(shared, num_nodes=2) == shared
     assert check_servable(Config(registry=NO_DEPLOYMENTS), num_nodes=2).registry == NO_DEPLOYMENTS
+
+
+@pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "uds"])
+def test_a_server_is_not_open_that_should_have_tls_or_a_socket(name):
+    with pytest.raises(ConfigError, match=rf"setting frontend\.{name} is '/etc/noria/file'; Ray's proxy listens"):
+        check_servable(Config(frontend=FrontendConfig(**{name: "/etc/noria/file"})), num_nodes=1)
+
+
+@pytest.mark.parametrize("replicas", ["8-1", "0-4"])
+def test_what_ray_cannot_serve_is_said_before_ray_is_asked(replicas, capsys):
+    assert main(["serve", "--on", "ray://localhost:1", "--engine-replicas", replicas]) == 2
+    assert f"cluster.engine_replicas is '{replicas}'; the first number is the fewest" in capsys.readouterr().err
 
 
 def test_metrics_have_no_address_of_their_own_and_front_ends_no_grpc():

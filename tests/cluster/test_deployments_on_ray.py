@@ -1,6 +1,7 @@
 """Deployments of a registry in PostgreSQL, carried out on a real Ray of one node, whatever is killed there.
 
-Its cluster ends before that of the session, of `test_ray_cluster.py`, starts.
+Before its front end is Ray's Python proxy, which `noria serve --on local` has unless HAProxy is asked for. Its cluster
+ends before that of the session, of `test_ray_cluster.py`, starts; that one has HAProxy.
 """
 
 import pathlib
@@ -56,6 +57,9 @@ engine_cpus = 0.25
 [registry]
 database = "{database}"
 
+[statistics]
+builtin = ["parameters"]
+
 [[endpoints]]
 name = "count"
 code = "{folder}/count.py:Count"
@@ -99,6 +103,16 @@ class Server:
         expected = [("ready", set(versions))] * 2 + [("ready", {None})] * 2
         wait_until(lambda: self.held() == expected, WAIT_S, (httpx.TransportError, KeyError))
 
+    def statistics(self):
+        """The variables that are counted."""
+        return {each["variable"] for each in self._http.get("/v1/statistics").json()["data"]}
+
+    def metrics(self, deployment):
+        """The metrics of the replicas of a deployment, as Prometheus finds them."""
+        targets = self._http.get("/metrics/targets").json()
+        found = [each["targets"][0] for each in targets if each["labels"]["deployment"] == deployment]
+        return "".join(httpx.get(f"http://{address}/metrics", trust_env=False).text for address in found)
+
     def processes(self, title, root=None):
         """The processes below `root`, or below the server, with such a title."""
         found = []
@@ -139,7 +153,7 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
     for name, value in {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}.items():
         monkeypatch.setenv(name, value)
     first, second, other = folders
-    key, table = generate_key("tester", ["generate", "registry"])
+    key, table = generate_key("tester", ["generate", "metrics", "registry"])
     (tmp_path / "keys.toml").write_text(table)
     (tmp_path / "count.py").write_text(CODE)
     (tmp_path / "noria.toml").write_text(SETTINGS.format(model=first, other=other, folder=tmp_path, database=database))
@@ -164,6 +178,10 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
         server.wait_until_held(None, "shapes@2")
         assert server.version(**{"x-noria-version": "canary"}) == "shapes@2"
         assert server.version(**{"x-noria-version": "control"}) != "shapes@2"
+        share = 'noria_canary_share_ratio{model="first",version="shapes@2"} 0.25'
+        wait_until(lambda: share in server.metrics("registrar"), WAIT_S)
+        wait_until(server.statistics, WAIT_S)
+        assert "inference_steps" in server.statistics()
 
         title = "ray::ServeReplica:noria:engine-first"
         server.kill(server.processes(title)[0], title)  # and with it its engine

@@ -44,7 +44,16 @@ def test_prometheus_finds_each_replica_with_its_labels_as_one_instance():
     assert targets("noria", replicas) == [
         {
             "targets": [address],
-            "labels": {"instance": "noria", "application": "noria", "deployment": deployment, "replica": name},
+            "labels": {
+                "instance": "noria",
+                "application": "noria",
+                "deployment": deployment,
+                "replica": name,
+                "node": node,
+            },
         }
-        for address, deployment, name in [("192.0.2.1:1", "frontend", "a"), ("192.0.2.2:2", "engine-tiny", "b")]
+        for address, node, deployment, name in [
+            ("192.0.2.1:1", "192.0.2.1", "frontend", "a"),
+            ("192.0.2.2:2", "192.0.2.2", "engine-tiny", "b"),
+        ]
     ]

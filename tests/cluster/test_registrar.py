@@ -2,19 +2,22 @@
 
 import asyncio
 import contextlib
+import functools
 import pathlib
 import shutil
 import time
 
 import msgspec
 import pytest
+from starlette.testclient import TestClient
 
 from frontends import folder  # noqa: F401 - a fixture
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.cluster.deployed_model import models_to_load
-from noria.cluster.registrar import ClusterRegistrar, ClusterRegistrarLink
+from noria.cluster.registrar import ClusterRegistrar, ClusterRegistrarLink, statistics_of
 from noria.config import Config, RegistryConfig
+from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.models.catalog import open_model
 from noria.protocol.transport import EngineEndpoint
@@ -25,6 +28,7 @@ from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry
 from noria.registry.versions import Change
 from noria.testing.fake_engine import FakeEngine
+from sample_statistics import write_sample_statistics
 from waiting import wait_until_async
 
 # The name of each model's engine deployment, with that of its model.
@@ -227,3 +231,22 @@ def test_without_the_registry_front_ends_get_no_routes_and_engines_load_what_the
 
     asyncio.run(scenario())
     assert models_to_load(config, spec) == []
+
+
+def test_a_front_end_of_another_node_shows_what_the_registrar_has_counted(tmp_path):
+    """Each node has a data folder of its own."""
+    own, registrars = (Config(data_dir=str(tmp_path / name)) for name in ("front-end", "registrar"))
+    cluster_registrar = ClusterRegistrar(registrars, {})
+    app = build_app(own, EnginePool([]), read_statistics=functools.partial(statistics_of, cluster_registrar.statistics))
+    client = TestClient(app, "http://localhost", client=("127.0.0.1", 1))
+    assert client.get("/v1/statistics").json()["data"] == []
+    (tmp_path / "registrar").mkdir()
+    write_sample_statistics(tmp_path / "registrar")
+    listed = client.get("/v1/statistics").json()["data"]
+    assert len(listed) == 7
+    (psi,) = [each["drift"]["psi"] for each in listed if each["variable"] == "prompt_words"]
+    assert psi > 0.5
+    (tmp_path / "registrar" / "statistics.json").write_bytes(b"{")
+    answer = client.get("/v1/statistics")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "registry_unavailable")
+    assert int(answer.headers["retry-after"]) > 0

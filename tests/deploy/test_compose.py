@@ -106,7 +106,7 @@ def check_sources(compose, sources):
         assert url.hostname == source["type"] and url.hostname in compose["services"]
         assert url.port == {"prometheus": 9090, "jaeger": 16686}[url.hostname]
         for destination in source.get("jsonData", {}).get("exemplarTraceIdDestinations", ()):
-            assert destination["name"] == "trace_id"  # as `frontend/services/generation.py` labels it
+            assert destination["name"] == "trace_id"  # as `frontend/services/images/generation.py` labels it
             assert by_uid[destination["datasourceUid"]]["type"] == "jaeger"
 
 

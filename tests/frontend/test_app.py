@@ -171,7 +171,7 @@ def test_an_unexpected_exception_is_a_500_without_details(monkeypatch, client, c
     def fail(*_):
         raise RuntimeError("the password is swordfish")
 
-    monkeypatch.setattr("noria.frontend.services.generation.write_images", fail)
+    monkeypatch.setattr("noria.frontend.services.images.generation.write_images", fail)
     response = client.post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "abc"})
     assert response.status_code == 500
     error = response.json()["error"]

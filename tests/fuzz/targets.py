@@ -36,7 +36,7 @@ from noria.frontend.open_inference.grpc_messages import message as grpc_message
 from noria.frontend.open_inference.grpc_server import as_request, as_response
 from noria.frontend.open_inference.inference import as_settings
 from noria.frontend.open_inference.tensors import OutputTensor
-from noria.frontend.routes.image_metadata import usable_settings
+from noria.frontend.routes.images.metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from noria.errors import ImageFileError
-from noria.frontend.routes.image_metadata import MAX_BYTES as MAX_UPLOAD_BYTES
+from noria.frontend.routes.images.metadata import MAX_BYTES as MAX_UPLOAD_BYTES
 from noria.images.metadata_chunks import MAX_BYTES, MAX_CHUNKS
 from noria.images.metadata_io import read_metadata
 

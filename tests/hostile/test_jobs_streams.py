@@ -5,7 +5,7 @@ import re
 
 from frontend.conftest import folder, new_engine  # noqa: F401 - fixtures
 from hostile.jobs_server import counted_statements, post_job, serving_jobs
-from noria.frontend.routes.jobs import MAX_STREAMS_PER_CLIENT
+from noria.frontend.routes.jobs.routes import MAX_STREAMS_PER_CLIENT
 from waiting import wait_until
 
 _POLL = "last_event, noria_jobs.made_by \n"  # of all watched jobs

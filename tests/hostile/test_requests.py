@@ -8,7 +8,7 @@ import pytest
 
 from noria.config import Config, FrontendConfig
 from noria.frontend.access.api_keys import generate_key
-from noria.frontend.services import image_writer
+from noria.frontend.services.images import image_writer
 from waiting import wait_until_ready
 
 TXT2IMG = "/sdapi/v1/txt2img"

@@ -12,7 +12,8 @@ import transformers
 
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.models.families import FAMILIES, Family, Part, identify_family
+from noria.models.families import FAMILIES, identify_family
+from noria.models.family import Family, Part
 from noria.models.location import BUNDLED
 
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from noria.frontend.engines.results import RawImage
-from noria.frontend.services.image_writer import count_luma
+from noria.frontend.services.images.image_writer import count_luma
 from noria.statistics.values import luma_values, non_latin_ratio, prompt_values
 
 NAMES = ("image_brightness", "image_contrast", "image_entropy")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from noria_bench.option_values import read_number
+from noria_bench.option_values import read_number, read_whole
 from noria_bench.targets.catalog import Target, read_targets
 
 ArrivalsOption = Literal["poisson", "bursty", "both"]
@@ -37,9 +37,7 @@ class SuiteOptions:
 
 def read_duration(text: str) -> float:
     """Parse the length of a run: whole seconds, as Locust needs. Raises ValueError for anything else."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 86400:
-        raise ValueError(f"{text!r}; a run lasts 1 to 86400 whole seconds")
-    return float(text)
+    return float(read_whole(text, 1, 86400, "a run lasts 1 to 86400 whole seconds"))
 
 
 def read_rate(text: str) -> float:

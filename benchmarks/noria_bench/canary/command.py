@@ -5,6 +5,7 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_plain_command, argument_type
 from noria_bench.command_arguments import add_results_folder, add_trace_seed, results_folder
+from noria_bench.option_values import read_whole
 
 
 def add_to(benches: Any) -> Parser:
@@ -23,9 +24,7 @@ def add_to(benches: Any) -> Parser:
 
 
 def _runs(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 4 <= int(text) <= 100_000:
-        raise ValueError(f"{text!r}; runs are a whole number from 4 to 100000")
-    return int(text)
+    return read_whole(text, 4, 100_000, "runs are a whole number from 4 to 100000")
 
 
 def _run(arguments: argparse.Namespace) -> int:

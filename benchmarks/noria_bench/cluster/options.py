@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from noria_bench.option_values import read_number
+from noria_bench.option_values import read_number, read_whole_numbers
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,8 @@ QUICK = ClusterOptions(engines=(1, 2), scaling=(1, 2), seconds=3.0, num_rounds=1
 
 def read_engines(text: str) -> tuple[int, ...]:
     """Parse `1,2,4`. Raises ValueError unless all are 1 to 64."""
-    words = text.split(",")
-    if not all(word.isascii() and word.isdecimal() and 1 <= int(word) <= 64 for word in words):
-        raise ValueError(f"{text!r}; numbers of engines are whole numbers from 1 to 64, such as 1,2,4")
-    return tuple(sorted({int(word) for word in words}))
+    allowed = "numbers of engines are whole numbers from 1 to 64, such as 1,2,4"
+    return tuple(sorted(set(read_whole_numbers(text, 1, 64, allowed))))
 
 
 def read_step_ms(text: str) -> float:

@@ -2,14 +2,13 @@
 
 import math
 import pathlib
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from noria_bench.cluster.results import SERVINGS, ClusterResult, ClusterRun, Serving, Steps, num_failed
 from noria_bench.cluster.servings import ROLES
 from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.provenance_text import result_line
-from noria_bench.reports.table import Table, escape_markdown, format_number, format_ratio, format_share
+from noria_bench.reports.result_report import conditions, heading, median
+from noria_bench.reports.table import Table, format_number, format_ratio, format_share
 
 GOAL = 0.95
 """Of the ratio of both servers' images per second, and of the share of linear scaling."""
@@ -30,10 +29,7 @@ def write_report(result: ClusterResult, folder: pathlib.Path) -> list[pathlib.Pa
 
 def markdown(result: ClusterResult) -> str:
     """The report, which links the plot beside it."""
-    parts = ["# Noria bench cluster"]
-    if not result.complete:
-        parts.append("**Interrupted or incomplete: some runs are missing.**")
-    parts += [f"**{escape_markdown(failure)}**" for failure in result.failures]
+    parts = heading("cluster", result.failures, complete=result.complete)
     failed = num_failed(result.runs)
     parts.append(f"{failed} requests failed." if failed else "No request failed.")
     parts.append("![Throughput on Ray over that of the plain server, and scaling](plots/cluster.svg)")
@@ -41,14 +37,13 @@ def markdown(result: ClusterResult) -> str:
         parts += [f"## {table.title}", table.markdown()]
     options = result.options
     others = max((run.cpu_s.get("others", 0.0) / run.seconds for run in result.runs), default=0.0)
-    return "\n\n".join([
-        *parts,
-        "## Conditions",
-        f"{result_line(result.provenance)} Command: `{escape_markdown(result.provenance['command'])}`. Both servers in "
-        f"the environment of ray {result.versions.get('ray', '?')}, HAProxy before the front end on Ray, one front end "
-        f"each. {options['slots']} slots and {options['users_per_engine']} users an engine, in a closed loop; an image "
-        f"has 10 steps on average. All else on the machine, the other server included, used up to {others:.2f} cores.",
-    ]) + "\n"  # fmt: skip
+    text = (
+        f"Both servers in the environment of ray {result.versions.get('ray', '?')}, HAProxy before the front end on "
+        f"Ray, one front end each. {options['slots']} slots and {options['users_per_engine']} users an engine, in a "
+        "closed loop; an image has 10 steps on average. All else on the machine, the other server included, used up to "
+        f"{others:.2f} cores."
+    )
+    return "\n\n".join([*parts, conditions(result.provenance, text)])
 
 
 def _throughput(result: ClusterResult) -> Table:
@@ -59,11 +54,11 @@ def _throughput(result: ClusterResult) -> Table:
         rows.append(
             (
                 str(num_engines),
-                *(format_number(_median(run.images_per_s for run in runs), 1) for runs in (plain, ray)),
-                format_ratio(_median(ratios)),
+                *(format_number(median(run.images_per_s for run in runs), 1) for runs in (plain, ray)),
+                format_ratio(median(ratios)),
                 f"{format_number(min(ratios), 2)} to {format_number(max(ratios), 2)}" if ratios else "–",
-                *(format_number(_median(run.p50_ms for run in runs)) for runs in (plain, ray)),
-                *(format_number(_median(run.p99_ms for run in runs)) for runs in (plain, ray)),
+                *(format_number(median(run.p50_ms for run in runs)) for runs in (plain, ray)),
+                *(format_number(median(run.p99_ms for run in runs)) for runs in (plain, ray)),
             )
         )
     rates, latencies = ("plain, images/s", "Ray, images/s"), ("plain, p50, ms", "Ray, p50", "plain, p99", "Ray, p99")
@@ -82,10 +77,10 @@ def _scaling(result: ClusterResult) -> Table:
         for serving in SERVINGS:
             runs = _select(result, serving, "long", num_engines)
             cells += [
-                format_number(_median(run.images_per_s for run in runs), 1),
+                format_number(median(run.images_per_s for run in runs), 1),
                 format_share(linear_share(result, serving, num_engines)),
-                format_number(_median(run.p50_ms for run in runs)),
-                format_number(_median(run.p99_ms for run in runs)),
+                format_number(median(run.p50_ms for run in runs)),
+                format_number(median(run.p99_ms for run in runs)),
             ]
         rows.append(tuple(cells))
     figures = ("images/s", "of linear", "p50, ms", "p99")
@@ -104,7 +99,7 @@ def _cpu(result: ClusterResult) -> Table:
     for steps, num_engines in [*loads, *(("long", number) for number in _numbers(result, "long")[-1:])]:
         for serving in SERVINGS:
             runs = _select(result, serving, steps, num_engines)
-            cells = (format_number(_median(cpu_ms(run, name) for run in runs), 2) for name in names)
+            cells = (format_number(median(cpu_ms(run, name) for run in runs), 2) for name in names)
             rows.append((f"{_NAMES[serving]}, {num_engines} engines, {steps} steps", *cells))
     note = (
         "CPU milliseconds an image, of all processes of each kind. What is used without requests counts, too, so that "
@@ -131,7 +126,7 @@ def linear_share(result: ClusterResult, serving: Serving, num_engines: int) -> f
 
 
 def _rate(result: ClusterResult, serving: Serving, num_engines: int) -> float:
-    return _median(run.images_per_s for run in _select(result, serving, "long", num_engines))
+    return median(run.images_per_s for run in _select(result, serving, "long", num_engines))
 
 
 def _plot(result: ClusterResult, file: pathlib.Path) -> pathlib.Path:
@@ -163,9 +158,3 @@ def _numbers(result: ClusterResult, steps: Steps) -> list[int]:
 
 def _select(result: ClusterResult, serving: Serving, steps: Steps, num_engines: int) -> list[ClusterRun]:
     return [run for run in result.runs if (run.serving, run.steps, run.num_engines) == (serving, steps, num_engines)]
-
-
-def _median(values: Iterable[float]) -> float:
-    """The median; NaN of nothing."""
-    known = list(values)
-    return statistics.median(known) if known else math.nan

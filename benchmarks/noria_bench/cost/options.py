@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from noria_bench.option_values import read_whole
+
 Feature = Literal["metrics", "logs", "live"]
 """A feature whose cost is measured: metrics and their scrapes, logs, one open page /live."""
 
@@ -30,20 +32,14 @@ def read_features(text: str) -> tuple[Feature, ...]:
 
 def read_pairs(text: str) -> int:
     """Parse the number of pairs. Raises ValueError unless it is 1 to 1000."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise ValueError(f"{text!r}; it is a whole number of pairs from 1 to 1000")
-    return int(text)
+    return read_whole(text, 1, 1000, "it is a whole number of pairs from 1 to 1000")
 
 
 def read_requests(text: str) -> int:
     """Parse the number of requests. Raises ValueError unless it is 1 to 4096."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 4096:
-        raise ValueError(f"{text!r}; it is a whole number of requests from 1 to 4096")
-    return int(text)
+    return read_whole(text, 1, 4096, "it is a whole number of requests from 1 to 4096")
 
 
 def read_users(text: str) -> int:
     """Parse the number of users. Raises ValueError unless it is 1 to 256."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 256:
-        raise ValueError(f"{text!r}; it is a whole number of users from 1 to 256")
-    return int(text)
+    return read_whole(text, 1, 256, "it is a whole number of users from 1 to 256")

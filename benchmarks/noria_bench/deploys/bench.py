@@ -19,11 +19,7 @@ import msgspec
 
 from noria.canary.judge import JudgeSettings
 from noria.config import Config
-from noria.errors import ConfigError
-from noria.models.catalog import open_model_of
-from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.text import EncoderModelSpec
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
@@ -38,7 +34,7 @@ from noria_bench.encoders.results import write_result
 from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.running import run_to_end, status_log
+from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log
 from noria_bench.targets.server import isolated_config
 
 _log_status = status_log("deploys")
@@ -59,12 +55,7 @@ def main(config: Config, options: DeploysOptions, folder: pathlib.Path) -> int:
         NoriaError: a model is not of its kind, or the folder cannot be created.
 
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--out {folder} cannot be created ({error}); name a folder, which need not exist."
-        ) from error
+    make_results_folder(folder)
     with tempfile.TemporaryDirectory(prefix="noria-deploys-") as name:
         bench = DeploysBench(isolated_config(config, name), options, folder, pathlib.Path(name))
         status = run_to_end(bench.measure, _log_status, bench.failures)
@@ -86,14 +77,7 @@ class DeploysBench:
     complete: bool = False
 
     def __post_init__(self) -> None:
-        encoder, *_ = self.config.additional_models or ("minilm",)
-        self.config = msgspec.structs.replace(self.config, additional_models=(encoder,))
-        self.images = open_model_of(DiffusionModelSpec, self.config.model)
-        self.texts = open_model_of(EncoderModelSpec, encoder)
-        if self.texts.task != "embedding":
-            raise ConfigError(
-                f"{self.texts.name} is for {self.texts.task}; this bench needs one of embeddings, such as minilm."
-            )
+        self.config, self.images, self.texts = open_both_models(self.config)
         self._provenance = collect_provenance()
 
     def measure(self) -> None:

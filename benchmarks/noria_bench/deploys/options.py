@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from noria_bench.option_values import read_whole_numbers
+
 
 @dataclass(frozen=True)
 class DeploysOptions:
@@ -22,7 +24,5 @@ QUICK = DeploysOptions(image_users=2, text_users=4, seconds=5.0, num_rounds=1)
 
 def read_niceness(text: str) -> tuple[int, ...]:
     """Parse `19,0`. Raises ValueError unless all are 0 to 19."""
-    words = text.split(",")
-    if not all(word.isascii() and word.isdecimal() and int(word) <= 19 for word in words):
-        raise ValueError(f"{text!r}; a niceness is a whole number from 0 to 19, such as 19,0")
-    return tuple(dict.fromkeys(map(int, words)))
+    allowed = "a niceness is a whole number from 0 to 19, such as 19,0"
+    return tuple(dict.fromkeys(read_whole_numbers(text, 0, 19, allowed)))

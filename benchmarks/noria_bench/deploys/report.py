@@ -1,14 +1,11 @@
 """The report of `noria bench deploys`: tables in Markdown, and a plot."""
 
-import math
 import pathlib
-import statistics
-from collections.abc import Iterable
 
 from noria_bench.deploys.results import KINDS, DeploysResult, DeploysRun, Kind, Phase, num_failed
 from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.provenance_text import result_line
-from noria_bench.reports.table import Table, escape_markdown, format_number, format_ratio
+from noria_bench.reports.result_report import conditions, heading, median
+from noria_bench.reports.table import Table, format_number, format_ratio
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of each niceness; Okabe and Ito's
 
@@ -24,23 +21,18 @@ def write_report(result: DeploysResult, folder: pathlib.Path) -> list[pathlib.Pa
 
 def markdown(result: DeploysResult) -> str:
     """The report, which links the plot beside it."""
-    parts = ["# Noria bench deploys"]
-    if not result.complete:
-        parts.append("**Interrupted or incomplete: some runs are missing.**")
-    parts += [f"**{escape_markdown(failure)}**" for failure in result.failures]
+    parts = heading("deploys", result.failures, complete=result.complete)
     failed = num_failed(result.runs)
     parts.append(f"{failed} requests failed." if failed else "No request failed.")
     parts.append("![Latencies before, while and after versions are deployed](plots/deploys.svg)")
     for kind in KINDS:
         parts += [f"## {kind.capitalize()}", _table(result, kind).markdown()]
     options = result.options
-    return "\n\n".join([
-        *parts,
-        "## Conditions",
-        f"{result_line(result.provenance)} Command: `{escape_markdown(result.provenance['command'])}`. "
+    text = (
         f"{options['image_users']} users of {result.models['images']} and {options['text_users']} of "
-        f"{result.models['texts']}, each of whom pauses {options['pause_s']:g} s after an answer.",
-    ]) + "\n"  # fmt: skip
+        f"{result.models['texts']}, each of whom pauses {options['pause_s']:g} s after an answer."
+    )
+    return "\n\n".join([*parts, conditions(result.provenance, text)])
 
 
 def _table(result: DeploysResult, kind: Kind) -> Table:
@@ -53,12 +45,12 @@ def _table(result: DeploysResult, kind: Kind) -> Table:
             rows.append(
                 (
                     f"niceness {niceness}, {name}",
-                    format_number(_median(phase.seconds for phase in phases), 1),
+                    format_number(median(phase.seconds for phase in phases), 1),
                     str(sum(each.num_ok for each in of_kind)),
                     str(sum(each.num_failed for each in of_kind)),
-                    format_number(_median(each.p50_ms for each in of_kind), 1),
-                    format_number(_median(each.p99_ms for each in of_kind), 1),
-                    format_ratio(_median(_p99_ratio(run, name, kind) for run in runs)),
+                    format_number(median(each.p50_ms for each in of_kind), 1),
+                    format_number(median(each.p99_ms for each in of_kind), 1),
+                    format_ratio(median(_p99_ratio(run, name, kind) for run in runs)),
                 )
             )
     columns = ("loading at, phase", "seconds", "answered", "failed", "p50, ms", "p99, ms", "p99 over before")
@@ -95,7 +87,7 @@ def _plot(result: DeploysResult, file: pathlib.Path) -> pathlib.Path:
             runs = [run for run in result.runs if run.niceness == niceness]
             phases = [[phase for run in runs for phase in run.phases if phase.name == name] for name in names]
             p50_ms, p99_ms = (
-                [_median(getattr(phase.by_kind[kind], key) for phase in each) for each in phases]
+                [median(getattr(phase.by_kind[kind], key) for phase in each) for each in phases]
                 for key in ("p50_ms", "p99_ms")
             )
             label = f"loading at niceness {niceness}" if kind == KINDS[0] else None
@@ -111,9 +103,3 @@ def _niceness(result: DeploysResult) -> list[int]:
 
 def _phase_names(result: DeploysResult) -> list[str]:
     return list(dict.fromkeys(phase.name for run in result.runs for phase in run.phases))
-
-
-def _median(values: Iterable[float | None]) -> float:
-    """The median of what was measured; NaN of nothing."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else math.nan

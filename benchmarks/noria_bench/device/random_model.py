@@ -16,13 +16,14 @@ from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
+from noria.models.diffusion.unet_models.graphed_calls import GraphedCalls
 from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria_bench.device.architectures import SD15, build_denoiser
 
-_VAE: dict[str, Any] = {
+VAE: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
     "layers_per_block": 2,
     "latent_channels": 4,
@@ -52,7 +53,8 @@ class RandomModel:
         # For previews, which are not used.
         self.preview_colours = torch.zeros(5, 3, device=device)
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        self._unet = unet.to(memory_format=self._memory_format)
+        unet.to(memory_format=self._memory_format)
+        self._unet = GraphedCalls(unet, device) if config.cuda_graphs and device.type == "cuda" else unet
         self._vae = vae.to(memory_format=self._memory_format)
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
@@ -112,7 +114,7 @@ def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineCo
     from diffusers import AutoencoderKL
 
     with torch.device(device):
-        vae = AutoencoderKL(**_VAE)
+        vae = AutoencoderKL(**VAE)
     vae = vae.to(dtype).eval().requires_grad_(requires_grad=False)
     return RandomModel(device, dtype, config, build_denoiser(SD15, device, dtype), vae)
 

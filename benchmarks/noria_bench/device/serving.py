@@ -270,7 +270,9 @@ class _ClosedLoopUsers:
         return num_finished
 
 
-def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], end_s: float) -> ServingLog:
+def run_engine_loop(
+    setup: ServingSetup, templates: Iterator[RequestTemplate], end_s: float, num_users: int = NUM_USERS
+) -> ServingLog:
     """Serve the users by Noria's engine loop until `end_s`; the remaining requests are cancelled."""
     assert isinstance(setup.config.slots, int)
     users = _ClosedLoopUsers(setup.executor, setup.spec, templates)
@@ -278,7 +280,7 @@ def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], e
     engine_loop: EngineLoop[PreparedImageRequest] = EngineLoop(
         scheduler, setup.executor, users.on_event, time.monotonic
     )
-    num_new = NUM_USERS
+    num_new = num_users
     while (now := time.monotonic()) < end_s:
         for _ in range(num_new):
             engine_loop.submit(users.next_request(now))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from noria_bench.option_values import read_number
+from noria_bench.option_values import read_number, read_whole, read_whole_numbers
 
 Corpus = Literal["fixed", "mixed"]
 """The texts: one sentence, as the reference article sent it, or texts of many lengths."""
@@ -56,10 +56,8 @@ def read_targets(text: str) -> tuple[str, ...]:
 
 def read_connections(text: str) -> tuple[int, ...]:
     """Parse `1,16,128`. Raises ValueError unless all are 1 to 128."""
-    words = text.split(",")
-    if not all(word.isascii() and word.isdecimal() and 1 <= int(word) <= 128 for word in words):
-        raise ValueError(f"{text!r}; connections are whole numbers from 1 to 128, such as 1,16,128")
-    return tuple(sorted({int(word) for word in words}))
+    allowed = "connections are whole numbers from 1 to 128, such as 1,16,128"
+    return tuple(sorted(set(read_whole_numbers(text, 1, 128, allowed))))
 
 
 def read_corpora(text: str) -> tuple[Corpus, ...]:
@@ -76,6 +74,4 @@ def read_seconds(text: str) -> float:
 
 def read_rounds(text: str) -> int:
     """Parse the number of rounds. Raises ValueError unless it is 1 to 20."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 20:
-        raise ValueError(f"{text!r}; it is a whole number of rounds from 1 to 20")
-    return int(text)
+    return read_whole(text, 1, 20, "it is a whole number of rounds from 1 to 20")

@@ -9,6 +9,7 @@ from noria_bench.encoders.plots import plot_latency, plot_throughput
 from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun
 from noria_bench.encoders.summary import best_rates, load_title, loads_of, measured, median, paired_ratios, targets_of
 from noria_bench.reports.plots.styles import report_style
+from noria_bench.reports.result_report import heading
 from noria_bench.reports.table import (
     MISSING,
     Table,
@@ -36,10 +37,7 @@ def write_report(result: EncodersResult, folder: pathlib.Path) -> list[pathlib.P
 
 def markdown(result: EncodersResult) -> str:
     """The report, which links plots and Apache Bench's output beside it."""
-    parts = ["# Noria bench encoders"]
-    if not result.complete:
-        parts.append("**Interrupted or incomplete: some runs are missing.**")
-    parts += [f"**{escape_markdown(failure)}**" for failure in result.failures]
+    parts = heading("encoders", result.failures, complete=result.complete)
     parts += [f"Left out: {escape_markdown(each)}." for each in result.left_out]
     parts += [
         "## Goals",

@@ -38,7 +38,7 @@ NUM_CONNECTIONS, NUM_ROUNDS = 16, 20  # of a batch
 # Writes no image file, and splits texts at spaces.
 FRONTEND = """
 from noria.frontend import app, process
-from noria.frontend.services import generation
+from noria.frontend.services.images import generation
 from noria.testing.fake_encoder import FakeTokenizer
 generation.write_images = lambda images, *_: [b""] * len(images)
 app._load_tokenizer = FakeTokenizer

@@ -22,11 +22,7 @@ import psutil
 
 from noria.config import Config
 from noria.engine.encoder.sessions import resolve_precision
-from noria.errors import ConfigError
-from noria.models.catalog import open_model_of
 from noria.observe.cgroup import cpu_limit, usable_cores
-from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.text import EncoderModelSpec
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, config_flags, running_server
 from noria_bench.encoders.client import ClientConfig, ClientResult
 from noria_bench.encoders.corpus import FIXED_TEXT
@@ -37,7 +33,7 @@ from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import machine_cpu_s
-from noria_bench.running import make_results_folder, run_module, run_to_end, status_log
+from noria_bench.running import make_results_folder, open_both_models, run_module, run_to_end, status_log
 from noria_bench.sharing.options import SharingOptions
 from noria_bench.sharing.report import write_report
 from noria_bench.sharing.results import FILE_NAME, SharingResult, SharingRun
@@ -89,14 +85,7 @@ class SharingBench:
     complete: bool = False
 
     def __post_init__(self) -> None:
-        encoder, *_ = self.config.additional_models or ("minilm",)
-        self.config = msgspec.structs.replace(self.config, additional_models=(encoder,))
-        self.images = open_model_of(DiffusionModelSpec, self.config.model)
-        self.encoder = open_model_of(EncoderModelSpec, encoder)
-        if self.encoder.task != "embedding":
-            raise ConfigError(
-                f"{self.encoder.name} is for {self.encoder.task}; this bench needs one of embeddings, such as minilm."
-            )
+        self.config, self.images, self.encoder = open_both_models(self.config)
         self._provenance = collect_provenance()
 
     def measure(self) -> None:

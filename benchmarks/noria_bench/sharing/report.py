@@ -2,12 +2,10 @@
 
 import math
 import pathlib
-import statistics
-from collections.abc import Iterable
 
 from noria_bench.encoders.results import Load
 from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.provenance_text import result_line
+from noria_bench.reports.result_report import conditions, heading, median
 from noria_bench.reports.table import Table, escape_markdown, format_number, format_ratio
 from noria_bench.sharing.results import SharingResult, SharingRun
 
@@ -26,22 +24,17 @@ def write_report(result: SharingResult, folder: pathlib.Path) -> list[pathlib.Pa
 
 def markdown(result: SharingResult) -> str:
     """The report, which links the plot beside it."""
-    parts = ["# Noria bench sharing"]
-    if not result.complete:
-        parts.append("**Interrupted or incomplete: some runs are missing.**")
-    parts += [f"**{escape_markdown(failure)}**" for failure in result.failures]
+    parts = heading("sharing", result.failures, complete=result.complete)
     parts.append("![An embedding, and images per second, alone and beside each other](plots/sharing.svg)")
     for table in (*(_texts(result, load) for load in _loads(result)), _images(result), _cores(result)):
         parts += [f"## {escape_markdown(table.title)}", table.markdown()]
     others = max((run.cores.get("others", 0.0) for run in result.runs), default=0.0)
-    return "\n\n".join([
-        *parts,
-        "## Conditions",
-        f"{result_line(result.provenance)} Command: `{escape_markdown(result.provenance['command'])}`. Images of "
-        f"{result.models['images']}, by {result.options['num_users']} users in a closed loop; embeddings of "
+    text = (
+        f"Images of {result.models['images']}, by {result.options['num_users']} users in a closed loop; embeddings of "
         f"{result.models['texts']} of one sentence: “{escape_markdown(result.text)}” Other processes used up to "
-        f"{others:.2f} cores during a load: figures of a machine that others use cannot be compared.",
-    ]) + "\n"  # fmt: skip
+        f"{others:.2f} cores during a load: figures of a machine that others use cannot be compared."
+    )
+    return "\n\n".join([*parts, conditions(result.provenance, text)])
 
 
 def _texts(result: SharingResult, load: Load) -> Table:
@@ -55,12 +48,12 @@ def _texts(result: SharingResult, load: Load) -> Table:
             rows.append(
                 (
                     f"{value}, {_PLACES[has_images]}",
-                    format_number(_median(each.requests_per_s for each in found), 1),
+                    format_number(median(each.requests_per_s for each in found), 1),
                     *(
-                        format_number(_median(getattr(each, name) for each in found), 1)
+                        format_number(median(getattr(each, name) for each in found), 1)
                         for name in ("p50_ms", "p95_ms", "p99_ms")
                     ),
-                    format_number(_median(run.images_per_s for run in runs), 2),
+                    format_number(median(run.images_per_s for run in runs), 2),
                     str(sum(each.num_failed for each in found)),
                     f"{sum(each.num_wrong for each in found)} of {sum(each.num_compared for each in found)}",
                 )
@@ -73,8 +66,8 @@ def _images(result: SharingResult) -> Table:
     loads = _loads(result)
     rows = []
     for value in _values(result):
-        alone = _median(run.images_per_s for run in _select(result, value, None))
-        beside = [_median(run.images_per_s for run in _select(result, value, load, has_images=True)) for load in loads]
+        alone = median(run.images_per_s for run in _select(result, value, None))
+        beside = [median(run.images_per_s for run in _select(result, value, load, has_images=True)) for load in loads]
         cells = (f"{format_number(rate, 2)}, {format_ratio(rate / alone if alone else math.nan)}" for rate in beside)
         runs = [run for run in result.runs if run.encoder_cores == value]
         rows.append((value, format_number(alone, 2), *cells, str(sum(run.num_images_failed for run in runs))))
@@ -88,7 +81,7 @@ def _cores(result: SharingResult) -> Table:
     for value in _values(result):
         for load in (None, *_loads(result)):
             runs = _select(result, value, load, has_images=True)
-            cells = (format_number(_median(run.cores.get(name) for run in runs), 2) for name in names)
+            cells = (format_number(median(run.cores.get(name) for run in runs), 2) for name in names)
             rows.append((f"{value}, {'no texts' if load is None else _short(load)}", *cells))
     note = "CPU seconds per second while images are generated, of all processes of each kind."
     return Table("Cores in use", ("encoder_cores", *names), tuple(rows), (note,))
@@ -111,10 +104,10 @@ def _plot(result: SharingResult, file: pathlib.Path) -> pathlib.Path:
         places = [place + offset for place in range(len(values))]
         runs = [_select(result, value, opened, has_images=has_images) for value in values]
         p50_ms, p99_ms = (
-            [_median(getattr(run.texts, name, None) for run in each) for each in runs] for name in ("p50_ms", "p99_ms")
+            [median(getattr(run.texts, name, None) for run in each) for each in runs] for name in ("p50_ms", "p99_ms")
         )
         rates = [
-            _median(run.images_per_s for run in _select(result, value, opened if has_images else None))
+            median(run.images_per_s for run in _select(result, value, opened if has_images else None))
             for value in values
         ]
         style = {"color": _COLOURS[has_images], "label": "beside the other" if has_images else "alone"}
@@ -142,12 +135,6 @@ def _select(result: SharingResult, value: str, load: Load | None, *, has_images:
         and (None if run.texts is None else run.texts.load) == load
         and (run.images_per_s is not None) == has_images
     ]
-
-
-def _median(values: Iterable[float | None]) -> float:
-    """The median of what was measured; NaN of nothing."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else math.nan
 
 
 def _title(load: Load) -> str:

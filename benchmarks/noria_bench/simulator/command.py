@@ -6,8 +6,9 @@ import pathlib
 from typing import Any
 
 from noria.cli.parser import Parser, add_plain_command, argument_type
-from noria_bench.option_values import read_number
-from noria_bench.simulator.workload import SimulateError, read_duration
+from noria_bench.option_values import read_number, read_whole
+from noria_bench.running import make_results_folder
+from noria_bench.simulator.workload import SimulateError, read_duration, read_mean_time
 
 _KINDS = ("poisson", "bursty", "diurnal")
 
@@ -16,9 +17,11 @@ def add_to(commands: Any) -> list[Parser]:
     """Add the command to argparse's subparsers; returns its parser."""
     parser = add_plain_command(commands, "simulate", _run, "a cluster in virtual time: devices for a p99, costs")
     traffic = parser.add_argument_group("traffic")
-    traffic.add_argument("--arrivals", choices=_KINDS, default="poisson", help="the process (poisson)")
-    traffic.add_argument("--rate", type=_number(1e-6, 1e6), default=1.0, metavar="N", help="mean requests a second (1)")
-    traffic.add_argument("--duration", type=argument_type(read_duration), default=600.0, metavar="TIME", help="10m")
+    traffic.add_argument("--arrivals", choices=_KINDS, help="the process (poisson)")
+    traffic.add_argument("--rate", type=_number(1e-6, 1e6), metavar="N", help="mean requests a second (1)")
+    traffic.add_argument(
+        "--duration", type=argument_type(read_duration), metavar="TIME", help="such as 90s, 30m, 24h, 1d (10m)"
+    )
     traffic.add_argument("--shapes", type=pathlib.Path, metavar="FILE", help="JSON: what shares of requests ask for")
     traffic.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="CSV of requests, instead of a process")
     traffic.add_argument("--trace-format", choices=("noria", "gentd26", "burstgpt"), default="noria", help="(noria)")
@@ -27,14 +30,21 @@ def add_to(commands: Any) -> list[Parser]:
     world.add_argument("--device", type=pathlib.Path, metavar="FILE", help="costs: saved by an engine, or a table")
     world.add_argument("--devices", type=_whole(1, 100_000), default=1, metavar="N", help="how many (1)")
     world.add_argument("--p99", type=_number(1e-3, 1e6), metavar="SECONDS", help="find the fewest devices for this p99")
-    world.add_argument("--slots", type=_whole(1, 1024), nargs="+", metavar="N", help="of each device; several compare")
-    world.add_argument("--policy", nargs="+", default=["least-slack"], metavar="NAME", help="several compare")
-    world.add_argument("--queue-limit", type=_whole(0, 10**6), default=256, metavar="N", help="waiting images (256)")
+    world.add_argument(
+        "--slots", type=_whole(1, 1024), nargs="+", metavar="N", help="of each device; several are compared"
+    )
+    world.add_argument(
+        "--policy", nargs="+", default=["least-slack"], metavar="NAME", help="of the scheduler; several are compared"
+    )
+    world.add_argument("--queue-limit", type=_whole(0, 10**6), default=256, metavar="N", help="of a device (256)")
     world.add_argument("--autoscale", type=argument_type(_bounds), metavar="MIN-MAX", help="devices, by their backlog")
     world.add_argument("--target-backlog", type=_number(0.01, 1e6), default=10.0, metavar="S", help="of a device (10)")
-    world.add_argument("--failures", type=argument_type(read_duration), metavar="TIME", help="mean time to one")
-    world.add_argument("--spot", type=argument_type(read_duration), metavar="TIME", help="mean time to an interruption")
-    world.add_argument("--canary", type=_number(0.0, 1.0), default=0.0, metavar="SHARE", help="of requests (0)")
+    mean_time = argument_type(read_mean_time)
+    world.add_argument("--failures", type=mean_time, metavar="TIME", help="mean time of a device to one")
+    world.add_argument("--spot", type=mean_time, metavar="TIME", help="the same to an interruption; both are compared")
+    world.add_argument(
+        "--canary", type=_number(0.0, 1.0), default=0.0, metavar="SHARE", help="of the requests; compared with none"
+    )
     parser.add_argument(
         "--calibrate", type=pathlib.Path, metavar="FOLDER", help="compare with the runs of noria bench mixed in it"
     )
@@ -50,12 +60,7 @@ def _number(low: float, high: float) -> Any:
 
 
 def _whole(low: int, high: int) -> Any:
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
-            raise ValueError(f"{text!r}; it must be a whole number from {low} to {high}")
-        return int(text)
-
-    return argument_type(read)
+    return argument_type(lambda text: read_whole(text, low, high, f"it must be a whole number from {low} to {high}"))
 
 
 def _bounds(text: str) -> tuple[int, int]:
@@ -74,18 +79,23 @@ def _run(arguments: argparse.Namespace) -> int:
     from noria_bench.simulator import page, trace
     from noria_bench.simulator.study import Study
 
+    if arguments.out is not None:
+        make_results_folder(arguments.out)
     if arguments.calibrate is not None:
         return _calibrate(arguments)
-    traffic = _traffic(arguments)
+    device = _device(arguments)
+    traffic = _traffic(arguments, device)
     if arguments.write_trace is not None:
         num = trace.write_trace(arguments.write_trace, iter(traffic.arrivals()))
         print(f"{num} requests are in {arguments.write_trace}")
         return 0
-    study = Study(traffic, arguments.engine)
-    results = [study.run(each, arguments.p99) for each in _scenarios(arguments)]
+    study, scenarios = Study(traffic, arguments.engine), _scenarios(arguments, device)
+    lines = [traffic.description, _device_line(device, traffic.shapes)]
+    print("\n".join(lines), end="\n\n", flush=True)
+    results = [study.run(each, arguments.p99) for each in scenarios]
     print(page.table_of(page.rows_of(results)).markdown())
     if arguments.out is not None:
-        print(f"\nthe report is {page.write_report(arguments.out, results, traffic.description, arguments.p99)}")
+        print(f"\nthe report is {page.write_report(arguments.out, results, lines, arguments.p99)}")
     return 0
 
 
@@ -93,6 +103,9 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     """Simulate measured runs, and print the latencies of both."""
     from noria_bench.simulator import calibration
 
+    for name in ("trace", "shapes", "device", "p99", "slots"):
+        if getattr(arguments, name) is not None:
+            raise SimulateError(f"--calibrate takes what it simulates from the measured runs: leave out --{name}")
     found = calibration.calibrate(arguments.calibrate)
     print(calibration.table_of(found).markdown())
     if arguments.out is not None:
@@ -100,7 +113,27 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _traffic(arguments: argparse.Namespace) -> Any:
+def _device(arguments: argparse.Namespace) -> Any:
+    from noria_bench.simulator.devices import EXAMPLE, read_device
+
+    return EXAMPLE if arguments.device is None else read_device(arguments.device)
+
+
+def _device_line(device: Any, shapes: Any) -> str:
+    """Return what the costs are of, and which sizes they lack."""
+    from noria_bench.simulator.devices import EXAMPLE
+
+    line = f"Device: {device.name}."
+    if device is EXAMPLE:
+        line = "Device: an example, round numbers of no particular one; --device names a file of costs."
+    wanted = {(shape.width_px, shape.height_px) for shape in shapes} - set(device.sizes)
+    if wanted:
+        sizes = ", ".join(f"{width_px} × {height_px}" for width_px, height_px in sorted(wanted)[:5])
+        line += f" It has no costs of {sizes} px{' and others' if len(wanted) > 5 else ''}: estimated by area."
+    return line
+
+
+def _traffic(arguments: argparse.Namespace, device: Any) -> Any:
     import msgspec
 
     from noria_bench.simulator import trace
@@ -108,12 +141,16 @@ def _traffic(arguments: argparse.Namespace) -> Any:
     from noria_bench.simulator.workload import Shape
 
     if arguments.trace is not None:
+        for name in ("arrivals", "rate", "duration", "shapes"):
+            if getattr(arguments, name) is not None:
+                raise SimulateError(f"--trace has all requests: leave out --{name}")
         read = trace.CONVERTERS.get(arguments.trace_format, trace.read_trace)
         arrivals = tuple(read(arguments.trace))
         if not arrivals:
             raise SimulateError(f"{arguments.trace} has no requests below its header")
         return Traffic("trace", seed=arguments.seed, trace=arrivals, shapes=_shapes_of(arrivals))
-    shapes: tuple[Shape, ...] = (Shape(),)
+    width_px, height_px = device.sizes[0]
+    shapes: tuple[Shape, ...] = (Shape(width_px=width_px, height_px=height_px),)
     if arguments.shapes is not None:
         try:
             shapes = msgspec.json.decode(arguments.shapes.read_bytes(), type=tuple[Shape, ...])
@@ -128,7 +165,8 @@ def _traffic(arguments: argparse.Namespace) -> Any:
                 raise SimulateError(f"{arguments.shapes}: shape {number}: {problem}")
         if not shapes or not sum(shape.share for shape in shapes):
             raise SimulateError(f"{arguments.shapes} has no shape with a share above 0")
-    return Traffic(arguments.arrivals, arguments.rate, arguments.duration, shapes, arguments.seed)
+    rate, duration_s = arguments.rate or 1.0, arguments.duration or 600.0
+    return Traffic(arguments.arrivals or "poisson", rate, duration_s, shapes, arguments.seed)
 
 
 def _shapes_of(arrivals: Any) -> Any:
@@ -141,12 +179,11 @@ def _shapes_of(arrivals: Any) -> Any:
     return tuple(Shape(float(num), *fields) for fields, num in counts.most_common(1000))
 
 
-def _scenarios(arguments: argparse.Namespace) -> list[Any]:
+def _scenarios(arguments: argparse.Namespace, device: Any) -> list[Any]:
     from dataclasses import replace
 
     from noria.scheduling.cluster.autoscaler import AutoscalerSettings
     from noria.scheduling.policies import POLICIES
-    from noria_bench.simulator.devices import EXAMPLE, read_device
     from noria_bench.simulator.study import Scenario, scenarios
     from noria_bench.simulator.world import Settings
 
@@ -154,7 +191,6 @@ def _scenarios(arguments: argparse.Namespace) -> list[Any]:
         raise SimulateError(f"--policy {unknown[0]!r} is unknown; policies are {', '.join(POLICIES)}")
     if arguments.autoscale is not None and arguments.p99 is not None:
         raise SimulateError("--p99 searches a number of devices, and --autoscale changes it: use one of them")
-    device = EXAMPLE if arguments.device is None else read_device(arguments.device)
     low, high = arguments.autoscale or (arguments.devices, arguments.devices)
     settings = Settings(
         device,

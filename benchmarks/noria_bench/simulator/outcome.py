@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +36,24 @@ class Outcome:
         """The share of requests that finished; 1 if there were none."""
         return len(self.latencies_s) / self.num_requests if self.num_requests else 1.0
 
-    def as_dict(self, price_per_hour: float) -> dict[str, float]:
-        """Return the figures of the report."""
+    @property
+    def mean_devices(self) -> float:
+        """The mean number of devices, those that start included."""
+        return self.device_s / self.duration_s if self.duration_s else 0.0
+
+    def as_dict(self, price_per_hour: float) -> dict[str, Any]:
+        """Return the figures of the report; latencies are None if no request has finished."""
         cost = self.device_s / 3600.0 * price_per_hour
         return {
             "requests": self.num_requests,
             "served_share": self.served_share,
-            "p50_s": self.quantile_s(0.5),
-            "p90_s": self.quantile_s(0.9),
-            "p99_s": self.quantile_s(0.99),
+            "unserved": dict(self.unserved),
+            **{
+                f"p{100 * share:g}_s": self.quantile_s(share) if len(self.latencies_s) else None
+                for share in (0.5, 0.9, 0.99)
+            },
             "images": self.num_images,
-            "mean_devices": self.device_s / self.duration_s if self.duration_s else 0.0,
+            "mean_devices": self.mean_devices,
             "cost": cost,
             "cost_per_1000_images": 1000.0 * cost / self.num_images if self.num_images else 0.0,
             "failures": self.num_failures,

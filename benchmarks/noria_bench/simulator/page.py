@@ -13,16 +13,21 @@ from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.html_page import html_document, html_figure, html_table
 from noria_bench.reports.plots.styles import report_style, save_figure
 from noria_bench.reports.plots.target_plots import Plot, set_plain_second_ticks
-from noria_bench.reports.table import Table, format_share
+from noria_bench.reports.table import MISSING, Table, format_share
 from noria_bench.simulator.study import Result
+
+
+def _format_seconds(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}"
+
 
 _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("scenario", "scenario", str),
     ("engine", "engine", str),
     ("devices", "devices", "{:,}".format),
-    ("p50_s", "p50 (s)", "{:.3f}".format),
-    ("p90_s", "p90 (s)", "{:.3f}".format),
-    ("p99_s", "p99 (s)", "{:.3f}".format),
+    ("p50_s", "p50 (s)", _format_seconds),
+    ("p90_s", "p90 (s)", _format_seconds),
+    ("p99_s", "p99 (s)", _format_seconds),
     ("served_share", "served", format_share),
     ("cost", "cost", "{:,.2f}".format),
     ("cost_per_1000_images", "per 1,000 images", "{:,.3f}".format),
@@ -44,32 +49,39 @@ _LINES = (
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return a row of figures for each result."""
     return [
-        {"scenario": result.scenario.name, "engine": result.engine, "devices": result.num_devices}
+        {"scenario": result.scenario.name, "engine": result.engine}
+        | result.devices
         | result.outcome.as_dict(result.scenario.price_per_hour)
         for result in results
     ]
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the rows as a table."""
+    """Return the rows as a table, with notes on what they do not show."""
     cells = tuple(tuple(write(row[key]) for key, _, write in _COLUMNS) for row in rows)
-    return Table("Results", tuple(title for _, title, _ in _COLUMNS), cells)
+    notes = []
+    for row in rows:
+        if row["unserved"]:
+            reasons = ", ".join(f"{num:,} {reason}" for reason, num in row["unserved"].items())
+            notes.append(f"{row['scenario']}: not served of {row['requests']:,} requests: {reasons}.")
+        if "max_devices" in row:
+            notes.append(f"{row['scenario']}: devices are their mean number; there were {row['max_devices']} at most.")
+    return Table("Results", tuple(title for _, title, _ in _COLUMNS), cells, tuple(notes))
 
 
 def write_report(
-    folder: pathlib.Path, results: Sequence[Result], traffic: str, target_p99_s: float | None
+    folder: pathlib.Path, results: Sequence[Result], lines: Sequence[str], target_p99_s: float | None
 ) -> pathlib.Path:
-    """Write `results.json`, the plots and `report.html` into `folder`; return the page. `traffic` says what arrives."""
+    """Write `results.json`, plots and `report.html` into `folder`; return the page. `lines` say what was run."""
     rows = rows_of(results)
     with report_style():
         plots = [_plot_latencies(results, folder / "latencies.svg")]
         if any(result.tried for result in results):
             plots.append(_plot_devices(results, folder / "devices.svg"))
-    settings = results[0].scenario.settings
-    lines = [traffic, f"Device: {settings.device.name}."]
     if target_p99_s is not None:
-        lines.append(f"Searched: the fewest devices that serve 99 % of the requests within {target_p99_s:g} s.")
-    table = replace(table_of(rows), notes=_NOTES)
+        lines = [*lines, f"Searched: the fewest devices that serve 99 % of the requests within {target_p99_s:g} s."]
+    table = table_of(rows)
+    table = replace(table, notes=(*table.notes, *_NOTES))
     return write_page(folder, "Noria simulation", lines, table, plots, rows)
 
 

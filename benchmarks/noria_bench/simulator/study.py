@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.cluster.autoscaler import AutoscalerSettings, BacklogAutoscaler
+from noria.scheduling.costs import CostModel
 from noria.scheduling.types import BatchKey
 from noria_bench.simulator import fast
 from noria_bench.simulator.outcome import Outcome
@@ -43,11 +45,15 @@ class Traffic:
         """What arrives, as a sentence."""
         if self.kind == "trace":
             return f"A trace of {len(self.trace):,} requests in {self.trace[-1].at_s:,.0f} s."
-        kinds = (
-            f"{len(self.shapes)} kinds of requests" if len(self.shapes) > 1 else f"requests of {self.shapes[0].text}"
+        total = sum(shape.share for shape in self.shapes)
+        kinds = ", or ".join(
+            f"{shape.text} ({100 * shape.share / total:.3g} %)" if len(self.shapes) > 1 else shape.text
+            for shape in self.shapes[:4]
         )
+        if len(self.shapes) > 4:
+            kinds += f", or {len(self.shapes) - 4} other kinds"
         rate = f"{self.rate:g} a second on average for {self.duration_s:,.0f} s"
-        return f"{self.kind.capitalize()} arrivals, {rate}; {kinds}."
+        return f"{self.kind.capitalize()} arrivals, {rate}; requests of {kinds}."
 
     def arrivals(self) -> Sequence[Arrival]:
         """Return all requests."""
@@ -75,6 +81,13 @@ class Result:
     outcome: Outcome
     num_devices: int
     tried: dict[int, float] = field(default_factory=dict)  # the share within the target, by devices
+
+    @property
+    def devices(self) -> dict[str, float]:
+        """How many there were; if their number changed, on average and at most."""
+        if self.scenario.autoscale is None:
+            return {"devices": self.num_devices}
+        return {"devices": round(self.outcome.mean_devices, 1), "max_devices": self.outcome.max_devices}
 
 
 def choose_engine(wanted: str, scenario: Scenario, traffic: Traffic) -> str:
@@ -125,6 +138,7 @@ class Study:
         if target_p99_s is None:
             outcome = self._simulate(scenario, engine, scenario.settings.num_devices)
             return Result(scenario, engine, outcome, scenario.settings.num_devices)
+        _check_target(scenario.settings.device.costs(), self._traffic.shapes, target_p99_s)
         outcomes: dict[int, Outcome] = {}
         tried: dict[int, float] = {}
 
@@ -143,15 +157,35 @@ class Study:
         if engine == "fast":
             if self._times_s is None:
                 self._times_s = fast.arrival_times(traffic.kind, traffic.rate, traffic.duration_s, traffic.seed)
+                _check_any(len(self._times_s))
             return fast.simulate_fast(
                 settings.device, num_devices, self._times_s, traffic.shapes, queue_limit=settings.queue_limit,
                 num_choices=settings.num_choices, seed=settings.seed, start_s=start_s,
             )  # fmt: skip
         if self._arrivals is None:
             self._arrivals = traffic.arrivals()
+            _check_any(len(self._arrivals))
         if scenario.autoscale is not None:
             settings = replace(settings, autoscaler=BacklogAutoscaler(scenario.autoscale))
         return simulate(settings, self._arrivals, start_s=start_s)
+
+
+def _check_any(num_requests: int) -> None:
+    if not num_requests:
+        raise SimulateError("no request arrives; raise --rate or --duration")
+
+
+def _check_target(costs: CostModel, shapes: Sequence[Shape], target_p99_s: float) -> None:
+    """Raise SimulateError if more than 1 % of the requests take longer than the target even alone on a device."""
+    too_long = []
+    for shape in shapes:
+        key = BatchKey(shape.width_px, shape.height_px)
+        alone_s = costs.text_encode_s(ModelKey()) + shape.steps * costs.step_s(key, shape.rows) + costs.decode_s(key)
+        if alone_s > target_p99_s:
+            too_long.append((shape.share, alone_s, shape.text))
+    if sum(share for share, *_ in too_long) > 0.01 * sum(shape.share for shape in shapes):
+        _, alone_s, text = max(too_long)
+        raise SimulateError(f"--p99 is {target_p99_s:g} s, and {text} alone on a device takes {alone_s:.3g} s")
 
 
 def fewest(meets: Callable[[int], bool], first: int) -> int:
@@ -183,7 +217,7 @@ def _fewest_possible(scenario: Scenario, traffic: Traffic) -> int:
         batch = max(min(costs.rows_limit(key) // shape.rows, device.slots), 1)
         work_s += shape.share / total * shape.images * shape.steps * costs.step_s(key, batch * shape.rows) / batch
     rate = traffic.rate if not traffic.trace else len(traffic.trace) / max(traffic.trace[-1].at_s, 1e-9)
-    return max(int(0.5 * rate * work_s), 1)
+    return max(min(int(0.5 * rate * work_s), math.ceil(traffic.num_expected)), 1)
 
 
 def scenarios(base: Scenario, policies: Sequence[str], slots: Sequence[int]) -> list[Scenario]:

@@ -9,6 +9,7 @@ import datetime
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 
+from noria.errors import did_you_mean
 from noria_bench.simulator.workload import Arrival, Shape, SimulateError, arrival_of
 
 COLUMNS = ("arrival_s", "model", "width", "height", "steps", "images", "rows", "priority", "deadline_s")
@@ -20,7 +21,7 @@ MAX_REQUESTS = 2_000_000  # which take 600 MB of memory, and the exact engine ha
 def read_trace(file: pathlib.Path) -> Iterator[Arrival]:
     """Yield the requests of a trace. Raises SimulateError, which names the file and the line."""
     last_s = 0.0
-    for line, row in _rows(file, ("arrival_s", "steps")):
+    for line, row in _rows(file, ("arrival_s", "steps"), COLUMNS):
         reader = _Row(file, line, row)
         at_s = reader.number("arrival_s", None, 0.0, 1e9)
         if at_s < last_s:
@@ -43,17 +44,21 @@ def read_trace(file: pathlib.Path) -> Iterator[Arrival]:
 
 
 def write_trace(file: pathlib.Path, arrivals: Iterator[Arrival]) -> int:
-    """Write a trace; return the number of its requests."""
+    """Write a trace; return the number of its requests. Raises SimulateError."""
     num = 0
-    with file.open("w", encoding="utf-8", newline="") as output:
-        writer = csv.writer(output)
-        writer.writerow(COLUMNS)
-        for each in arrivals:
-            writer.writerow(
-                [f"{each.at_s:.6g}" if each.at_s < 1 else f"{each.at_s:.3f}", each.model, each.width_px, each.height_px,
-                 each.steps, each.images, each.rows, each.priority, "" if each.deadline_s is None else each.deadline_s]
-            )  # fmt: skip
-            num += 1
+    try:
+        with file.open("w", encoding="utf-8", newline="") as output:
+            writer = csv.writer(output)
+            writer.writerow(COLUMNS)
+            for each in arrivals:
+                writer.writerow(
+                    [f"{each.at_s:.6g}" if each.at_s < 1 else f"{each.at_s:.3f}", each.model, each.width_px,
+                     each.height_px, each.steps, each.images, each.rows, each.priority,
+                     "" if each.deadline_s is None else each.deadline_s]
+                )  # fmt: skip
+                num += 1
+    except OSError as error:
+        raise SimulateError(f"{file} cannot be written: {error.strerror}") from error
     return num
 
 
@@ -100,7 +105,10 @@ def _from_zero(found: list[Arrival]) -> Iterator[Arrival]:
     return (each._replace(at_s=each.at_s - first_s) for each in found)
 
 
-def _rows(file: pathlib.Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(
+    file: pathlib.Path, required: tuple[str, ...], allowed: tuple[str, ...] = ()
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield each row with its line. `allowed` are the columns that there may be; empty: any, as in public traces."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.DictReader(opened)
@@ -111,6 +119,13 @@ def _rows(file: pathlib.Path, required: tuple[str, ...]) -> Iterator[tuple[int, 
                     f"{file} has no column {missing[0]}; its columns are {', '.join(columns) or 'none'}; "
                     f"a trace needs {' and '.join(required)}"
                 )
+            if unknown := [name for name in columns if allowed and name not in allowed]:
+                raise SimulateError(
+                    f"{file} has a column {unknown[0]!r}.{did_you_mean(unknown[0], allowed)} Columns are "
+                    f"{', '.join(allowed)}"
+                )
+            if len(set(columns)) < len(columns):
+                raise SimulateError(f"{file} has a column twice; its columns are {', '.join(columns)}")
             for number, row in enumerate(reader):
                 if number == MAX_REQUESTS:
                     raise SimulateError(f"{file} has more than {MAX_REQUESTS} requests; cut it")

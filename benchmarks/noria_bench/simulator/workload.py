@@ -8,13 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from noria.errors import SetupError
-from noria_bench.option_values import read_number
 
 
-class SimulateError(SetupError):
+class SimulateError(SetupError, code="simulate"):
     """A flag, a trace or a file of costs that `noria simulate` cannot use."""
-
-    code = "simulate"
 
 
 class Arrival(NamedTuple):
@@ -49,7 +46,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What is asked for, in words."""
         images = "an image" if self.images == 1 else f"{self.images} images"
         guidance = " with guidance" if self.rows > 1 else ""
-        return f"{images} of {self.width_px} × {self.height_px} px, {self.steps} steps{guidance}"
+        deadline = "" if self.deadline_s is None else f", within {self.deadline_s:g} s"
+        return f"{images} of {self.width_px} × {self.height_px} px, {self.steps} steps{guidance}{deadline}"
 
     def problem(self) -> str:
         """Return what is wrong with it, or an empty string."""
@@ -57,8 +55,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, high in whole.items():
             if not 1 <= getattr(self, name) <= high:
                 return f"{name} is {getattr(self, name)}; it must be from 1 to {high}"
-        if not 0.0 <= self.share < math.inf:
-            return f"share is {self.share}; it must not be negative"
+        if not 0.0 <= self.share <= 1e9:
+            return f"share is {self.share:g}; it must be from 0 to 1e9"
         if self.priority not in ("low", "normal", "high"):
             return f"priority is {self.priority!r}; it must be low, normal or high"
         if self.deadline_s is not None and not self.deadline_s > 0.0:
@@ -86,7 +84,8 @@ def bursty(rate: float, rng: random.Random, ratio: float = 8.0, on_s: float = 30
     The mean is `rate`; the high value is `ratio` times the low one. Call it with times that do not decrease.
     """
     low = rate * (on_s + off_s) / (ratio * on_s + off_s)
-    state = {"is_high": False, "until_s": 0.0}
+    # The first call switches: it begins with the high value as often as that is the value at any time.
+    state = {"is_high": rng.random() >= on_s / (on_s + off_s), "until_s": 0.0}
 
     def at(at_s: float) -> float:
         while at_s >= state["until_s"]:
@@ -129,9 +128,21 @@ def make_arrivals(kind: str, rate: float, shapes: list[Shape], duration_s: float
 
 def read_duration(text: str) -> float:
     """Parse a duration such as 90s, 30m, 24h or 1d. Raises ValueError."""
+    return _read_duration(text, 1.0, "it must be from 1s to 30d, with a unit: 90s, 30m, 24h, 1d")
+
+
+def read_mean_time(text: str) -> float:
+    """Parse the mean time of a device to its loss: with a shorter one no request would ever finish. As above."""
+    return _read_duration(text, 60.0, "it must be from 1m to 30d, with a unit: 30m, 24h, 1d")
+
+
+def _read_duration(text: str, low_s: float, allowed: str) -> float:
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
     unit = units.get(text[-1:], 0.0)
-    allowed = "a duration is a number of at most 30 days with a unit: 90s, 30m, 24h, 1d"
-    if not unit:
+    try:
+        value_s = unit * float(text[:-1] or "nan")
+    except ValueError:
+        value_s = math.nan
+    if not low_s <= value_s <= 30 * 86_400.0:
         raise ValueError(f"{text!r}; {allowed}")
-    return unit * read_number(text[:-1], 0.001, 30 * 86_400.0 / unit, allowed)
+    return value_s

@@ -6,6 +6,7 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_plain_command, argument_type, config_from
 from noria_bench.command_arguments import add_diffusion_model
+from noria_bench.option_values import read_whole
 from noria_bench.targets.catalog import INSTALLABLE, TARGETS, TargetSettings
 
 _STREAM_MODES = ("bytesio", "chunks")
@@ -44,9 +45,7 @@ def _timeout_ms(text: str) -> float:
 
 
 def _batch_size(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise ValueError(f"{text!r}; a batch size is a whole number from 1 to 1024")
-    return int(text)
+    return read_whole(text, 1, 1024, "a batch size is a whole number from 1 to 1024")
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from noria.config import EngineConfig
 from noria.frontend.engines.results import RawImage
-from noria.frontend.services.image_writer import to_base64, write_images
+from noria.frontend.services.images.image_writer import to_base64, write_images
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import die_with_parent
 from noria_bench.targets.catalog import TargetSettings

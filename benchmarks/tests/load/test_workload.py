@@ -111,7 +111,7 @@ MORE_MIXES = {
 @pytest.mark.parametrize("name", [*MIXES, *MORE_MIXES])
 def test_every_request_is_valid_for_the_model(name):
     from noria.config import FrontendConfig
-    from noria.frontend.services.request_validation import limits
+    from noria.frontend.services.images.request_validation import limits
 
     allowed = limits(SPEC, FrontendConfig())
     for template in itertools.islice((MIXES | MORE_MIXES)[name](SPEC).templates(3), 300):

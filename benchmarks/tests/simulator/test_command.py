@@ -7,6 +7,7 @@ import pytest
 
 from noria.cli.main import run
 from noria.cli.parser import Parser
+from noria.errors import ConfigError
 from noria_bench.measurement.run_metrics import RequestRecord
 from noria_bench.measurement.runs import BenchRun, ResourceUsage, Traffic, write_run
 from noria_bench.simulator.command import add_to
@@ -77,11 +78,15 @@ def test_a_folder_without_a_usable_run_says_how_to_make_one(tmp_path, changes):
     ("flags", "message"),
     [
         (["--policy", "lifo"], "policies are least-slack, fcfs, shortest-first"),
-        (["--spot", "1h"], "needs spot_price_per_hour"),
         (["--autoscale", "1-4", "--p99", "2"], "use one of them"),
         (["--engine", "fast", "--failures", "1h"], "no failures"),
         (["--rate", "1000000", "--duration", "30d"], "are more than the 100,000,000 of the fast engine"),
         (["--shapes", "/nowhere"], "No such file"),
+        (["--p99", "0.5"], "20 steps with guidance alone on a device takes 0.574 s"),
+        (["--rate", "0.000001", "--duration", "1s"], "no request arrives"),
+        (["--trace", "/nowhere", "--rate", "5"], "leave out --rate"),
+        (["--calibrate", "/nowhere", "--device", "gpu.json"], "leave out --device"),
+        (["--write-trace", "/nowhere/trace.csv"], "/nowhere/trace.csv cannot be written"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags, message):
@@ -89,11 +94,45 @@ def test_flags_that_do_not_fit_are_refused(flags, message):
         simulate(*flags)
 
 
-@pytest.mark.parametrize("flags", [["--rate", "0"], ["--duration", "5"], ["--autoscale", "4-2"], ["--slots", "x"]])
+@pytest.mark.parametrize(
+    "flags",
+    [["--rate", "0"], ["--duration", "99d"], ["--autoscale", "4-2"], ["--slots", "x"], ["--spot", "1s"]],
+)
 def test_values_that_are_not_allowed_are_refused(flags, capsys):
     with pytest.raises(SystemExit):
         simulate(*flags)
-    assert flags[0] in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert flags[0] in error and repr(flags[1]) in error
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_simulation(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", "/proc/self"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            simulate("--rate", 50, "--duration", "16m", "--out", out)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_reasons_of_what_is_not_served_are_said(tmp_path, capsys):
+    assert simulate("--rate", 30, "--duration", "10s", "--queue-limit", 5, "--out", tmp_path) == 0
+    unserved = json.loads((tmp_path / "results.json").read_text())["rows"][0]["unserved"]
+    assert set(unserved) == {"rejected"}
+    assert f"{unserved['rejected']:,} rejected" in capsys.readouterr().out
+
+
+def test_devices_that_are_scaled_are_said_as_mean_and_maximum(tmp_path, capsys):
+    flags = ["--rate", 6, "--duration", "60s", "--autoscale", "1-3", "--target-backlog", 1]
+    assert simulate(*flags, "--out", tmp_path) == 0
+    row = json.loads((tmp_path / "results.json").read_text())["rows"][0]
+    assert 1 < row["devices"] < row["max_devices"] == 3
+    assert "there were 3 at most" in capsys.readouterr().out
+
+
+def test_spot_devices_need_a_price(tmp_path):
+    file = tmp_path / "gpu.json"
+    file.write_text('{"steps": [{"width_px": 64, "height_px": 64, "seconds": {"1": 0.1}}]}')
+    with pytest.raises(SimulateError, match="needs spot_price_per_hour"):
+        simulate("--spot", "1h", "--device", file)
 
 
 def test_errors_are_one_line(capsys):

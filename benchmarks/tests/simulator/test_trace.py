@@ -2,7 +2,6 @@
 
 import pytest
 
-from noria_bench.simulator.devices import read_device
 from noria_bench.simulator.trace import convert_burstgpt, convert_gentd26, read_trace, write_trace
 from noria_bench.simulator.workload import Arrival, Shape, SimulateError, make_arrivals
 
@@ -32,6 +31,8 @@ def test_a_written_trace_is_read_again(file):
         ("arrival_s,steps\n0\n", "line 2: expected 2 values"),
         ("arrival_s,steps,priority\n0,20,vip\n", "priority is 'vip'; it must be one of low, normal, high"),
         ("arrival_s,steps\nnan,20\n", "arrival_s is 'nan'"),
+        ("arrival_s,steps,wdith\n0,20,1024\n", "has a column 'wdith'. Did you mean 'width'?"),
+        ("arrival_s,steps,steps\n0,20,30\n", "has a column twice"),
     ],
 )
 def test_a_bad_line_is_named_with_what_is_allowed(file, text, message):
@@ -59,17 +60,3 @@ def test_public_traces_are_converted_from_their_first_request_on(file):
     ]
     file.write_text("Timestamp,Model\n5,ChatGPT\n45,GPT-4\n")
     assert [each.at_s for each in convert_burstgpt(file)] == [0.0, 40.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "no file of costs"),
-        ('{"steps": []}', "has no steps"),
-        ('{"steps": [{"width_px": 8, "height_px": 8, "seconds": {"1": -1}}]}', "must be positive"),
-    ],
-)
-def test_a_bad_file_of_costs_is_named(file, text, message):
-    file.write_text(text)
-    with pytest.raises(SimulateError, match=message):
-        read_device(file)

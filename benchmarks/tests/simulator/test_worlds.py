@@ -99,6 +99,11 @@ def test_the_mean_of_each_process_is_the_rate():
     assert noon / night == pytest.approx(4.0, rel=0.1)
 
 
+def test_bursty_arrivals_do_not_all_begin_with_a_burst():
+    nums = [sum(1 for _ in make_arrivals("bursty", 4.0, [Shape()], 20.0, seed)) for seed in range(200)]
+    assert sum(nums) / len(nums) == pytest.approx(4.0 * 20.0, rel=0.2)  # 3.6 times as many if they do
+
+
 def test_the_fewest_devices_for_a_p99_are_found():
     assert [fewest(lambda num: num >= 37, first) for first in (1, 30, 37)] == [37, 37, 37]
     with pytest.raises(SimulateError, match="do not meet the target"):

@@ -15,8 +15,8 @@ import msgspec
 from noria.config import Config
 from noria.errors import ConfigError, GenerationFailed, ImageFileError, InvalidField, short_repr
 from noria.frontend.engines.results import RawImage
-from noria.frontend.services.image_writer import write_images
-from noria.frontend.services.request_validation import validate
+from noria.frontend.services.images.image_writer import write_images
+from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImageFacts, RequestImages

@@ -35,7 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_on_ray(target: str, config: Config) -> int:
+    from noria.cluster.check import check_servable
     from noria.cluster.serving import running_on
+
+    check_servable(config, num_nodes=1)  # at once: what more nodes forbid is said when Ray has started
 
     # The handler of SIGTERM comes after Ray's start, which sets another one.
     with contextlib.suppress(KeyboardInterrupt), running_on(target, config) as url, sigterm_interrupts():

@@ -11,7 +11,7 @@ def check_servable(config: Config, num_nodes: int) -> Config:
 
     Raises:
         ConfigError: an engine would have several devices, or replicas on several nodes a database that one node has, or
-            metrics an address of their own.
+            metrics an address of their own, Ray's proxy would leave TLS out, or the range of engines is none.
 
     """
     if len(config.engine.devices) != 1:
@@ -36,6 +36,18 @@ def check_servable(config: Config, num_nodes: int) -> Config:
             f"setting frontend.metrics_address is {short_repr(config.frontend.metrics_address)}; on Ray each replica "
             "has a port of its own for metrics, and a front end has /metrics at the server's port, too. Leave it out; "
             "to keep /metrics private, block that path in the proxy before Ray's."
+        )
+    for name in ("ssl_certfile", "ssl_keyfile", "uds"):  # what without an effect would leave the server open
+        if value := getattr(config.frontend, name):
+            raise ConfigError(
+                f"setting frontend.{name} is {short_repr(value)}; Ray's proxy listens in the place of front ends, on a "
+                "port and without TLS. Leave it out, and put a proxy with TLS before Ray's."
+            )
+    fewest, _, most = str(config.cluster.engine_replicas).partition("-")
+    if most and not 1 <= int(fewest) <= int(most):
+        raise ConfigError(
+            f"setting cluster.engine_replicas is {config.cluster.engine_replicas!r}; the first number is the fewest "
+            "engines, at least 1, and the second the most."
         )
     sources = tuple(dict.fromkeys([config.model, *config.additional_models]))
     frontend = msgspec.structs.replace(config.frontend, grpc_port=0)  # Ray's proxy is the only way to front ends

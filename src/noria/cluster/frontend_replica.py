@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from noria.cluster.metrics_server import MetricsServer
 from noria.cluster.ray_application import RayApplication, metrics_targets
-from noria.cluster.registrar import ClusterRegistrarLink
+from noria.cluster.registrar import ClusterRegistrarLink, statistics_of
 from noria.cluster.replica_logs import set_up_logs
 from noria.cluster.request_router import publish_other_replicas
 from noria.config import Config
@@ -75,6 +75,7 @@ class FrontendReplica:
         tracer, _ = open_tracer(config.traces_endpoint, config.traces_ratio, self._name)
         jobs = open_job_service(config, worker_id, tracer)
         encoders = endpoint_models(config, open_models(config)) if config.endpoints else {}
+        read_statistics = functools.partial(statistics_of, functools.partial(self._call_registrar, "statistics"))
         app = build_app(
             config,
             engine_pool,
@@ -83,13 +84,15 @@ class FrontendReplica:
             endpoint_models=encoders,
             statistics=statistics,
             metrics_targets=functools.partial(metrics_targets, self._context.app_name),
+            read_statistics=self._registrar and read_statistics,
         )
         await app.state.load()
-        link = self._registrar and ClusterRegistrarLink(engine_pool, worker_id, self._call_registrar, statistics)
+        exchange = functools.partial(self._call_registrar, "exchange")
+        link = self._registrar and ClusterRegistrarLink(engine_pool, worker_id, exchange, statistics)
         return RayApplication(app, engine_pool, list(self._handles), link)
 
-    async def _call_registrar(self, report: bytes) -> bytes:
-        response = self._registrar.exchange.remote(report)
+    async def _call_registrar(self, method: str, *arguments: bytes) -> bytes:
+        response = getattr(self._registrar, method).remote(*arguments)
         try:
             return bytes(await response)
         except asyncio.CancelledError:

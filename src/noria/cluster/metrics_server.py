@@ -85,6 +85,7 @@ def targets(application: str, replicas: Mapping[str, Iterable[Mapping[str, Any]]
                 "application": application,
                 "deployment": deployment,
                 "replica": each["name"],
+                "node": each["metrics"].rpartition(":")[0],  # all replicas of a node have its cores and its memory
             },
         }
         for deployment, group in replicas.items()

@@ -18,6 +18,7 @@ import msgspec
 
 from noria.canary.windows import FrontendReport
 from noria.config import Config
+from noria.errors import RegistryUnavailable
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import INTERVAL_S, RegistrarExchange
 from noria.frontend.statistics.recorder import StatisticsRecorder
@@ -29,7 +30,8 @@ from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.process import POLL_S, open_access, poll_until
 from noria.registrar.statistics import StatisticsKeeper
-from noria.registry.statistics.file import statistics_file
+from noria.registry.statistics.file import read_statistics, statistics_file
+from noria.statistics.windows import Snapshot
 
 _CALL_TIMEOUT_S = 5.0  # a front end that reports nothing for ten seconds counts as ended
 
@@ -53,7 +55,8 @@ class ClusterRegistrar:
         """`models` are the configuration's, by the deployment of their engines."""
         self._models = models
         self._registry = open_access(config, uuid.uuid4().hex)  # a replica that starts again waits for the leases
-        self._keeper = StatisticsKeeper(config.statistics.window_s, statistics_file(config), self._registry)
+        self._statistics_file = statistics_file(config)
+        self._keeper = StatisticsKeeper(config.statistics.window_s, self._statistics_file, self._registry)
         self._engines: list[MountClient] = []  # the deployer's
         self._following: dict[EngineEndpoint, tuple[MountClient, asyncio.Task[None]]] = {}
         self._routes: Routes | None = None
@@ -110,6 +113,26 @@ class ClusterRegistrar:
             self._keeper.add(decoded.statistics)
         configured = {spec.name: spec.fingerprint for spec in self._models.values()}
         return msgspec.msgpack.encode(RegistrarReply(self._routes, configured))
+
+    async def statistics(self) -> bytes:
+        """Return what all front ends counted, for `statistics_of`. Raises ConfigError: its file is damaged."""
+        return msgspec.msgpack.encode(await asyncio.to_thread(read_statistics, self._statistics_file))
+
+
+async def statistics_of(call: Callable[[], Awaitable[bytes]]) -> Snapshot | None:
+    """Return what the registrar has counted; None: nothing. `call` calls its `statistics`, wherever it is.
+
+    Raises RegistryUnavailable: it does not answer, or cannot read its file.
+    """
+    try:
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            content = await call()
+    except Exception as error:  # Ray has many
+        raise RegistryUnavailable(
+            "the registrar does not return the statistics; the server's log has the reason.",
+            retry_after_s=_CALL_TIMEOUT_S,
+        ) from error
+    return await asyncio.to_thread(msgspec.msgpack.decode, content, type=Snapshot | None)
 
 
 class ClusterRegistrarLink:

@@ -40,7 +40,7 @@ class BacklogRouter(RequestRouter):  # type: ignore[misc]
 
 
 def publish_other_replicas() -> None:
-    """Have Ray's own router pass on the replicas of deployments that name none: the front ends, for their metrics.
+    """Have Ray's own router pass on the replicas of deployments that name none: front ends and registrar, for metrics.
 
     Call it once in a process, before it makes handles. Under HAProxy a deployment of front ends can name no router.
     """

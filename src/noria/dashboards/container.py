@@ -16,14 +16,14 @@ CONTAINER = Dashboard(
                     "CPU",
                     "Share of the cores that the server may use.",
                     f"sum(rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / "
-                    f"sum(noria_machine_cores{{{_INSTANCE_FILTER}}})",
+                    f"sum(max by (instance, node) (noria_machine_cores{{{_INSTANCE_FILTER}}}))",
                     unit="percentunit",
                 ),
                 stat(
                     "Memory",
                     "Share of the memory that the server may use. Memory shared by processes counts once for each.",
                     f"sum(noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}) / "
-                    f"sum(noria_machine_memory_bytes{{{_INSTANCE_FILTER}}})",
+                    f"sum(max by (instance, node) (noria_machine_memory_bytes{{{_INSTANCE_FILTER}}}))",
                     unit="percentunit",
                     threshold=0.9,
                 ),
@@ -46,13 +46,16 @@ CONTAINER = Dashboard(
                 timeseries(
                     "CPU by process",
                     "In cores. A front end near 1 is saturated: add one (`frontend.processes`).",
-                    Query(f"rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m])", "{{process}}"),
+                    Query(
+                        f"sum by (instance, process) (rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m]))",
+                        "{{process}}",
+                    ),
                     stacked=True,
                 ),
                 timeseries(
                     "Front ends",
                     "Those that accept connections; with bounds in `frontend.processes` their number follows the load.",
-                    Query(f"noria_frontends{{{_INSTANCE_FILTER}}}", "{{instance}}"),
+                    Query(f"sum by (instance) (noria_frontends{{{_INSTANCE_FILTER}}})", "{{instance}}"),
                     Query(
                         f"sum by (instance) (increase(noria_frontend_stops_total{{{_INSTANCE_FILTER}}}[5m]))",
                         "{{instance}} retired in 5 min",
@@ -61,7 +64,10 @@ CONTAINER = Dashboard(
                 timeseries(
                     "Memory by process",
                     "Resident memory. It is constant under any load; growth is a bug.",
-                    Query(f"noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}", "{{process}}"),
+                    Query(
+                        f"sum by (instance, process) (noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}})",
+                        "{{process}}",
+                    ),
                     unit="bytes",
                     stacked=True,
                 ),

@@ -63,21 +63,25 @@ class NoriaError(Exception):
     http_status: ClassVar[int] = 500
     retryable: bool = False  # whether the same request may succeed later
 
+    def __init_subclass__(
+        cls, *, code: str | None = None, http_status: int | None = None, retryable: bool | None = None
+    ) -> None:
+        """Set the attributes that a subclass names beside its base; it inherits the others."""
+        for name, value in (("code", code), ("http_status", http_status), ("retryable", retryable)):
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message, self.field, self.retry_after_s = message, field, retry_after_s
 
 
-class RequestError(NoriaError):
+class RequestError(NoriaError, http_status=400):
     """The caller's mistake."""
 
-    http_status = 400
 
-
-class InvalidField(RequestError):
+class InvalidField(RequestError, code="invalid_field"):
     """A field has a value that is not allowed; `field` names it."""
-
-    code = "invalid_field"
 
 
 class EmptyInput(InvalidField):
@@ -92,255 +96,148 @@ class WrongTask(InvalidField):
     """The model is of another task than the route needs."""
 
 
-class LoraNotFound(InvalidField):
+class LoraNotFound(InvalidField, code="lora_not_found", http_status=404):
     """The model has no LoRA adapter of this name."""
 
-    code = "lora_not_found"
-    http_status = 404
 
-
-class ControlNetNotFound(InvalidField):
+class ControlNetNotFound(InvalidField, code="controlnet_not_found", http_status=404):
     """The model has no ControlNet of this name."""
 
-    code = "controlnet_not_found"
-    http_status = 404
 
-
-class RefinerNotFound(InvalidField):
+class RefinerNotFound(InvalidField, code="refiner_not_found", http_status=404):
     """The model has no refiner, or none of this name or digest."""
 
-    code = "refiner_not_found"
-    http_status = 404
 
-
-class InvalidBody(RequestError):
+class InvalidBody(RequestError, code="invalid_body"):
     """The body is not JSON, or not an object of the documented shape."""
 
-    code = "invalid_body"
 
-
-class Unauthorized(RequestError):
+class Unauthorized(RequestError, code="unauthorized", http_status=401):
     """The route needs an API key, and the request has none, or an unknown one."""
 
-    code = "unauthorized"
-    http_status = 401
 
-
-class MissingScope(RequestError):
+class MissingScope(RequestError, code="missing_scope", http_status=403):
     """The API key is known, but has not the scope that the route needs."""
 
-    code = "missing_scope"
-    http_status = 403
 
-
-class CrossOriginRequest(RequestError):
+class CrossOriginRequest(RequestError, code="cross_origin", http_status=403):
     """A browser sent the request for a web page of another origin, and it may change something."""
 
-    code = "cross_origin"
-    http_status = 403
 
-
-class UnsupportedMediaType(RequestError):
+class UnsupportedMediaType(RequestError, code="unsupported_media_type", http_status=415):
     """The Content-Type is not application/json."""
 
-    code = "unsupported_media_type"
-    http_status = 415
 
-
-class UnreadableImage(RequestError):
+class UnreadableImage(RequestError, code="unreadable_image", http_status=422):
     """An image is no PNG, WebP or JPEG, is damaged, animated or too large, or has no settings where they are read."""
 
-    code = "unreadable_image"
-    http_status = 422
 
-
-class BodyTooLarge(RequestError):
+class BodyTooLarge(RequestError, code="body_too_large", http_status=413):
     """The body is longer than `frontend.max_body_bytes`, or its images are than `frontend.max_image_bytes`."""
 
-    code = "body_too_large"
-    http_status = 413
 
-
-class RouteNotFound(RequestError):
+class RouteNotFound(RequestError, code="not_found", http_status=404):
     """No such path."""
 
-    code = "not_found"
-    http_status = 404
 
-
-class MethodNotAllowed(RequestError):
+class MethodNotAllowed(RequestError, code="method_not_allowed", http_status=405):
     """The path exists, the method does not."""
 
-    code = "method_not_allowed"
-    http_status = 405
 
-
-class ModelNotFound(RequestError):
+class ModelNotFound(RequestError, code="model_not_found", http_status=404):
     """The named model is not served here."""
 
-    code = "model_not_found"
-    http_status = 404
 
-
-class JobNotFound(RequestError):
+class JobNotFound(RequestError, code="job_not_found", http_status=404):
     """The job, or the image or result of it, never existed or was deleted after its time to live."""
 
-    code = "job_not_found"
-    http_status = 404
 
-
-class HostNotAllowed(RequestError):
+class HostNotAllowed(RequestError, code="host_not_allowed", http_status=421):
     """The request's Host is no name of this server."""
 
-    code = "host_not_allowed"
-    http_status = 421
 
-
-class OperationNotSupported(RequestError):
+class OperationNotSupported(RequestError, code="not_supported", http_status=501):
     """The protocol has this operation, this server does not."""
 
-    code = "not_supported"
-    http_status = 501
+
+class IdempotencyConflict(RequestError, code="idempotency_conflict", http_status=422):
+    """The Idempotency-Key was sent before with another body (draft-ietf-httpapi-idempotency-key-header)."""
 
 
-class IdempotencyConflict(RequestError):
-    """The Idempotency-Key was sent before with another body."""
-
-    code = "idempotency_conflict"
-    http_status = 422  # draft-ietf-httpapi-idempotency-key-header
-
-
-class RegistryConflict(RequestError):
+class RegistryConflict(RequestError, code="registry_conflict", http_status=409):
     """The registry does not have what is named, or cannot be changed as asked."""
 
-    code = "registry_conflict"
-    http_status = 409
 
-
-class SourceRejected(RequestError):
+class SourceRejected(RequestError, code="source_rejected", http_status=422):
     """The source of a model cannot be read, may not be read over HTTP, or is no model that is supported."""
-
-    code = "source_rejected"
-    http_status = 422
 
 
 class ServingError(NoriaError):
     """The request was valid, but could not be served."""
 
 
-class QueueFull(ServingError):
+class QueueFull(ServingError, code="queue_full", http_status=429, retryable=True):
     """The queue is at its limit, in images, in seconds of work, or in bytes of what its requests hold."""
 
-    code = "queue_full"
-    http_status = 429
-    retryable = True
 
-
-class RateLimited(ServingError):
+class RateLimited(ServingError, code="rate_limited", http_status=429, retryable=True):
     """A limit is reached: of the API key (images in flight or per minute), or of what one client may hold at once."""
 
-    code = "rate_limited"
-    http_status = 429
-    retryable = True
 
-
-class DeadlineUnmeetable(ServingError):
+class DeadlineUnmeetable(ServingError, code="deadline_unmeetable", http_status=429, retryable=True):
     """The images cannot be finished by the requested deadline, or only by delaying accepted requests beyond theirs."""
-
-    code = "deadline_unmeetable"
-    http_status = 429
-    retryable = True
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message, field=field, retry_after_s=retry_after_s)
         self.retryable = retry_after_s is not None  # else the deadline is too short even for an idle server
 
 
-class EngineUnavailable(ServingError):
+class EngineUnavailable(ServingError, code="engine_unavailable", http_status=503, retryable=True):
     """No engine is ready: still loading, or being restarted."""
 
-    code = "engine_unavailable"
-    http_status = 503
-    retryable = True
 
-
-class EngineLost(ServingError):
+class EngineLost(ServingError, code="engine_lost", http_status=503, retryable=True):
     """The engine exited with the request in flight and was not restarted in time, or was killed too many times."""
 
-    code = "engine_lost"
-    http_status = 503
-    retryable = True
 
-
-class EngineCrashed(ServingError):
+class EngineCrashed(ServingError, code="engine_crashed"):
     """The engine crashed twice with the request in flight, the second time with no other request in flight."""
 
-    code = "engine_crashed"
 
-
-class DeadlineExceeded(ServingError):
+class DeadlineExceeded(ServingError, code="deadline_exceeded", http_status=504, retryable=True):
     """The request's deadline or timeout passed before its images were finished."""
 
-    code = "deadline_exceeded"
-    http_status = 504
-    retryable = True
 
-
-class JobsUnavailable(ServingError):
+class JobsUnavailable(ServingError, code="jobs_unavailable", http_status=503, retryable=True):
     """The database or the results folder of jobs does not answer; other routes do not need them."""
 
-    code = "jobs_unavailable"
-    http_status = 503
-    retryable = True
 
-
-class RegistryUnavailable(ServingError):
+class RegistryUnavailable(ServingError, code="registry_unavailable", http_status=503, retryable=True):
     """The registry's database does not answer, or a source was not read; only the registry's routes need them."""
 
-    code = "registry_unavailable"
-    http_status = 503
-    retryable = True
 
-
-class JobExpired(ServingError):
+class JobExpired(ServingError, code="job_expired", http_status=504, retryable=True):
     """No engine could run the job within its time to live; appears in job records, never as a response."""
 
-    code = "job_expired"
-    http_status = 504
-    retryable = True
 
-
-class GenerationFailed(ServingError):
+class GenerationFailed(ServingError, code="generation_failed"):
     """The model failed on this request; other requests in its batch were not affected."""
 
-    code = "generation_failed"
 
-
-class UserCodeFailed(ServingError):
+class UserCodeFailed(ServingError, code="user_code_failed"):
     """The operator's code for the endpoint failed on this request; the log has the traceback."""
 
-    code = "user_code_failed"
 
-
-class UserCodeBusy(ServingError):
+class UserCodeBusy(ServingError, code="user_code_busy", http_status=503, retryable=True):
     """All threads for the operators' code are in calls that are late, or too many calls wait."""
 
-    code = "user_code_busy"
-    http_status = 503
-    retryable = True
 
-
-class InternalError(ServingError):
+class InternalError(ServingError, code="internal"):
     """A bug in Noria; the message reveals no internals, the log has the details."""
 
-    code = "internal"
 
-
-class RequestCancelled(ServingError):
+class RequestCancelled(ServingError, code="cancelled", http_status=499):
     """The client disconnected (nginx's status 499 in logs and metrics)."""
-
-    code = "cancelled"
-    http_status = 499
 
 
 class SetupError(NoriaError):
@@ -349,41 +246,31 @@ class SetupError(NoriaError):
     exit_status: ClassVar[int] = 2
 
 
-class ConfigError(SetupError):
+class ConfigError(SetupError, code="config"):
     """A setting is unknown or has a value that is not allowed."""
 
-    code = "config"
 
-
-class MissingExtra(SetupError):
+class MissingExtra(SetupError, code="missing_extra"):
     """An optional package is not installed; the message names the extra of noria-serve that has it."""
 
-    code = "missing_extra"
 
-
-class ModelError(SetupError):
+class ModelError(SetupError, code="model"):
     """A model cannot be served; the message names the file and what is wrong with it."""
 
-    code = "model"
     exit_status = 3
 
 
-class RegistryError(SetupError):
+class RegistryError(SetupError, code="registry"):
     """The registry does not have what is named, or cannot be changed as asked."""
 
-    code = "registry"
 
-
-class ImageFileError(SetupError):
+class ImageFileError(SetupError, code="image_file"):
     """An image file is missing, damaged, no image, or has no generation metadata."""
 
-    code = "image_file"
 
-
-class LiveError(SetupError):
+class LiveError(SetupError, code="live"):
     """The live view of a server is unavailable: nothing answers there, it is not Noria, or it rejects the request."""
 
-    code = "live"
     exit_status = 1
 
 

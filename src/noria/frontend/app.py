@@ -32,14 +32,14 @@ from noria.frontend.http.paths import METRICS_TARGETS_PATH, is_open, needed_scop
 from noria.frontend.open_inference.routes import OpenInferenceRoutes
 from noria.frontend.open_inference.service import OpenInferenceService
 from noria.frontend.routes.a1111.routes import A1111Routes
-from noria.frontend.routes.image_metadata import ImageMetadataRoute, UploadedImages
-from noria.frontend.routes.images import ImageRoutes
-from noria.frontend.routes.jobs import JobRoutes
+from noria.frontend.routes.images.metadata import ImageMetadataRoute, UploadedImages
+from noria.frontend.routes.images.t2i import ImageRoutes
+from noria.frontend.routes.jobs.routes import JobRoutes
 from noria.frontend.routes.live import LiveRoutes
-from noria.frontend.routes.openai_edits import EditRoutes
-from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
-from noria.frontend.routes.openai_images import GenerationRoutes
-from noria.frontend.routes.openai_models import ModelRoutes
+from noria.frontend.routes.openai.edits import EditRoutes
+from noria.frontend.routes.openai.embeddings import EmbeddingRoutes
+from noria.frontend.routes.openai.images import GenerationRoutes
+from noria.frontend.routes.openai.models import ModelRoutes
 from noria.frontend.routes.registry.deployments import DeploymentRoutes
 from noria.frontend.routes.registry.lineage import LineageRoutes
 from noria.frontend.routes.registry.registry import RegistryRoutes
@@ -48,13 +48,13 @@ from noria.frontend.routes.server import ServerRoutes
 from noria.frontend.routes.static_pages import page_routes
 from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.routes.user_endpoints import UserEndpointRoutes
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.lineage import LineageService
-from noria.frontend.services.registry import RegistryConnection
-from noria.frontend.services.served_versions import ServedVersionsService
-from noria.frontend.services.statistics import StatisticsService
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.registry.connection import RegistryConnection
+from noria.frontend.services.registry.lineage import LineageService
+from noria.frontend.services.registry.served_versions import ServedVersionsService
+from noria.frontend.services.registry.statistics import ReadSnapshot, StatisticsFile, StatisticsService
+from noria.frontend.services.registry.version_adding import VersionAdder
 from noria.frontend.services.texts.encoding import EncodingService
-from noria.frontend.services.version_adding import VersionAdder
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.text_jobs.routes import TextJobRoutes
 from noria.frontend.user_code.endpoints import UserEndpoints
@@ -93,6 +93,7 @@ def build_app(
     num_frontends: int = 1,
     statistics: StatisticsRecorder | None = None,
     metrics_targets: Callable[[], object] | None = None,
+    read_statistics: ReadSnapshot | None = None,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
@@ -104,6 +105,7 @@ def build_app(
     `num_frontends` share the clients' limits, until `app.state.share_limits` is called with another number.
     `statistics` counts the variables of `config.statistics`; by default one is made.
     `metrics_targets` returns the answer to GET /metrics/targets; None: there is no such route.
+    `read_statistics` reads what the registrar has counted; None: from the file in this data folder.
 
     Raises:
         ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
@@ -166,7 +168,7 @@ def build_app(
         *live.routes,
         *LineageRoutes(LineageService(registry), body_reader).routes,
         *DeploymentRoutes(registry, body_reader).routes,
-        *StatisticsRoutes(StatisticsService(statistics_file(config))).routes,
+        *StatisticsRoutes(StatisticsService(read_statistics or StatisticsFile(statistics_file(config)).read)).routes,
         *RegistryRoutes(registry, adding, ServedVersionsService(engine_pool, config), uploads, body_reader).routes,
         *A1111Routes(generation_service, body_reader).routes,
         *TeiRoutes(encoding_service, body_reader, config, lambda: clients.num_processes).routes,

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.families import FAMILIES, Family, identify_family
+from noria.models.families import FAMILIES, identify_family
+from noria.models.family import Family
 from noria.models.location import locate
 from noria.models.sentencepiece_file import SPIECE, needs_pieces
 from noria.models.weights import (

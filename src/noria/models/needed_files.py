@@ -8,7 +8,8 @@ import fnmatch
 from collections.abc import Collection
 
 from noria.errors import ModelError, short_repr
-from noria.models.families import INDEX_FILES, Family
+from noria.models.families import INDEX_FILES
+from noria.models.family import Family
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.sentencepiece_file import SPIECE
 from noria.models.weights import GGUF_PART, PICKLES

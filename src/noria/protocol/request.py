@@ -2,8 +2,8 @@
 
 `ImageRequestBody` is the JSON of `POST /t2i`: only the prompt is required, and defaults are not filled in.
 `EngineRequest` is what an engine gets: what all kinds of model have in common, and a payload of one kind. Its defaults
-are filled in and its bounds are checked (by `frontend/services/request_validation.py`). Neither depends on HTTP, on
-model files or on schedulers.
+are filled in and its bounds are checked (by `frontend/services/images/request_validation.py`). Neither depends on HTTP,
+on model files or on schedulers.
 """
 
 from typing import Any, Generic, Literal, TypeVar

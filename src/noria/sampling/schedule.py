@@ -40,7 +40,7 @@ class Schedule:
 DEFAULT_SCHEDULE = Schedule()
 
 
-def handover_timestep(denoising_start: float, scheduler_config: Mapping[str, Any]) -> int:
+def switch_timestep(denoising_start: float, scheduler_config: Mapping[str, Any]) -> int:
     """Return the timestep below which the second of two models makes the calls, as diffusers' pipelines round it."""
     num_timesteps: int = scheduler_config.get("num_train_timesteps", 1000)
     return round(num_timesteps - denoising_start * num_timesteps)

@@ -123,7 +123,7 @@ class SamplerTable:
         return tuple(sorted(samples)), tuple(sorted(outputs))
 
 
-def hand_over(first: SamplerTable, num_calls: int, second: SamplerTable) -> SamplerTable:
+def concatenate_tables(first: SamplerTable, num_calls: int, second: SamplerTable) -> SamplerTable:
     """Return the first `num_calls` calls of one table, then those of a second one, which looks back at none of these.
 
     Both are of one scheduler. If `first` begins with an image, so does the result, but the weights of the image are

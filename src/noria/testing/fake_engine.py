@@ -9,6 +9,7 @@ the next message.
 """
 
 import contextlib
+import functools
 import queue
 import socket
 import threading
@@ -18,9 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-import numpy as np
-
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     Cancel,
@@ -29,7 +28,6 @@ from noria.protocol.messages import (
     EngineView,
     ExitCause,
     Failed,
-    Finished,
     FromEngine,
     HandedOver,
     Hello,
@@ -39,22 +37,21 @@ from noria.protocol.messages import (
     ModelPrecision,
     Mount,
     MountResult,
-    Preview,
     Progress,
     Release,
     Resume,
     ShapeCosts,
     StateRefused,
     Submit,
-    Timings,
     ToEngine,
     Unmount,
     ViewRequest,
 )
-from noria.protocol.request import AnyRequest, EngineRequest
-from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextTimings
+from noria.protocol.request import AnyRequest
+from noria.protocol.text import EncoderModelSpec, TextPayload
 from noria.protocol.transport import ClientId, EngineChannel
-from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector
+from noria.testing.fake_encoder import FAKE_ENCODER
+from noria.testing.fake_replies import Reply, image_replies, progress_replies, text_reply
 
 FakeEngineState = Literal["ready", "loading", "draining", "dead"]
 
@@ -89,8 +86,6 @@ FAKE_LOAD = EngineLoad(
 
 _POLL_INTERVAL_S = 0.01
 _CRASH_DELAY_S = 0.1  # so that requests submitted at the same time are in flight when it crashes
-_PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
-
 
 Inbox = queue.SimpleQueue[tuple[ClientId, ToEngine, memoryview | None]]
 
@@ -326,69 +321,27 @@ class FakeEngine:
 
     def _replies(
         self, request: AnyRequest, data: memoryview | None, withholds: bool, models: tuple[AnyModelSpec, ...]
-    ) -> Iterator[tuple[FromEngine, bytes | None]]:
-        """Yield each reply with the bytes beside it; only the acceptance if it withholds the rest."""
-        attempt_id, payload = request.attempt_id, request.payload
-        if isinstance(payload, TextPayload):
-            yield from self._text_replies(request, withholds, models)
-            return
-        failure = self.failure or self.failures.get(request.model_version)
-        if not failure:
+    ) -> Iterator[Reply]:
+        """Yield the replies; only the acceptance if it withholds the rest."""
+        attempt_id, payload, version = request.attempt_id, request.payload, request.model_version
+        failure = self.failure or self.failures.get(version)
+        if not failure and not isinstance(payload, TextPayload):
             yield Progress(attempt_id, 0, 0, payload.num_steps, 0.0, 0.5), None
         if withholds:
             return
         if failure:
             yield Failed(attempt_id, **failure), None
-            return
-        num_images = 0 if self.sends_invalid_replies else payload.n
-        if request.stream_progress:
-            for call in range(1, payload.num_steps + 1):
-                yield Progress(attempt_id, None, call, payload.num_steps, 0.0, 0.1), None
-        for number in range(num_images * payload.partial_images):
-            preview = Preview(attempt_id, number % num_images, number, _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX)
-            yield preview, bytes(self.colour(payload.seed)) * (_PREVIEW_WIDTH_PX * _PREVIEW_HEIGHT_PX)
-        if self.sends_no_images:
-            return
-        for index in reversed(range(num_images)):  # images may come in any order
-            seed = payload.seed + index
-            done = ImageDone(attempt_id, index, seed, payload.width, payload.height)
-            yield done, _draw(payload, data, self.colour(seed, request.model_version))
-        denoise_s = 0.003 + self.delays_s.get(request.model_version, 0.0)
-        timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=denoise_s, decode_s=0.004)
-        yield Finished(attempt_id, timings, payload.num_steps, mean_batch=2.5), None
-
-    def _text_replies(
-        self, request: EngineRequest[TextPayload], withholds: bool, models: tuple[AnyModelSpec, ...]
-    ) -> Iterator[tuple[FromEngine, bytes | None]]:
-        """Yield the reply: `fake_vector` of each text, or of each token if tokens are classified; not normalized."""
-        attempt_id, payload = request.attempt_id, request.payload
-        if withholds:
-            return
-        if self.failure:
-            yield Failed(attempt_id, **self.failure), None
-            return
-        spec = next(each for each in models if each.matches(request.model, request.model_version))
-        assert isinstance(spec, EncoderModelSpec)
-        ids, start, vectors = np.frombuffer(payload.token_ids, f"<u{payload.id_bytes}"), 0, []
-        lengths = payload.lengths if spec.task != "token_classification" else [1] * len(ids)
-        for length in lengths:
-            vectors.append(fake_vector(ids[start : start + length], spec.dimensions)[: payload.dimensions])
-            start += length
-        values = np.stack(vectors)
-        timings, result = TextTimings(queue_s=0.001, infer_s=0.002), TextResult(*values.shape)
-        yield Finished(attempt_id, timings, 1, 2.5, predicted_s=0.5, result=result), values.tobytes()
-
-
-def _draw(payload: DiffusionPayload, data: memoryview | None, colour: tuple[int, int, int]) -> bytes:
-    """Return the pixels of an image: all in `colour`, but for those that the mask of its start image keeps."""
-    pixels = np.full((payload.height, payload.width, 3), colour, np.uint8)
-    if payload.has_mask:
-        assert data is not None
-        frame = np.frombuffer(data, np.uint8)
-        start, mask = frame[: pixels.size], frame[pixels.size : pixels.size // 3 * 4]
-        start, mask = start.reshape(pixels.shape), mask.reshape(pixels.shape[:2])
-        pixels = np.where(mask[..., None], pixels, start)
-    return pixels.tobytes()
+        elif isinstance(payload, TextPayload):
+            spec = next(each for each in models if each.matches(request.model, version))
+            assert isinstance(spec, EncoderModelSpec)
+            yield text_reply(request, spec)
+        else:
+            num_images = 0 if self.sends_invalid_replies else payload.n
+            yield from progress_replies(request, num_images, self.colour)
+            if not self.sends_no_images:
+                colour = functools.partial(self.colour, version=version)
+                denoise_s = 0.003 + self.delays_s.get(version, 0.0)
+                yield from image_replies(request, data, num_images, colour, denoise_s)
 
 
 class _Run:

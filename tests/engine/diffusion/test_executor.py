@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline, set_scheduler
 
 # One uint8 step: kernels round differently at other batch sizes, so a value near a half may be rounded either way.
 NATURAL_TOLERANCE = 1
@@ -76,25 +76,8 @@ def pipeline(tiny_folder):
 
 
 def generate_with_pipeline(pipe, request):
-    import diffusers
-
-    choice = scheduler_names.find(request.payload.scheduler)
-    own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        overrides = {"clip_sample": False, "steps_offset": 1, **choice.overrides}
-        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
-        (image,) = pipe(
-            request.payload.prompt,
-            negative_prompt=request.payload.negative_prompt,
-            width=request.payload.width,
-            height=request.payload.height,
-            num_inference_steps=request.payload.inference_steps,
-            guidance_scale=request.payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(request.payload.seed),
-            output_type="np",
-        ).images
-    return (image * 255).round().astype(np.uint8)
+    set_scheduler(pipe, request, clip_sample=False, steps_offset=1)
+    return run_pipeline(pipe, request)
 
 
 DIFFUSION_SCHEDULERS = [choice.name for choice in scheduler_names.SCHEDULERS if choice.family == "diffusion"]
@@ -274,7 +257,7 @@ def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypa
         raise error("index out of range in self")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._embeddings, "_text_encode", index_error)
+        patch.setattr(executor._conditioner._embeddings, "_text_encode", index_error)
         loop.submit(executor.prepare(make_request(spec, 2, prompt="never seen before")))
         loop.run_iteration()
     while loop.run_iteration() is not None:
@@ -431,7 +414,7 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch, method, rows)
     undisturbed = generate(executor, requests)
     with monkeypatch.context() as patch:
         patch.setattr(executor.model, method, LimitedMemory(getattr(executor.model, method), rows))
-        patch.setattr(executor, "_embeddings", PromptEmbeddingCache(executor.model.text_encode, 0, None))
+        patch.setattr(executor._conditioner, "_embeddings", PromptEmbeddingCache(executor.model.text_encode, 0, None))
         constrained = generate(executor, requests)
     for image, pixels in undisturbed.items():
         assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE

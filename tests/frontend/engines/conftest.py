@@ -3,7 +3,7 @@
 import pytest
 
 from noria.config import FrontendConfig
-from noria.frontend.services.request_validation import validate
+from noria.frontend.services.images.request_validation import validate
 from noria.protocol.request import ImageRequestBody
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from noria.config import FrontendConfig
 from noria.frontend.engines.client import EngineClient
-from noria.frontend.services.request_validation import validate
+from noria.frontend.services.images.request_validation import validate
 from noria.protocol.messages import Cancel, EngineState, Failed, Progress, Submit, Timings
 from noria.protocol.request import ImageRequestBody
 from noria.protocol.transport import EngineEndpoint

@@ -108,7 +108,7 @@ def test_an_unexpected_exception_fails_the_span_as_internal(traced, caller, monk
     async def breaks(*_):
         raise LookupError
 
-    monkeypatch.setattr("noria.frontend.services.generation.GenerationService.generate", breaks)
+    monkeypatch.setattr("noria.frontend.services.images.generation.GenerationService.generate", breaks)
     answer = client.post("/t2i", json=BODY, headers={"traceparent": header})
     assert answer.status_code == 500
     span = spans(trace_id)["POST /t2i"]

@@ -17,8 +17,8 @@ from noria.frontend.openapi.document import openapi
 from noria.frontend.openapi.images import DESCRIPTIONS
 from noria.frontend.openapi.operations import served_errors
 from noria.frontend.routes import server
-from noria.frontend.routes.openai_edits import EditsFields
-from noria.frontend.routes.openai_images import GenerationsRequestBody
+from noria.frontend.routes.openai.edits import EditsFields
+from noria.frontend.routes.openai.images import GenerationsRequestBody
 from noria.observe.metrics.declarations import DECLARATIONS
 from noria.protocol.request import ImageRequestBody
 from waiting import wait_until

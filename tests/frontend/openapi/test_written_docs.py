@@ -11,8 +11,8 @@ from noria.errors import SetupError, all_codes
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.paths import ASSETS_PATH
-from noria.frontend.routes.job_inputs import JobRequestBody
-from noria.frontend.routes.openai_images import GenerationsRequestBody
+from noria.frontend.routes.jobs.inputs import JobRequestBody
+from noria.frontend.routes.openai.images import GenerationsRequestBody
 from noria.jobs.records import TRANSITIONS, Job
 from noria.jobs.webhooks.signing import sign
 from noria.protocol.request import ImageRequestBody

@@ -33,6 +33,7 @@ from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline
 
 
 def torchao(config: type, dtype: torch.dtype = torch.float32) -> Callable[[pathlib.Path], None]:
@@ -170,20 +171,7 @@ def piped(folder, spec, dtype):
         pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(
             pipe.scheduler.config, **choice.overrides
         )
-    images = {}
-    for request in make_requests(spec):
-        payload = request.payload
-        (image,) = pipe(
-            prompt=payload.prompt,
-            width=payload.width,
-            height=payload.height,
-            num_inference_steps=payload.inference_steps,
-            guidance_scale=payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-        ).images
-        images[request.request_id, 0] = (image * 255).round().astype("uint8")
-    return images
+    return {(request.request_id, 0): run_pipeline(pipe, request) for request in make_requests(spec)}
 
 
 def examine(name, folder):

@@ -13,16 +13,11 @@ from safetensors.torch import save_file
 
 import tiny_models
 from flow_pipelines import PARITY_TOLERANCE, PROMPTS, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, generate
-from lora_files import save_diffusers_lora
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
+from generating import assert_adapter_changes_its_image_alone, difference, generate
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.lora_file import read_lora
-from noria.models.lora_folders import digest_of
-from noria.protocol.diffusion import Lora
 from noria.sampling.previews import clean_latents
 
 SCHEDULERS = {
@@ -136,18 +131,7 @@ def test_start_images_and_masks_give_the_images_of_the_pipelines(model, has_mask
 
 
 def test_an_adapter_of_all_layers_changes_its_image_alone(model, tmp_path):
-    _, bare, _ = model
-    save_diffusers_lora(tmp_path / "all.safetensors", bare.model.lora_parts, rank=2)
-    config = EngineConfig(dtype="float32", slots=8, threads=1, loras=(str(tmp_path),))
-    executor = DiffusionExecutor(bare.model, config)
-    lora = Lora("all", 0.7, digest_of(tmp_path / "all.safetensors"))
-    requests = [make_request(k, loras=(lora,) * (k % 2)) for k in range(4)]
-    together = generate(executor, requests, arrivals=[0, 2, 1, 0])
-    for number, request in enumerate(requests):
-        image = together[request.request_id, 0]
-        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1
-        without = generate(bare, [make_request(number)])[request.request_id, 0]
-        assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
+    assert_adapter_changes_its_image_alone(model[1], make_request, tmp_path)
 
 
 def test_bounds_and_defaults(model):

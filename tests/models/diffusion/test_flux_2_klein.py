@@ -12,10 +12,9 @@ from diffusers import Flux2KleinInpaintPipeline
 
 import tiny_models
 from flow_pipelines import PARITY_TOLERANCE, PROMPTS, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, generate
+from generating import assert_rows_as_alone, difference, generate
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.models.diffusion.conditioning import collate
 from noria.sampling.schedule import shift_of_length_and_steps
 
 SCHEDULERS = ("flow-euler", "flow-unipc", "flow-dpm++2m")
@@ -91,13 +90,7 @@ def test_rows_of_a_call_equal_the_rows_alone(model):
     with torch.inference_mode():
         texts = denoiser.text_encode(PROMPTS)
         latents, times = torch.randn(3, *denoiser.latent_shape(32, 24)), torch.tensor([999.0, 640.0, 3.0])
-        together = denoiser.predict(latents, times, collate(texts), None)
-        for k in range(3):
-            row = slice(k, k + 1)
-            alone = denoiser.predict(latents[row], times[row], collate(texts[row]), None)[0]
-            assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
-            other = denoiser.predict(latents[row], times[row], collate(texts[k - 1 : k] or texts[-1:]), None)[0]
-            assert (other - alone).abs().max() > 1e-3 * alone.abs().max()  # texts matter
+        assert_rows_as_alone(denoiser, latents, times, texts)
 
 
 def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers.models.attention_dispatch import dispatch_attention_fn
 
 import tiny_models
 from flow_pipelines import PARITY_TOLERANCE, PROMPTS, generate_with_pipeline, load, make_request, open_pipeline
@@ -119,3 +120,11 @@ def test_sizes_share_calls_by_their_tokens_where_a_batch_may_change_bits_and_att
         assert load(folder, **settings)[1].model.call_size(48 * 48) is None
     with pytest.raises(ConfigError, match=r"engine\.attention is 'flash', .* install .flash-attn.*Or use 'auto'"):
         load(folder, attention="flash")
+
+
+def test_the_attention_of_one_model_is_not_that_of_others(folder):
+    """diffusers makes the backend that a model chooses the default of the process."""
+    query = torch.ones(1, 4, 2, 8)
+    load(folder, attention="_native_flash")
+    masked = dispatch_attention_fn(query, query, query, attn_mask=torch.ones(1, 1, 1, 4, dtype=torch.bool))
+    assert torch.equal(masked, query)

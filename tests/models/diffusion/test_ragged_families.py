@@ -20,17 +20,13 @@ from diffusers import (
 )
 
 import tiny_models
-from generating import difference, generate
-from lora_files import save_diffusers_lora
+from generating import assert_adapter_changes_its_image_alone, assert_rows_as_alone, difference, generate
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import InvalidField
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
-from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
-from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 
 # Against the pipeline: other kernels at other batch sizes, and a step's terms summed in another order.
@@ -169,13 +165,7 @@ def test_rows_of_a_call_equal_the_rows_alone(model):
             shapes = [denoiser.latent_shape(*size) for size in sizes]
             latents = [torch.randn(shape, generator=generator).to(denoiser.device) for shape in shapes]
             rows = latents if sizes is SIZES else torch.stack(latents)
-            together = denoiser.predict(rows, times, collate(texts), None)
-            for k in range(4):
-                row, time = latents[k][None], times[k : k + 1]
-                alone = denoiser.predict(row, time, collate(texts[k : k + 1]), None)[0]
-                assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
-                other = denoiser.predict(row, time, collate([texts[k - 1]]), None)[0]
-                assert (other - alone).abs().max() > 1e-3 * alone.abs().max()  # texts matter
+            assert_rows_as_alone(denoiser, rows, times, texts)
 
 
 def test_another_attention_gives_the_same_images(model):
@@ -343,18 +333,7 @@ def test_sharded_weights_are_read(qwen, tmp_path):
 
 
 def test_an_adapter_of_all_layers_changes_its_image_alone_in_a_batch_of_all_sizes(model, tmp_path):
-    _, bare, _ = model
-    save_diffusers_lora(tmp_path / "all.safetensors", bare.model.lora_parts, rank=2)
-    config = EngineConfig(dtype="float32", slots=8, threads=1, loras=(str(tmp_path),))
-    executor = DiffusionExecutor(bare.model, config)
-    lora = Lora("all", 0.7, digest_of(tmp_path / "all.safetensors"))
-    requests = [make_request(k, loras=(lora,) * (k % 2)) for k in range(4)]
-    together = generate(executor, requests, arrivals=[0, 2, 1, 0])
-    for number, request in enumerate(requests):
-        image = together[request.request_id, 0]
-        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1
-        without = generate(bare, [make_request(number)])[request.request_id, 0]
-        assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
+    assert_adapter_changes_its_image_alone(model[1], make_request, tmp_path)
 
 
 def test_the_preview_of_the_last_call_is_the_image_of_its_latents(model):

@@ -2,26 +2,24 @@
 
 import json
 import shutil
-import warnings
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 
 import tiny_models
 from flow_pipelines import PARITY_TOLERANCE, load, open_pipeline
-from generating import difference, generate
+from generating import assert_rows_as_alone, difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
-from noria.models.diffusion.conditioning import collate
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline, set_scheduler
 
 SAVE = {"sana": tiny_models.save_sana, "pixart-sigma": tiny_models.save_pixart_sigma}
 SCHEDULERS = {
@@ -63,27 +61,11 @@ def make_request(spec, number, **fields):
 
 def generate_with_pipeline(pipe, request):
     """The image of diffusers' own loop, [height, width, 3]."""
-    payload = request.payload
-    choice = scheduler_names.find(payload.scheduler)
-    own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
-    settings = {"shift": own_config["flow_shift"]} if "flow_shift" in own_config else {"clip_sample": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        overrides = settings | dict(choice.overrides)
-        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
-        (image,) = pipe(
-            payload.prompt,
-            negative_prompt=payload.negative_prompt or "",
-            width=payload.width,
-            height=payload.height,
-            num_inference_steps=payload.inference_steps,
-            guidance_scale=payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-            clean_caption=False,
-            use_resolution_binning=False,
-        ).images
-    return (image * 255).round().astype(np.uint8)
+    set_scheduler(pipe, request, **({"clip_sample": False} if "PixArt" in type(pipe).__name__ else {}))
+    negative_prompt = request.payload.negative_prompt or ""
+    return run_pipeline(
+        pipe, request, negative_prompt=negative_prompt, clean_caption=False, use_resolution_binning=False
+    )
 
 
 def assert_like_the_pipeline(model, request):
@@ -131,13 +113,7 @@ def test_rows_of_a_call_equal_the_rows_alone(model):
         texts = denoiser.text_encode([*PROMPTS, "many words " * 60])
         assert len({len(text.tokens["encoder_hidden_states"]) for text in texts}) == 4
         latents = torch.randn(4, *denoiser.latent_shape(96, 64), generator=generator)
-        together = denoiser.predict(latents, times, collate(texts), None)
-        for k in range(4):
-            row, time = latents[k][None], times[k : k + 1]
-            alone = denoiser.predict(row, time, collate(texts[k : k + 1]), None)[0]
-            assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
-            other = denoiser.predict(row, time, collate([texts[k - 1]]), None)[0]
-            assert (other - alone).abs().max() > 1e-3 * alone.abs().max()  # texts matter
+        assert_rows_as_alone(denoiser, latents, times, texts)
 
 
 def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):

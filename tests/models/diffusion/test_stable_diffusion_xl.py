@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 
 import tiny_models
 from generating import difference, generate
@@ -19,6 +19,7 @@ from noria.models.diffusion import vae
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline, set_scheduler
 
 # Against the pipeline: other kernels at other batch sizes, and a step's terms summed in another order.
 PARITY_TOLERANCE = 2
@@ -67,27 +68,8 @@ def make_request(spec, number, **fields):
 
 def generate_with_pipeline(pipe, request, **options):
     """The image of diffusers' own loop, [height, width, 3]."""
-    import diffusers
-
-    payload = request.payload
-    choice = scheduler_names.find(payload.scheduler)
-    own_config = DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        overrides = {"clip_sample": False, **choice.overrides}
-        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
-        (image,) = pipe(
-            payload.prompt,
-            negative_prompt=payload.negative_prompt,
-            width=payload.width,
-            height=payload.height,
-            num_inference_steps=payload.inference_steps,
-            guidance_scale=payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-            **options,
-        ).images
-    return (image * 255).round().astype(np.uint8)
+    set_scheduler(pipe, request, clip_sample=False)
+    return run_pipeline(pipe, request, **options)
 
 
 def assert_like_the_pipeline(executor, pipe, request, **options):

@@ -9,7 +9,7 @@ import torch
 from diffusers import ZImageImg2ImgPipeline, ZImageInpaintPipeline, ZImagePipeline
 
 import tiny_models
-from generating import difference, generate
+from generating import assert_rows_as_alone, difference, generate
 from noria.config import EngineConfig
 from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -17,11 +17,11 @@ from noria.engine.loop import EngineLoop
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
-from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
 from noria.protocol.diffusion import Lora
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline
 
 # Against the pipeline: other kernels at other batch sizes, and a step's terms summed in another order.
 PARITY_TOLERANCE = 2
@@ -67,26 +67,9 @@ def make_request(number, **fields):
     return make_image_request(f"r{number}", **settings | fields)
 
 
-def generate_with_pipeline(pipe, request, **options):
-    """The image of diffusers' own loop, [height, width, 3]."""
-    payload = request.payload
-    (image,) = pipe(
-        payload.prompt,
-        negative_prompt=payload.negative_prompt,
-        width=payload.width,
-        height=payload.height,
-        num_inference_steps=payload.inference_steps,
-        guidance_scale=payload.guidance_scale,
-        generator=torch.Generator("cpu").manual_seed(payload.seed),
-        output_type="np",
-        **options,
-    ).images
-    return (image * 255).round().astype(np.uint8)
-
-
 def assert_like_the_pipeline(executor, pipe, request, **options):
     ours = generate(executor, [request])[request.request_id, 0]
-    assert difference(ours, generate_with_pipeline(pipe, request, **options)) <= PARITY_TOLERANCE, request
+    assert difference(ours, run_pipeline(pipe, request, **options)) <= PARITY_TOLERANCE, request
     assert ours.std() > 10, "the image is flat"
 
 
@@ -110,7 +93,7 @@ def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(ti
     pipe = pipeline.to(executor.model.device)
     for request in requests:
         image = together[request.request_id, 0]
-        assert difference(image, generate_with_pipeline(pipe, request)) <= PARITY_TOLERANCE, request
+        assert difference(image, run_pipeline(pipe, request)) <= PARITY_TOLERANCE, request
         assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1, request
 
 
@@ -123,10 +106,7 @@ def test_rows_of_a_call_equal_the_rows_alone(tiny):
         shapes = [model.latent_shape(*size) for size in SIZES]
         latents = [torch.randn(shape, generator=generator).to(model.device) for shape in shapes]
         times = torch.tensor([1000.0, 640.0, 333.0, 1.0], device=model.device)
-        together = model.predict(latents, times, collate(texts), None)
-        for k in range(4):
-            alone = model.predict(latents[k][None], times[k : k + 1], collate(texts[k : k + 1]), None)[0]
-            assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
+        assert_rows_as_alone(model, latents, times, texts)
 
 
 def test_prompts_together_equal_the_prompts_alone(tiny):
@@ -174,7 +154,7 @@ def test_start_images_and_masks_of_all_sizes_give_the_images_of_their_pipelines(
             options[request.request_id]["mask_image"] = PIL.Image.fromarray(mask)
     images = generate(tiny[1], requests, [2, 0, 1], frames)
     for request in requests:
-        theirs = generate_with_pipeline(pipe, request, **options[request.request_id])
+        theirs = run_pipeline(pipe, request, **options[request.request_id])
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
 
 
@@ -194,9 +174,9 @@ def test_the_norm_of_guided_outputs_is_limited_as_by_the_pipeline(tmp_path):
     executor, pipe = load(folder)[1], open_pipeline(folder)
     requests = [make_request(number) for number in range(3)]
     for request, image in zip(requests, generate(executor, requests).values(), strict=True):
-        limited = generate_with_pipeline(pipe, request, cfg_normalization=0.5)
+        limited = run_pipeline(pipe, request, cfg_normalization=0.5)
         assert difference(image, limited) <= PARITY_TOLERANCE
-        changes = difference(limited, generate_with_pipeline(pipe, request)) > PARITY_TOLERANCE
+        changes = difference(limited, run_pipeline(pipe, request)) > PARITY_TOLERANCE
         assert changes == (request.payload.guidance_scale > 0)
 
 

@@ -19,7 +19,8 @@ from noria.engine.diffusion.sizing.auto_settings import (
     resolve_device,
 )
 from noria.engine.diffusion.warmup.calibration import BUDGET_S
-from noria.models.families import FAMILIES, Family
+from noria.models.families import FAMILIES
+from noria.models.family import Family
 from noria.observe.cgroup import usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec

@@ -22,6 +22,7 @@ def check_memory(
     assert isinstance(engine.slots, int)
     rows = engine.slots * estimate.rows_per_image
     elsewhere = sum(estimate.elsewhere.values())
+    graphs = _gib(estimate.graphs(engine.slots))
     yield Finding(
         "ok",
         "memory",
@@ -33,7 +34,8 @@ def check_memory(
         )
         + f"; {spec.default_width_px}×{spec.default_height_px} px: a call of {rows} rows {_gib(rows * estimate.row)}, "
         f"decoding {estimate.decode_batch} images {_gib(estimate.decode_batch * estimate.decoded_image)}, "
-        f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}, prompts kept for reuse {_gib(estimate.caches)}",
+        f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}, prompts kept for reuse {_gib(estimate.caches)}"
+        + (f", CUDA graphs {graphs}" if estimate.graph_rows else ""),
     )
     available = available_bytes(facts.memory_bytes, facts.gpus, devices)
     if available is None:

@@ -22,20 +22,20 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
+from noria.engine.diffusion.image_conditioner import ImageConditioner
 from noria.engine.diffusion.image_state import dump_image, load_image
 from noria.engine.diffusion.input_images.controls import active_controls
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
 from noria.engine.diffusion.input_images.start_latents import StartLatents
 from noria.engine.diffusion.latents import LatentSlots
-from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS
 from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer, refiner_of
-from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
+from noria.models import cuda_graph
 from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, ReferencedModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
@@ -83,14 +83,9 @@ class DiffusionExecutor:
         self._refiner = refiner_of(model)
         self._calls = [GuidedCalls(model, self._loras, config.buckets)]  # by stage
         self._preparer = RequestPreparer(model, config, self._loras)
-        self._embeddings = PromptEmbeddingCache(
-            self._loras.text_encode, config.embedding_cache_bytes, 8 if config.buckets else None
-        )
         if self._refiner is not None:
             self._calls.append(GuidedCalls(self._refiner, None, config.buckets))
-            self._refiner_embeddings = PromptEmbeddingCache(
-                self._refiner.text_encode, config.embedding_cache_bytes, 8 if config.buckets else None
-            )
+        self._conditioner = ImageConditioner(model, config, self._loras)
         self._decoded: dict[ItemId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
         self._fill_detector = PipelineFillDetector(_MAX_ITERATIONS_AHEAD)
@@ -200,7 +195,7 @@ class DiffusionExecutor:
         try:
             action()
             if self.is_synchronous and self.model.device.type == "cuda":
-                torch.cuda.synchronize()
+                cuda_graph.synchronize(self.model.device)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # of many types; of a panic in Rust (tokenizers) not Exception
@@ -214,9 +209,11 @@ class DiffusionExecutor:
                 log_fields = self._log_fields("out_of_memory", images)
                 _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=log_fields)
             if self.model.device.type == "cuda":
-                torch.cuda.synchronize()  # raises if this process has lost the device: then it exits and is restarted
+                cuda_graph.synchronize(
+                    self.model.device
+                )  # raises if this process has lost the device: then it exits and is restarted
         if not fits and self.model.device.type == "cuda":
-            torch.cuda.empty_cache()  # not inside the handler: the exception keeps its tensors alive
+            cuda_graph.free_memory(self.model.device)  # not inside the handler: the exception keeps its tensors alive
         return fits
 
     def _encode(self, attempt_ids: Sequence[str]) -> None:
@@ -229,23 +226,12 @@ class DiffusionExecutor:
 
     def _join(self, assignments: list[SlotAssignment]) -> None:
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
-        embeddings = self._embeddings.get(
-            self._loras.prompt_key(text, p.adapters)
-            for p in requests
-            for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]
-        )
-        refined = self._encode_for_refiner(requests)
+        guided = self._conditioner.condition(requests)
         for assignment, prepared in zip(assignments, requests, strict=True):
-            payload = prepared.request.payload
-            key = self._loras.prompt_key
-            prompt = embeddings[key(prepared.prompt, prepared.adapters)]
-            negative = embeddings[key(prepared.negative_prompt, prepared.adapters)] if prepared.guided else None
-            references = None if prepared.references is None else prepared.references.tokens
-            guided = GuidedImage(prompt, negative, payload.guidance_scale, prepared.adapters, references)
-            self._guided[assignment.image] = (guided, *refined.get(prepared.request.attempt_id, ()))
-            shape = prepared.latent_shape
+            self._guided[assignment.image] = guided[assignment.image.attempt_id]
+            seed, shape = prepared.request.payload.seed, prepared.latent_shape
             history = self._latents.join(shape, prepared.table.window, is_first=not self._noise)
-            noise = NoiseStream(payload.seed, shape, self.model.noise_dtype, image=assignment.image.index)
+            noise = NoiseStream(seed, shape, self.model.noise_dtype, image=assignment.image.index)
             self._noise[assignment.image] = noise
             if prepared.start is None:
                 first = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
@@ -256,26 +242,6 @@ class DiffusionExecutor:
             else:
                 noise.replay(prepared.table.noise[: begun.call], self._noise_dtype(prepared))
                 begun.write(history, assignment.slot)
-
-    def _encode_for_refiner(self, requests: list[PreparedImageRequest]) -> dict[str, tuple[GuidedImage]]:
-        """Return what the refiner's calls depend on, for the images of each request that has such calls."""
-        refined = [p for p in requests if p.second_stage_from is not None]
-        if not refined or self._refiner is None:
-            return {}
-        refiner, negative = self._refiner, self._refiner.guidance.negative
-        embeddings = self._refiner_embeddings.get(
-            text
-            for p in refined
-            for text in ([negative(p.request.payload.negative_prompt)] if p.guided else []) + [p.request.payload.prompt]
-        )
-        found = {}
-        for p in refined:
-            payload, of_negative = p.request.payload, None
-            if p.guided:
-                of_negative = refiner.as_negative(embeddings[negative(payload.negative_prompt)])
-            guided = GuidedImage(embeddings[payload.prompt], of_negative, payload.guidance_scale, NO_ADAPTERS)
-            found[p.request.attempt_id] = (guided,)
-        return found
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
         batches = [self._gather(of_size) for of_size in self._by_size(steps)]

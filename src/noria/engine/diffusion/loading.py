@@ -195,15 +195,14 @@ class _ModelChanges:
 
     def free_memory(self) -> None:
         """Return the memory of models that were dropped to the device."""
-        import torch
+        from noria.models import cuda_graph
 
         if (
             self._config.compile or self._config.compile_blocks
         ):  # compiled modules refer to themselves; a collection stops the loop for 0.3 s
             gc.collect()
         if self._device != "cpu":
-            with torch.cuda.device(self._device):
-                torch.cuda.empty_cache()
+            cuda_graph.free_memory(self._device)
 
     def save_costs(self) -> None:
         """Write the cost caches."""

@@ -18,8 +18,8 @@ from noria.models.refiner_folders import NO_REFINER
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
-from noria.sampling.schedule import Schedule, handover_timestep
-from noria.sampling.tables import SamplerTable, hand_over
+from noria.sampling.schedule import Schedule, switch_timestep
+from noria.sampling.tables import SamplerTable, concatenate_tables
 from noria.scheduling.types import BatchKey
 
 _SamplerArguments = tuple[str, Mapping[str, object], int, Schedule, int | None]
@@ -87,7 +87,7 @@ class RequestPreparer:
         # The start and the end of a ControlNet are parts of the calls that the model would make without its refiner.
         num_unrefined, second_stage_from = table.num_calls, None
         if of_refiner:
-            table, second_stage_from = self._hand_over(payload, table, *of_refiner)
+            table, second_stage_from = self._with_refiner(payload, table, *of_refiner)
         guidance = self._model.guidance
         reference_px, size_px = payload.num_reference_pixels, payload.width * payload.height
         if self._model.call_size(size_px) is not None:  # else rows with equal keys must have equally many tokens
@@ -131,11 +131,11 @@ class RequestPreparer:
         samplers: list[_SamplerArguments] = [(name, self._model.scheduler_config, num_steps, schedule, first_step)]
         if payload.refiner is not None:
             refiner = check_refiner(payload, self._model, model_name)
-            schedule = Schedule(begins_below=handover_timestep(payload.refiner.start, refiner.scheduler_config))
+            schedule = Schedule(begins_below=switch_timestep(payload.refiner.start, refiner.scheduler_config))
             samplers.append((name, refiner.scheduler_config, num_steps, schedule, None))
         return samplers
 
-    def _hand_over(
+    def _with_refiner(
         self, payload: DiffusionPayload, table: SamplerTable, of_refiner: SamplerTable
     ) -> tuple[SamplerTable, int]:
         """Return the table of all calls, and how many of them are the model's.
@@ -146,14 +146,14 @@ class RequestPreparer:
         """
         assert payload.refiner is not None
         start = payload.refiner.start
-        num_calls = int((table.timesteps >= handover_timestep(start, self._model.scheduler_config)).sum())
+        num_calls = int((table.timesteps >= switch_timestep(start, self._model.scheduler_config)).sum())
         if not num_calls:
             raise InvalidField(
                 f"refiner: its start {start} leaves no step to the model, which begins at timestep "
                 f"{table.timesteps[0]:g}. Use a larger start, or a strength nearer to 1.",
                 field="refiner",
             )
-        return hand_over(table, num_calls, of_refiner), num_calls
+        return concatenate_tables(table, num_calls, of_refiner), num_calls
 
 
 def refiner_of(model: DiffusionModel) -> Refiner | None:

@@ -186,9 +186,9 @@ class _ModelChanges:
     def free_memory(self) -> None:
         """Return the memory of models that were dropped to the device."""
         if self._device != "cpu":
-            from noria.engine.encoder.torch_session import free_device_memory
+            from noria.models import cuda_graph
 
-            free_device_memory(self._device)
+            cuda_graph.free_memory(self._device)
 
 
 def warm_up(spec: EncoderModelSpec, sessions: Sequence[Session]) -> None:

@@ -4,21 +4,18 @@ Launching the kernels of a small encoder takes longer than they run. On a GPU ea
 when it first occurs, and replayed from then on. So that there are few, rows and lengths are padded up to a bucket.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from noria.config import EngineConfig
+from noria.models.cuda_graph import CudaGraph, no_capture
 from noria.models.encoder import checkpoint
 from noria.models.encoder.token_rows import INPUTS, FloatArray, TokenRow, pad, unpad
 from noria.protocol.text import EncoderModelSpec
 
 _MIN_LENGTH = 16  # tokens
-# A model that is being mounted computes beside those that serve. While one captures a graph, another may not wait for
-# the device: that ends the capture.
-_one_at_a_time = threading.Lock()
 
 
 class TorchSession:
@@ -38,7 +35,7 @@ class TorchSession:
     def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
         """Compute texts; see `Session.run`."""
         tensors = [torch.from_numpy(array) for array in pad(rows, self._inputs).values()]
-        with _one_at_a_time, torch.inference_mode():
+        with no_capture(), torch.inference_mode():
             result = self._forward(*tensors) if self._graphs is None else self._replay(tensors, self._graphs)
             return unpad(result[: len(rows)].cpu().numpy(), rows)
 
@@ -46,27 +43,20 @@ class TorchSession:
         """Compute by the graph of the next larger bucket."""
         num_rows, length = tensors[0].shape
         shape = torch.Size((bucket(num_rows, 1), min(bucket(length, _MIN_LENGTH), self._max_length)))
-        with torch.cuda.device(self._device):
-            if shape not in graphs:
-                ones = [torch.ones(shape, dtype=torch.int64, device=self._device) for _ in tensors]
-                graphs[shape] = _Graph(self._forward, ones, self._pool)
-            return graphs[shape].replay(tensors)
+        if shape not in graphs:
+            ones = [torch.ones(shape, dtype=torch.int64, device=self._device) for _ in tensors]
+            graphs[shape] = _Graph(self._forward, ones, torch.device(self._device), self._pool)
+        return graphs[shape].replay(tensors)
 
 
 class _Graph:
     """A call with tensors of one shape, captured."""
 
-    def __init__(self, forward: Callable[..., torch.Tensor], tensors: list[torch.Tensor], pool: Any) -> None:
-        self._tensors, stream = tensors, torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # in the first calls libraries allocate memory and choose kernels
-                forward(*tensors)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # Another thread may allocate memory meanwhile, for a model that is being mounted.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._result: torch.Tensor = forward(*tensors)
+    def __init__(
+        self, forward: Callable[..., torch.Tensor], tensors: list[torch.Tensor], device: torch.device, pool: Any
+    ) -> None:
+        self._tensors = tensors
+        self._graph = CudaGraph(lambda: forward(*tensors), device, pool, num_warm_ups=2)
 
     def replay(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Compute with other values, of this shape or smaller; the result is valid until the next replay.
@@ -77,14 +67,7 @@ class _Graph:
             own.zero_()
             own[: new.shape[0], : new.shape[1]].copy_(new)
         self._tensors[INPUTS.index("attention_mask")][tensors[0].shape[0] :, 0] = 1
-        self._graph.replay()
-        return self._result
-
-
-def free_device_memory(device: str) -> None:
-    """Return the memory that torch keeps for later to the device."""
-    with _one_at_a_time, torch.cuda.device(device):
-        torch.cuda.empty_cache()
+        return self._graph.replay()
 
 
 def bucket(number: int, smallest: int) -> int:

@@ -1,7 +1,7 @@
 """Reads request bodies, bounded in length, time and number, and decodes their JSON.
 
 msgspec checks shape and types; this module turns its messages into errors that name the field, the value got and the
-values allowed. `services/request_validation.py` checks ranges.
+values allowed. `services/images/request_validation.py` checks ranges.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ from noria.frontend.openapi.operations import add_bounds, get_only, json_content
 from noria.frontend.routes.a1111 import bodies
 from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
 from noria.frontend.routes.a1111.routes import Img2ImgResponse, Options, ProgressResponse, Txt2ImgResponse
-from noria.frontend.services.request_validation import Limits, limits
+from noria.frontend.services.images.request_validation import Limits, limits
 from noria.images.a1111_names import samplers_and_types
 from noria.protocol.diffusion import DiffusionModelSpec
 

@@ -50,18 +50,18 @@ from noria.frontend.openapi.operations import (
 )
 from noria.frontend.routes.a1111.bodies import Img2Img, Txt2Img
 from noria.frontend.routes.a1111.routes import Img2ImgResponse, Options, ProgressResponse, Txt2ImgResponse
-from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
-from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
-from noria.frontend.routes.images import ImagesResponse
-from noria.frontend.routes.job_inputs import JobRequestBody
-from noria.frontend.routes.jobs import JobList
-from noria.frontend.routes.openai_edits import EditsFields
-from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
-from noria.frontend.routes.openai_images import GenerationsRequestBody, GenerationsResponse
-from noria.frontend.routes.openai_models import EncoderDetail, ModelCard, ModelDetail, ModelList
+from noria.frontend.routes.images.metadata import MAX_BYTES, RecoveredSettings
+from noria.frontend.routes.images.metadata import PATH as IMAGE_METADATA_PATH
+from noria.frontend.routes.images.t2i import ImagesResponse
+from noria.frontend.routes.jobs.inputs import JobRequestBody
+from noria.frontend.routes.jobs.routes import JobList
+from noria.frontend.routes.openai.edits import EditsFields
+from noria.frontend.routes.openai.embeddings import EmbeddingsRequestBody, EmbeddingsResponse
+from noria.frontend.routes.openai.images import GenerationsRequestBody, GenerationsResponse
+from noria.frontend.routes.openai.models import EncoderDetail, ModelCard, ModelDetail, ModelList
 from noria.frontend.routes.registry.deployments import DeploymentChangeBody, DeployRequestBody
 from noria.frontend.routes.registry.registry import AddVersionBody
-from noria.frontend.services.request_validation import limits
+from noria.frontend.services.images.request_validation import limits
 from noria.jobs.records import Job
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody

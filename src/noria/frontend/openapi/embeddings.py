@@ -5,8 +5,8 @@ from typing import Any
 from noria.config import FrontendConfig
 from noria.frontend.openapi import images
 from noria.frontend.openapi.operations import add_bounds, json_content, operation
-from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
-from noria.frontend.services.request_validation import Limits
+from noria.frontend.routes.openai.embeddings import EmbeddingsRequestBody, EmbeddingsResponse
+from noria.frontend.services.images.request_validation import Limits
 from noria.protocol.text import EncoderModelSpec
 
 MAX_DIMENSIONS = 65_536  # of any text encoder

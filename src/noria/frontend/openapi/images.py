@@ -8,11 +8,11 @@ from msgspec import Struct
 from noria.errors import OperationNotSupported
 from noria.frontend.http.body import FORM
 from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation
-from noria.frontend.routes.images import ImagesResponse
-from noria.frontend.routes.openai_edits import EditsFields
-from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
-from noria.frontend.services.request_images import MAX_CONTROL_SCALE, MAX_CONTROLS, MAX_REFERENCES
-from noria.frontend.services.request_validation import (
+from noria.frontend.routes.images.t2i import ImagesResponse
+from noria.frontend.routes.openai.edits import EditsFields
+from noria.frontend.routes.openai.images import IGNORED_FIELDS, GenerationsRequestBody, GenerationsResponse
+from noria.frontend.services.images.request_images import MAX_CONTROL_SCALE, MAX_CONTROLS, MAX_REFERENCES
+from noria.frontend.services.images.request_validation import (
     MAX_LORA_WEIGHT,
     MAX_LORAS,
 )

@@ -5,8 +5,8 @@ from typing import Any
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
 from noria.frontend.openapi.embeddings import MAX_DIMENSIONS
 from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation, parameter
-from noria.frontend.routes.job_inputs import ENDPOINTS, JobRequestBody
-from noria.frontend.routes.jobs import (
+from noria.frontend.routes.jobs.inputs import ENDPOINTS, JobRequestBody
+from noria.frontend.routes.jobs.routes import (
     CURSOR_PATTERN,
     DEFAULT_LIMIT,
     IDEMPOTENCY_KEY_PATTERN,

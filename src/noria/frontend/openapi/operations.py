@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from noria.errors import MethodNotAllowed, NoriaError, RouteNotFound, SetupError, all_codes
 from noria.frontend.http.errors import ErrorBody
-from noria.frontend.services.request_validation import Limits
+from noria.frontend.services.images.request_validation import Limits
 
 
 def operation(

@@ -22,7 +22,7 @@ from noria.frontend.routes.registry.registry import (
     AddVersionBody,
     ImageLineage,
 )
-from noria.frontend.services.served_versions import ServedVersions
+from noria.frontend.services.registry.served_versions import ServedVersions
 from noria.registry.lineage.graph import LineageGraph
 from noria.registry.lineage.trace_subjects import MAX_CHARS
 from noria.registry.version_list import VersionList

@@ -6,7 +6,7 @@ from noria.errors import InvalidField, RegistryConflict, RegistryUnavailable
 from noria.frontend.http.paths import STATISTICS_PATH
 from noria.frontend.openapi.operations import json_content, operation, parameter
 from noria.frontend.routes.registry.statistics import SERIES_PATH
-from noria.frontend.services.statistics import SeriesDetail, StatisticsList
+from noria.frontend.services.registry.statistics import SeriesDetail, StatisticsList
 
 STRUCTS = (StatisticsList, SeriesDetail)
 

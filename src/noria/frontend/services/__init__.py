@@ -1,1 +1,1 @@
-"""What routes call: validation, generation, streaming, jobs. Knows no HTTP."""
+"""What routes call, by kind of model; what kinds share; the registry. Knows no HTTP."""

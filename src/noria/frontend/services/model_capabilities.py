@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.frontend.services.request_images import MAX_CONTROL_SCALE, MAX_CONTROLS
-from noria.frontend.services.request_validation import MAX_LORA_WEIGHT, MAX_LORAS, limits
+from noria.frontend.services.images.request_images import MAX_CONTROL_SCALE, MAX_CONTROLS
+from noria.frontend.services.images.request_validation import MAX_LORA_WEIGHT, MAX_LORAS, limits
 from noria.images import scheduler_names
 from noria.images.start_image import MAX_PIXELS, MAX_SIDE_PX
 from noria.protocol.diffusion import DiffusionModelSpec

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Container, Iterator, Sequence
 
 from noria.frontend.engines.results import RawImage
-from noria.frontend.services.image_writer import count_luma
+from noria.frontend.services.images.image_writer import count_luma
 from noria.models.encoder.tokens import TextInput, TokenizedText
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.text import EncoderModelSpec

@@ -1,4 +1,4 @@
-"""`POST /v1/jobs/texts`, and the results of such jobs. All else about them is as for every job: `routes/jobs.py`.
+"""`POST /v1/jobs/texts`, and the results of such jobs. All else about them is as for every job: `routes/jobs/`.
 
 The body is a file of lines, read in pieces: neither it nor the results are ever in memory as a whole.
 """
@@ -22,7 +22,7 @@ from noria.errors import InvalidField, NoriaError, UnsupportedMediaType, short_r
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.http.body import decode, stream_bytes
-from noria.frontend.routes.jobs import JobRoutes, base_url, idempotency_key, job_id_of, owner_of, webhook_events
+from noria.frontend.routes.jobs.routes import JobRoutes, base_url, idempotency_key, job_id_of, owner_of, webhook_events
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.scores import activation_of
 from noria.frontend.services.texts.text_request import TextRequestSettings

@@ -36,8 +36,8 @@ from noria.errors import (
 from noria.frontend.access.key_reload import file_version
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.version_choice import current_versions
-from noria.frontend.routes.images import images_response
-from noria.frontend.services.generation import GenerationService
+from noria.frontend.routes.images.t2i import images_response
+from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.text_request import TextRequestSettings, num_truncated
 from noria.frontend.statistics.recorder import NO_VERSION, StatisticsRecorder

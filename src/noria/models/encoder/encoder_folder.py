@@ -8,7 +8,7 @@ weights, `hf_tokenizer.py` the tokenizer.
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -25,6 +25,7 @@ from noria.models.encoder.config_files import (
     read_modules,
     read_transformer,
 )
+from noria.models.family import Family
 from noria.models.weights import (
     REDOWNLOAD_HINT,
     Shapes,
@@ -35,9 +36,6 @@ from noria.models.weights import (
     weight_files,
 )
 from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask, Pooling
-
-if TYPE_CHECKING:
-    from noria.models.families import Family
 
 _POOLING_FLAGS: Mapping[str, Pooling] = {  # in the order in which sentence-transformers concatenates
     "pooling_mode_cls_token": "cls",
@@ -50,7 +48,7 @@ _POOLING_FLAGS: Mapping[str, Pooling] = {  # in the order in which sentence-tran
 _ACTIVATIONS: Mapping[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 
-def inspect(folder: pathlib.Path, family: "Family") -> EncoderModelSpec:
+def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     """Check a folder and return its spec, without name and fingerprint.
 
     Raises:
@@ -102,9 +100,7 @@ def _check_supported(folder: pathlib.Path) -> None:
         raise ModelError(f"{file}: is_decoder is true: each token sees only those before it; supported are encoders.")
 
 
-def _architecture(
-    file: pathlib.Path, config: Config, modules: list[Module], family: "Family"
-) -> tuple[str, EncoderTask]:
+def _architecture(file: pathlib.Path, config: Config, modules: list[Module], family: Family) -> tuple[str, EncoderTask]:
     """Return the class that computes the model, and its task."""
     prefix = CLASS_PREFIXES.get(config.model_type)
     if prefix is None:

@@ -3,9 +3,8 @@
 Rules:
   - An image joins as soon as a slot is free, at any iteration; nothing waits for a batch to fill. If slots are scarce,
     the policy decides.
-  - An iteration steps one batch key (`stride.py` selects it), or several sizes where the model mixes them and that pays
-    (`shared_calls.py`), and as many of its images as pay off together (`costs.py`); if these are not all, the policy
-    decides. The others are paused, which costs them nothing but time.
+  - An iteration steps images of one batch key, or of several sizes where the model mixes them and that pays, and as
+    many as pay off together (`step_selection.py`). The others are paused, which costs them nothing but time.
   - An iteration decodes at most `decode_batch` images, of one batch key, longest waiting first; the others keep their
     slots, which bounds how many wait. It encodes as many start images, of one batch key; images with others wait
     without a slot, and the next ones in the policy's order join. So an iteration delays a running image by at most one
@@ -28,14 +27,12 @@ from dataclasses import dataclass, field, replace
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
-from noria.scheduling.policies import Policy, least_slack, uses_deadlines
+from noria.scheduling.policies import Policy, least_slack
 from noria.scheduling.step.admission import AdmissionControl
-from noria.scheduling.step.batch_selection import BatchLimits, all_fit, select_batch
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
-from noria.scheduling.step.request_table import RequestTable, RunningImage, cost_key, count_rows
-from noria.scheduling.step.shared_calls import share_calls
-from noria.scheduling.step.stride import StrideScheduler
+from noria.scheduling.step.request_table import RequestTable, cost_key, count_rows
+from noria.scheduling.step.step_selection import StepSelector
 from noria.scheduling.types import (
     NO_TIMINGS,
     BatchKey,
@@ -79,7 +76,7 @@ class StepScheduler:
     _table: RequestTable = field(init=False)
     _predictor: CompletionPredictor = field(init=False)
     _admission: AdmissionControl = field(init=False)
-    _stride: StrideScheduler = field(init=False, default_factory=StrideScheduler)
+    _step_selector: StepSelector = field(init=False)
     # Where `decode_batch` does not fit the memory.
     _decode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)
     _encode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)
@@ -88,6 +85,7 @@ class StepScheduler:
         self._table = RequestTable(self.num_slots)
         self._predictor = CompletionPredictor(self._table, self.costs, self.policy, self.num_slots, self.decode_batch)
         self._admission = AdmissionControl(self._table, self._predictor, self.queue_limit, self.queue_limit_s)
+        self._step_selector = StepSelector(self._predictor)
 
     @property
     def num_waiting(self) -> int:
@@ -181,7 +179,7 @@ class StepScheduler:
         """Return the next iteration's plan, or None if there is nothing to do."""
         self._predictor.renew_costs()
         joins, encodes = self._join(now)
-        steps = self._next_steps(now)
+        steps = tuple([Step(running.image, running.slot, running.call) for running in self._step_selector.select(now)])
         decodes = self._next_decodes(steps)
         return IterationPlan(joins, steps, decodes, encodes) if joins or steps or decodes else None
 
@@ -239,63 +237,6 @@ class StepScheduler:
 
     def _max_encodes(self, batch_key: BatchKey) -> int:
         return self._encode_limits.get(batch_key, self.decode_batch)
-
-    def _next_steps(self, now: float) -> tuple[Step, ...]:
-        by_key: dict[BatchKey, list[RunningImage]] = {}
-        for running in self._table.running.values():
-            if not running.is_denoised:
-                by_key.setdefault(running.step_key, []).append(running)
-        if not by_key:
-            return ()
-        keys: dict[ItemId, float] = {}
-        batch_key = next(iter(by_key))
-        if len(by_key) > 1:
-            candidates = [running for images in by_key.values() for running in images]
-            keys = self._predictor.policy_keys(candidates, now)
-            batch_key = min(candidates, key=lambda running: keys[running.image]).step_key
-            by_key, batch_key = self._mix_sizes(by_key, batch_key)
-        batch_key = self._stride.next({key: len(images) for key, images in by_key.items()}, batch_key)
-        chosen = self._select_batch(by_key[batch_key], batch_key, keys, now)
-        # If nothing is measured, all calls count the same.
-        cost_s = self.costs.step_s(cost_key(chosen), count_rows(chosen)) or 1.0
-        self._stride.charge(batch_key, cost_s)
-        return tuple([Step(running.image, running.slot, running.call) for running in chosen])
-
-    def _mix_sizes(
-        self, by_key: dict[BatchKey, list[RunningImage]], urgent: BatchKey
-    ) -> tuple[dict[BatchKey, list[RunningImage]], BatchKey]:
-        """Return the images by the largest size of the calls that they share, and that of the `urgent` key."""
-        requests = {key: images[0].active.request for key, images in by_key.items()}
-        if all(request.call_size is None for request in requests.values()):
-            return by_key, urgent
-        rows = {key: count_rows(images) for key, images in by_key.items()}
-        largest = share_calls(rows, {key: request.call_key(key) for key, request in requests.items()}, self.costs)
-        mixed: dict[BatchKey, list[RunningImage]] = {}
-        for key, images in by_key.items():
-            mixed.setdefault(largest[key], []).extend(images)
-        return mixed, largest[urgent]
-
-    def _select_batch(
-        self, images: list[RunningImage], batch_key: BatchKey, keys: dict[ItemId, float], now: float
-    ) -> list[RunningImage]:
-        """Select from `images` those that step; `keys` are the policy's, if known already."""
-        num_running = len(self._table.running)
-        is_full = num_running >= self._predictor.max_running
-        has_deadline = uses_deadlines(self.policy) and any(each.deadline_s is not None for each in images)
-        rows_limit = self.costs.exploration_limit(batch_key)
-        if all_fit(count_rows(images), rows_limit, is_full=is_full or not has_deadline):
-            return images
-        limits = BatchLimits(
-            rows_limit=rows_limit,
-            step_s=lambda rows: self.costs.step_s(batch_key, rows),
-            decode_s=self.costs.decode_s(batch_key),
-            share=len(images) / sum([not each.is_denoised for each in self._table.running.values()]),
-            is_full=is_full or not has_deadline,
-        )
-        known = keys or self._predictor.policy_keys(images, now)
-        in_order = sorted(images, key=lambda running: known[running.image])
-        chosen = {running.slot for running in select_batch(in_order, limits, now)[0]}
-        return [running for running in images if running.slot in chosen]
 
     def _next_decodes(self, steps: Iterable[Step]) -> tuple[SlotAssignment, ...]:
         running = self._table.running

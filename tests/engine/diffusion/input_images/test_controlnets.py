@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import warnings
 
 import diffusers
 import msgspec
@@ -28,6 +27,7 @@ from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Control, Lora
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
+from pipelines import run_pipeline, set_scheduler
 
 # As in `test_start_images.py`: two steps of uint8 against the pipelines; as in `test_loras.py`: relative, of latents.
 PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
@@ -113,7 +113,7 @@ def pipeline(spec, parent, kind, *names):
 
 def generate_with_pipeline(spec, parent, request):
     """The image of diffusers' pipeline, with one ControlNet or several."""
-    payload, choice = request.payload, scheduler_names.find(request.payload.scheduler)
+    payload = request.payload
     kind = "text" if payload.strength is None else "mask" if payload.has_mask else "image"
     controls = [PIL.Image.fromarray(pixels) for pixels in control_pixels(request)]
     values = {
@@ -128,25 +128,10 @@ def generate_with_pipeline(spec, parent, request):
         values |= {"image": PIL.Image.fromarray(noise_pixels(1)), "strength": payload.strength}
     if kind == "mask":
         values |= {"mask_image": PIL.Image.fromarray(start_mask())}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        pipe = pipeline(spec, parent, kind, *(each.name for each in payload.controls))
-        own_config = diffusers.DDIMScheduler.load_config(spec.folder, subfolder="scheduler")
-        is_xl = spec.family == "stable-diffusion-xl"  # whose pipeline leaves steps_offset as the folder has it
-        overrides = {"clip_sample": False, **({} if is_xl else {"steps_offset": 1}), **choice.overrides}
-        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
-        (result,) = pipe(
-            payload.prompt,
-            negative_prompt=payload.negative_prompt,
-            width=payload.width,
-            height=payload.height,
-            num_inference_steps=payload.inference_steps,
-            guidance_scale=payload.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-            **values,
-        ).images
-    return (result * 255).round().astype(np.uint8)
+    pipe = pipeline(spec, parent, kind, *(each.name for each in payload.controls))
+    is_xl = spec.family == "stable-diffusion-xl"  # whose pipeline leaves steps_offset as the folder has it
+    set_scheduler(pipe, request, spec.folder, clip_sample=False, **({} if is_xl else {"steps_offset": 1}))
+    return run_pipeline(pipe, request, **values)
 
 
 # All take 30 s; these stand for one call and two a step, with noise and with a history.

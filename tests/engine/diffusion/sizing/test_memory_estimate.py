@@ -1,5 +1,6 @@
 """The memory of models without their weights, against what torch's allocator counts when the real ones are called."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,8 @@ def test_slots_are_those_that_fit() -> None:
     )
     assert [estimate.needed(slots) for slots in (1, 4, 8)] == [1007 + 5 + 25, 1007 + 20 + 100, 1007 + 40 + 160]
     assert [estimate.slots_in(num_bytes) for num_bytes in (1036, 1037, 1206, 1207)] == [0, 1, 7, 8]
+    graphed = dataclasses.replace(estimate, graph_rows=6)
+    assert [graphed.needed(slots) - estimate.needed(slots) for slots in (1, 3, 8)] == [20, 60, 60]
 
 
 def test_controlnets_are_counted(tmp_path: Any) -> None:

@@ -14,6 +14,7 @@ from noria.models.diffusion.block_compilation import without_compiled_blocks
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.lora_file import LoraWeights, read_lora
+from noria.models.diffusion.unet_models.graphed_calls import without_graphs
 from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
 
@@ -84,11 +85,12 @@ class ModelLoras:
         if rows is None:
             yield
             return
-        with rows.applied(adapters):
-            has_hooks = rows.is_active and self._has_compiled_blocks
-            denoiser = self._model.lora_parts[self._denoiser]
-            with without_compiled_blocks(denoiser) if has_hooks else contextlib.nullcontext():
-                yield
+        with rows.applied(adapters), contextlib.ExitStack() as stack:
+            if rows.is_active:
+                stack.enter_context(without_graphs())
+                if self._has_compiled_blocks:
+                    stack.enter_context(without_compiled_blocks(self._model.lora_parts[self._denoiser]))
+            yield
 
     def prompt_key(self, text: str | None, adapters: Adapters) -> Prompt:
         """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""

@@ -63,6 +63,7 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
         slots=slots if config.slots == "auto" else config.slots,
         # On an H200, channels last is 7 to 38 % slower: docs/benchmarks/device.md.
         channels_last=on_cpu if config.channels_last == "auto" else config.channels_last,
+        cuda_graphs=config.cuda_graphs and not on_cpu,
         text_encoder_device="same" if config.text_encoder_device == device else config.text_encoder_device,
         threads=max(1, machine.num_cores // len(config.devices)) if config.threads == "auto" else config.threads,
     )

@@ -33,6 +33,8 @@ from noria.models.diffusion.diffusion_model import (
 from noria.models.diffusion.folders.quantization import BitsAndBytes, is_float8, read_quantization
 from noria.models.diffusion.part_loading import DTYPES
 from noria.models.diffusion.unet_models.controlnet import ControlRows
+from noria.models.diffusion.unet_models.graphed_calls import MAX_LATENTS
+from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.models.diffusion.vae import MAX_PIXELS
 from noria.models.families import FAMILIES
 from noria.models.weights import read_weights
@@ -57,13 +59,18 @@ class MemoryEstimate:
     rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
     decode_batch: int  # images that the VAE takes at once, at most
     elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
+    graph_rows: int = 0  # of the largest call that is captured as a CUDA graph, which keeps its memory
     caches: int = 0  # of embeddings of prompts, when they are full: the model's and that of its refiner
 
     def needed(self, slots: int) -> int:
-        """Return the bytes of the weights, all slots, full caches, and the largest of the three kinds of calls."""
+        """Return the bytes of the weights, all slots, full caches, graphs, and the largest of the kinds of calls."""
         rows = slots * self.rows_per_image
         calls = rows * self.row, min(self.decode_batch, slots) * self.decoded_image, rows * self.prompt
-        return sum(self.weights.values()) + slots * self.slot + self.caches + max(calls)
+        return sum(self.weights.values()) + slots * self.slot + self.caches + self.graphs(slots) + max(calls)
+
+    def graphs(self, slots: int) -> int:
+        """Return the bytes that CUDA graphs keep: those of their largest call."""
+        return min(slots * self.rows_per_image, self.graph_rows) * self.row
 
     def slots_in(self, num_bytes: int) -> int:
         """Return how many slots fit, up to 1024; 0 if not even one does."""
@@ -111,6 +118,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         rows_per_image=rows_per_image,
         decode_batch=min(config.decode_batch, max(1, MAX_PIXELS // (spec.default_width_px * spec.default_height_px))),
         elsewhere=weights.elsewhere,
+        graph_rows=MAX_LATENTS // math.prod(shape[1:]) if config.cuda_graphs and isinstance(model, UnetModel) else 0,
         caches=num_caches * config.embedding_cache_bytes,
     )
 

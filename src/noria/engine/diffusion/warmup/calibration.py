@@ -272,6 +272,7 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "channels_last",
             "compile",
             "compile_blocks",
+            "cuda_graphs",
             "buckets",
             "decode_batch",
             "vae_tiling",

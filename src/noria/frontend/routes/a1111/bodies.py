@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from noria.errors import InvalidField, RequestError, short_repr
 from noria.frontend.routes.a1111.controlnet import FIELD, SCRIPT
-from noria.frontend.services.request_images import check_num_references
-from noria.frontend.services.start_images import LoadFiles, control_images, decode_files
+from noria.frontend.services.images.request_images import check_num_references
+from noria.frontend.services.images.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import split_loras
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
 from noria.protocol.diffusion import DiffusionModelSpec, Refinement

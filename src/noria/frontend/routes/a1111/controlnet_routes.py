@@ -11,7 +11,7 @@ from noria.errors import OperationNotSupported
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import A1111_CONTROLNET_ROOT, A1111_ROOT
 from noria.frontend.routes.a1111.controlnet import SCRIPT, title
-from noria.frontend.services.request_images import MAX_CONTROLS
+from noria.frontend.services.images.request_images import MAX_CONTROLS
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 

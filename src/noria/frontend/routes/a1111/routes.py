@@ -45,11 +45,11 @@ from noria.frontend.routes.a1111.controlnet import (
 )
 from noria.frontend.routes.a1111.controlnet_routes import ControlNetRoutes
 from noria.frontend.routes.a1111.tasks import A1111Tasks
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult
-from noria.frontend.services.image_writer import preview_as_base64
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult
+from noria.frontend.services.images.image_writer import preview_as_base64
+from noria.frontend.services.images.start_images import LoadFiles
 from noria.frontend.services.priority_headers import apply_headers
-from noria.frontend.services.start_images import LoadFiles
 from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from noria.errors import RequestCancelled
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate, Update
-from noria.frontend.services.generation import GenerationService
-from noria.frontend.services.generation_types import AdmittedRequest, GenerationResult
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult
 
 
 @dataclass(eq=False)

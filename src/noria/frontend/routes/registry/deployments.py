@@ -18,7 +18,7 @@ from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import DEPLOYMENTS_PATH
 from noria.frontend.routes.registry.lineage import sender_of
 from noria.frontend.routes.registry.registry import Name, Reason, page_of, text_parameter
-from noria.frontend.services.registry import RegistryConnection
+from noria.frontend.services.registry.connection import RegistryConnection
 from noria.registry.deployments.history import DeploymentHistory, read_history
 from noria.registry.deployments.states import Deployment, EndpointStatus, status_of
 from noria.registry.deployments.store import DeploymentStore

@@ -7,7 +7,7 @@ from starlette.routing import Route
 from noria.errors import UnsupportedMediaType, short_repr
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.paths import LINEAGE_PATH
-from noria.frontend.services.lineage import LineageService
+from noria.frontend.services.registry.lineage import LineageService
 
 
 class LineageRoutes:

@@ -13,11 +13,11 @@ from noria.errors import InvalidField, short_repr
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import REGISTRY_PATH
-from noria.frontend.routes.image_metadata import UploadedImages
+from noria.frontend.routes.images.metadata import UploadedImages
 from noria.frontend.routes.registry.lineage import sender_of
-from noria.frontend.services.registry import RegistryConnection
-from noria.frontend.services.served_versions import ServedVersionsService
-from noria.frontend.services.version_adding import VersionAdder, WantedVersion
+from noria.frontend.services.registry.connection import RegistryConnection
+from noria.frontend.services.registry.served_versions import ServedVersionsService
+from noria.frontend.services.registry.version_adding import VersionAdder, WantedVersion
 from noria.images.metadata import GenerationMetadata
 from noria.registry.lineage.graph import LineageGraph, read_lineage
 from noria.registry.lineage.trace_subjects import MAX_CHARS, find_image_subjects, find_subjects

@@ -7,7 +7,7 @@ from starlette.routing import Route
 from noria.errors import InvalidField
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import STATISTICS_PATH
-from noria.frontend.services.statistics import StatisticsService
+from noria.frontend.services.registry.statistics import StatisticsService
 from noria.statistics.windows import SeriesKey
 
 SERIES_PATH = f"{STATISTICS_PATH}/series"

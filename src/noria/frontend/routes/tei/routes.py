@@ -20,7 +20,7 @@ from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.encoding_response import encoding_response
-from noria.frontend.routes.openai_embeddings import split_input
+from noria.frontend.routes.openai.embeddings import split_input
 from noria.frontend.routes.tei.bodies import (
     BodyKind,
     EmbedRequestBody,

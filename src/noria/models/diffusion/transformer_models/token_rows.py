@@ -18,7 +18,7 @@ import torch
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import ReferenceTokens
 from noria.models.diffusion.diffusion_model import LatentRows
-from noria.models.families import MASKLESS_ATTENTION
+from noria.models.family import MASKLESS_ATTENTION
 
 Sizes = tuple[tuple[int, int], ...]
 _CLASS_LENGTH = 4096

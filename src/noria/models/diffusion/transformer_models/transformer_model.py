@@ -144,14 +144,18 @@ class TransformerModel(LatentModel):
 def set_attention(transformer: Any, name: str) -> None:
     """Choose a transformer's implementation of attention, by a value of `engine.attention` that its family allows.
 
-    Torch's own is chosen, too: else a variable of the environment, DIFFUSERS_ATTN_BACKEND, would.
+    Torch's own is chosen, too: else a variable of the environment, DIFFUSERS_ATTN_BACKEND, would. Other models of the
+    process keep theirs: diffusers makes the chosen one the default of the process, which is restored here.
 
     Raises:
         ConfigError: its package is not installed.
 
     """
+    from diffusers import attention_backend
+
     try:
-        transformer.set_attention_backend("native" if name in ("auto", "sdpa") else name)
+        with attention_backend("native"):
+            transformer.set_attention_backend("native" if name in ("auto", "sdpa") else name)
     except RuntimeError as error:
         raise ConfigError(f"engine.attention is {name!r}, which does not work here: {error} Or use 'auto'.") from error
 

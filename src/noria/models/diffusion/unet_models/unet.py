@@ -13,6 +13,7 @@ from noria.errors import ConfigError
 from noria.models.diffusion.block_compilation import compile_blocks
 from noria.models.diffusion.conditioning import ConditioningRows
 from noria.models.diffusion.part_loading import unquantized_dtype
+from noria.models.diffusion.unet_models.graphed_calls import GraphedCalls
 from noria.sampling.previews import alpha_bars, clean_weights
 
 
@@ -27,6 +28,8 @@ class DenoisingUnet:
             compile_blocks(unet)
         self._dtype = unquantized_dtype(unet)
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
+        if config.cuda_graphs and unet.device.type == "cuda":
+            self._unet = GraphedCalls(self._unet, unet.device)
         self._guidance_width: int | None = unet.config.time_cond_proj_dim
         self._alpha_bars = alpha_bars(scheduler_config)
         self._prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
@@ -39,7 +42,7 @@ class DenoisingUnet:
         guidance_R: torch.Tensor | None,
         **others: Any,
     ) -> torch.Tensor:
-        """Return the raw output [R, C, H, W], of the kind that the model predicts.
+        """Return the raw output [R, C, H, W], of the kind that the model predicts; it is valid until the next call.
 
         `guidance_R` are the scales for a UNet that is guided by their embedding, else None; `others` go to the UNet.
         """

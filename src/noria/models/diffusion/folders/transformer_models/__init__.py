@@ -1,1 +1,1 @@
-"""Folders whose denoiser is a transformer: FAMILY_folder.py checks and describes one; no torch."""
+"""Folders whose denoiser is a transformer: FAMILY_folder.py checks and describes one, without torch."""

@@ -1,26 +1,9 @@
-"""Checks and describes a folder of FLUX.1, Kontext too: CLIP and T5 with their tokenizers, transformer, vae, scheduler.
-
-This module knows neither torch nor what the parts compute; `flux.py` loads them.
-"""
+"""Checks and describes a folder of FLUX.1, Kontext too: CLIP, T5, their tokenizers, transformer, vae, scheduler."""
 
 import pathlib
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
-from noria.models.diffusion.folders.pipeline_folder import (
-    Count,
-    Overrides,
-    Sides,
-    VaeConfig,
-    check_files,
-    check_layer,
-    make_spec,
-    read_overrides,
-    read_part,
-    read_shapes,
-)
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides, VaeConfig
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
     PATCH,
     SCHEDULERS_WITH_SIGMAS,
@@ -30,8 +13,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     read_t5,
 )
 from noria.models.diffusion.folders.unet_models.unet_folder import read_text_encoder
-from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 KONTEXT = "FluxKontextPipeline"
@@ -40,10 +22,9 @@ _KONTEXT_GUIDANCE = 2.5  # its authors'
 _TRAINED_LATENTS = 128  # of a side: about a million pixels
 
 
-class _Transformer(Struct, frozen=True):
+class _Transformer(PartConfig, frozen=True):
     """The settings of the transformer that decide its sizes; defaults are diffusers'."""
 
-    class_name: str = msgspec.field(name="_class_name")
     in_channels: Count = 64
     out_channels: Count | None = None
     patch_size: Count = 1
@@ -52,35 +33,24 @@ class _Transformer(Struct, frozen=True):
     guidance_embeds: bool = False
 
 
-def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
-    """Check all parts of a folder and return its spec, without name and fingerprint.
-
-    Raises:
-        ModelError: a file is damaged, or a part is not supported.
-
-    """
-    pipeline = check_files(folder, family)
-    scheduler, overrides = read_flow_scheduler(folder), read_overrides(folder, Overrides)
-    transformer, vae = _read_sizes(folder, family)
-    shapes = read_shapes(folder, family)
+def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, as `Family.inspect` does."""
+    folder = PipelineFolder.open(path, family)
+    scheduler = read_flow_scheduler(folder)
+    transformer, vae = _read_sizes(folder)
     expected = {"in_channels": (1, transformer.in_channels)}
-    check_layer(folder, family, "transformer", shapes["transformer"], ("x_embedder.weight", "img_in.weight"), expected)
-    fills, is_kontext = transformer.in_channels != vae.latent_channels * PATCH**2, pipeline == KONTEXT
+    folder.check_layer("transformer", ("x_embedder.weight", "img_in.weight"), expected)
+    fills, is_kontext = transformer.in_channels != vae.latent_channels * PATCH**2, folder.pipeline == KONTEXT
     of_inpainting: dict[str, Any] = {"needs_mask": True, "default_strength": 1.0} if fills else {}
     steps, guidance = (50, 30.0) if fills else (28, 3.5) if transformer.guidance_embeds else (4, 0.0)
     schedulers = packed_schedulers(scheduler)
     if is_kontext:
         guidance, schedulers = _KONTEXT_GUIDANCE, SCHEDULERS_WITH_SIGMAS
-    return make_spec(
-        folder,
-        family,
-        pipeline,
-        overrides,
+    return folder.make_spec(
         packed_sides(vae),
         schedulers,
         steps=steps,
         guidance=guidance,
-        num_parameters=num_tensor_parameters(shapes["transformer"]),
         max_references=int(is_kontext),  # its pipeline takes more only for several prompts
         reference_size="preferred" if is_kontext else "area",
         **of_inpainting,
@@ -93,12 +63,11 @@ def packed_sides(vae: VaeConfig) -> Sides:
     return Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px)
 
 
-def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, VaeConfig]:
+def _read_sizes(folder: PipelineFolder) -> tuple[_Transformer, VaeConfig]:
     """Read the configurations, and check that the parts fit together."""
-    file = folder / "transformer" / "config.json"
-    transformer = read_part(folder, family, "transformer", _Transformer)
-    vae = read_part(folder, family, "vae", VaeConfig)
-    t5, clip = read_t5(folder, family, "_2"), read_text_encoder(folder, family, "")
+    transformer = folder.read_part("transformer", _Transformer)
+    vae = folder.read_part("vae", VaeConfig)
+    t5, clip = read_t5(folder, "_2"), read_text_encoder(folder, "")
     channels = vae.latent_channels * PATCH**2
     fill_channels = 2 * channels + vae.factor**2 * PATCH**2
     in_channels = fill_channels if transformer.in_channels == fill_channels else channels
@@ -107,7 +76,7 @@ def _read_sizes(folder: pathlib.Path, family: Family) -> tuple[_Transformer, Vae
         "or edges are not supported"
     )
     check_fit(
-        file,
+        folder,
         ("patch_size", transformer.patch_size, 1, "the pipeline packs latents itself"),
         ("in_channels", transformer.in_channels, in_channels, meaning),
         ("out_channels", transformer.out_channels or transformer.in_channels, channels, "those of the latents"),

@@ -1,28 +1,15 @@
-"""Checks and describes a folder of Krea 2: tokenizer, text_encoder (Qwen3-VL), transformer, vae, scheduler.
-
-This module knows neither torch nor what the parts compute; `krea2.py` loads them.
-"""
+"""Checks and describes a folder of Krea 2: tokenizer, text_encoder (Qwen3-VL), transformer, vae, scheduler."""
 
 import pathlib
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import (
-    Count,
-    Overrides,
-    Sides,
-    check_files,
-    check_layer,
-    make_spec,
-    read_overrides,
-    read_part,
-    read_shapes,
-)
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
     check_qwen_layers,
+    qwen_sides,
     read_qwen_text_encoder,
     read_qwen_vae,
 )
@@ -32,11 +19,9 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     check_fit,
     read_euler_scheduler,
 )
-from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct
+from noria.models.family import Family
+from noria.models.weights import read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
-
-_DEFAULT_LATENTS = 128  # of a side, diffusers' default
 
 
 class Krea2Index(Struct, frozen=True):
@@ -55,10 +40,9 @@ class Krea2Index(Struct, frozen=True):
         return self.text_encoder_select_layers or tuple(range(2, 36, 3))
 
 
-class _Transformer(Struct, frozen=True):
+class _Transformer(PartConfig, frozen=True):
     """The settings of the transformer that decide its sizes; defaults are diffusers'."""
 
-    class_name: str = msgspec.field(name="_class_name")
     in_channels: Count = 64
     attention_head_dim: Count = 128
     num_attention_heads: Count = 48
@@ -67,52 +51,33 @@ class _Transformer(Struct, frozen=True):
     axes_dims_rope: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = (32, 48, 48)
 
 
-def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
-    """Check all parts of a folder and return its spec, without name and fingerprint.
-
-    Raises:
-        ModelError: a file is damaged, or a part is not supported.
-
-    """
-    pipeline = check_files(folder, family)
-    index_file = folder / "model_index.json"
+def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, as `Family.inspect` does."""
+    folder = PipelineFolder.open(path, family)
+    index_file = path / "model_index.json"
     index = read_struct(index_file, Krea2Index)
     read_euler_scheduler(folder)
-    overrides = read_overrides(folder, Overrides)
-    text_encoder, vae = read_qwen_text_encoder(folder, ("qwen3_vl",)), read_qwen_vae(folder, family)
+    text_encoder, vae = read_qwen_text_encoder(folder, "qwen3_vl"), read_qwen_vae(folder)
     if max(index.text_layers) > text_encoder.num_hidden_layers:
         raise ModelError(
             f"{index_file}: text_encoder_select_layers has {max(index.text_layers)}; allowed are 0 to "
             f"{text_encoder.num_hidden_layers}, the text encoder's num_hidden_layers."
         )
-    file = folder / "transformer" / "config.json"
-    transformer = read_part(folder, family, "transformer", _Transformer)
+    transformer = folder.read_part("transformer", _Transformer)
     channels, heads = vae.z_dim * PATCH**2, transformer.attention_head_dim
     check_fit(
-        file,
+        folder,
         ("in_channels", transformer.in_channels, channels, "the VAE's z_dim in blocks of 2 × 2"),
         ("text_hidden_dim", transformer.text_hidden_dim, text_encoder.hidden_size, "hidden_size of text_encoder"),
         ("num_text_layers", transformer.num_text_layers, len(index.text_layers), "as many as the pipeline selects"),
         ("the sum of axes_dims_rope", sum(transformer.axes_dims_rope), heads, "attention_head_dim"),
     )
-    shapes = read_shapes(folder, family)
-    check_qwen_layers(folder, family, shapes, text_encoder, vae)
+    check_qwen_layers(folder, text_encoder, vae)
     expected = {
         "num_attention_heads × attention_head_dim": (0, transformer.num_attention_heads * heads),
         "text_hidden_dim": (1, transformer.text_hidden_dim),
     }
     names = ("txt_in.linear_1.weight", "txtmlp.1.weight")
-    check_layer(folder, family, "transformer", shapes["transformer"], names, expected)
+    folder.check_layer("transformer", names, expected)
     steps, guidance = (8, 0.0) if index.is_distilled else (28, 4.5)
-    side_px, multiple_px = _DEFAULT_LATENTS * vae.factor, PATCH * vae.factor
-    return make_spec(
-        folder,
-        family,
-        pipeline,
-        overrides,
-        Sides(side_px, side_px, 4 * multiple_px, 2 * side_px, multiple_px),
-        SCHEDULERS_WITH_SIGMAS,
-        steps=steps,
-        guidance=guidance,
-        num_parameters=num_tensor_parameters(shapes["transformer"]),
-    )
+    return folder.make_spec(qwen_sides(vae), SCHEDULERS_WITH_SIGMAS, steps=steps, guidance=guidance)

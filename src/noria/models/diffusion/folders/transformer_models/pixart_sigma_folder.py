@@ -1,41 +1,24 @@
-"""Checks and describes a folder of PixArt-Σ: T5 with its tokenizer, transformer, vae, scheduler.
-
-This module knows neither torch nor what the parts compute; `pixart_sigma.py` loads them.
-"""
+"""Checks and describes a folder of PixArt-Σ: T5 with its tokenizer, transformer, vae, scheduler."""
 
 import pathlib
 from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from noria.errors import ModelError
 from noria.images import scheduler_names
-from noria.models.diffusion.folders.pipeline_folder import (
-    Count,
-    Overrides,
-    VaeConfig,
-    check_files,
-    check_layer,
-    make_spec,
-    read_overrides,
-    read_part,
-    read_shapes,
-    sides_around,
-)
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, VaeConfig, sides_around
 from noria.models.diffusion.folders.transformer_models.transformer_folder import check_fit, read_t5
 from noria.models.diffusion.folders.unet_models.unet_folder import check_does_not_clip, check_scheduler
-from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _ALPHA_SIZE = 128  # of latents, at which diffusers has more inputs by default, which only PixArt-α takes
 
 
-class _Transformer(Struct, frozen=True):
+class _Transformer(PartConfig, frozen=True):
     """The settings of the transformer that decide its sizes; defaults are diffusers'."""
 
-    class_name: str = msgspec.field(name="_class_name")
     sample_size: Annotated[int, Meta(ge=4, le=512)] = _ALPHA_SIZE
     patch_size: Count = 2
     in_channels: Count = 4
@@ -47,56 +30,43 @@ class _Transformer(Struct, frozen=True):
     use_additional_conditions: bool | None = None
 
 
-def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
-    """Check all parts of a folder and return its spec, without name and fingerprint.
-
-    Raises:
-        ModelError: a file is damaged, or a part is not supported.
-
-    """
-    pipeline = check_files(folder, family)
-    scheduler_file = folder / "scheduler" / "scheduler_config.json"
-    check_scheduler(scheduler_file)
-    check_does_not_clip(scheduler_file)
-    overrides, t5 = read_overrides(folder, Overrides), read_t5(folder, family, "")
-    file = folder / "transformer" / "config.json"
-    transformer = read_part(folder, family, "transformer", _Transformer)
-    vae = read_part(folder, family, "vae", VaeConfig)
+def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, as `Family.inspect` does."""
+    folder = PipelineFolder.open(path, family)
+    check_scheduler(folder)
+    check_does_not_clip(folder)
+    t5 = read_t5(folder, "")
+    transformer = folder.read_part("transformer", _Transformer)
+    vae = folder.read_part("vae", VaeConfig)
     conditions = transformer.use_additional_conditions
     if conditions or (conditions is None and transformer.sample_size == _ALPHA_SIZE):
         raise ModelError(
-            f"{file}: use_additional_conditions is {conditions}, with which the transformer also takes sizes and "
-            "ratios, as PixArt-α's does; supported is false, PixArt-Σ's."
+            f"{folder.config_file('transformer')}: use_additional_conditions is {conditions}, with which the "
+            "transformer also takes sizes and ratios, as PixArt-α's does; supported is false, PixArt-Σ's."
         )
     width = transformer.num_attention_heads * transformer.attention_head_dim
     out_channels = transformer.out_channels or transformer.in_channels
     check_fit(
-        file,
+        folder,
         ("in_channels", transformer.in_channels, vae.latent_channels, "the VAE's latent_channels"),
         ("caption_channels", transformer.caption_channels or 0, t5.d_model, "d_model of text_encoder"),
         ("cross_attention_dim", transformer.cross_attention_dim, width, "num_attention_heads × attention_head_dim"),
     )
     if out_channels != 2 * transformer.in_channels:  # of those the second half, a variance, is not used
-        check_fit(file, ("out_channels", out_channels, vae.latent_channels, "in_channels or twice as many"))
-    shapes = read_shapes(folder, family)
+        check_fit(folder, ("out_channels", out_channels, vae.latent_channels, "in_channels or twice as many"))
     heads = "num_attention_heads × attention_head_dim"
-    for part, names, expected in (
-        ("text_encoder", ("shared.weight", "encoder.embed_tokens.weight"), {"vocab_size": (0, t5.vocab_size)}),
-        ("transformer", ("pos_embed.proj.weight",), {heads: (0, width), "in_channels": (1, transformer.in_channels)}),
-        ("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)}),
-    ):
-        check_layer(folder, family, part, shapes[part], names, expected)
-    return make_spec(
-        folder,
-        family,
-        pipeline,
-        overrides,
+    folder.check_layer(
+        "text_encoder", ("shared.weight", "encoder.embed_tokens.weight"), {"vocab_size": (0, t5.vocab_size)}
+    )
+    embedding = {heads: (0, width), "in_channels": (1, transformer.in_channels)}
+    folder.check_layer("transformer", ("pos_embed.proj.weight",), embedding)
+    folder.check_layer("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)})
+    return folder.make_spec(
         sides_around(transformer.sample_size * vae.factor, transformer.patch_size * vae.factor),
         tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
         steps=20,
         guidance=4.5,
         scheduler="dpm++2m",
-        num_parameters=num_tensor_parameters(shapes["transformer"]),
         takes_start_images=False,  # diffusers has no pipeline for them
         takes_loras=False,  # nor a loader
     )

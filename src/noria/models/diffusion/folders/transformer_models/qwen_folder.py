@@ -1,18 +1,13 @@
-"""What the folders of Qwen-Image and of Krea 2 have in common: the text encoder, one of Qwen's, and the VAE.
+"""What the folders of Qwen-Image and of Krea 2 have in common: the text encoder, one of Qwen's, and the VAE."""
 
-This module knows neither torch nor what the parts compute.
-"""
-
-import pathlib
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import Count, check_layer, check_vocabulary, read_part
-from noria.models.families import Family
-from noria.models.weights import REDOWNLOAD_HINT, Shapes, convert, read_object
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides, check_vocabulary
+from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
+from noria.models.weights import REDOWNLOAD_HINT, convert, read_object
 
 SYSTEM_PROMPT = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -31,13 +26,13 @@ MAX_PROMPT_TOKENS = 512
 
 _Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
 _Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
+_DEFAULT_LATENTS = 128  # of a side, diffusers' default; Qwen-Image was trained at about 1.3 to 1.7 million pixels
 _NUM_PUBLISHED_CHANNELS = 16  # of which diffusers' default has means and deviations
 
 
-class QwenVaeConfig(Struct, frozen=True):
+class QwenVaeConfig(PartConfig, frozen=True):
     """The settings of an AutoencoderKLQwenImage that decide its sizes; defaults are diffusers'."""
 
-    class_name: str = msgspec.field(name="_class_name")
     z_dim: Count = _NUM_PUBLISHED_CHANNELS
     base_dim: Count = 96
     dim_mult: _Levels = (1, 2, 4, 4)
@@ -61,10 +56,15 @@ class QwenTextConfig(Struct, frozen=True):
     max_position_embeddings: Annotated[int, Meta(ge=NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS)] = 32768
 
 
-def read_qwen_vae(folder: pathlib.Path, family: Family) -> QwenVaeConfig:
+def qwen_sides(vae: QwenVaeConfig) -> Sides:
+    """Return the sides of images."""
+    side_px, multiple_px = _DEFAULT_LATENTS * vae.factor, PATCH * vae.factor
+    return Sides(side_px, side_px, 4 * multiple_px, 2 * side_px, multiple_px)
+
+
+def read_qwen_vae(folder: PipelineFolder) -> QwenVaeConfig:
     """Return the VAE's settings. Raises ModelError if it is of another class, or they do not fit each other."""
-    file = folder / "vae" / "config.json"
-    vae = read_part(folder, family, "vae", QwenVaeConfig)
+    file, vae = folder.config_file("vae"), folder.read_part("vae", QwenVaeConfig)
     for name, got, wanted, whose in (
         ("temperal_downsample", len(vae.temperal_downsample), len(vae.dim_mult) - 1, "one less than dim_mult"),
         ("latents_mean", len(vae.latents_mean), vae.z_dim, "z_dim"),
@@ -77,27 +77,23 @@ def read_qwen_vae(folder: pathlib.Path, family: Family) -> QwenVaeConfig:
     return vae
 
 
-def read_qwen_text_encoder(folder: pathlib.Path, model_types: tuple[str, ...]) -> QwenTextConfig:
-    """Return the text encoder's settings. Raises ModelError if it is none of `model_types`, or not its tokenizer's."""
-    file = folder / "text_encoder" / "config.json"
+def read_qwen_text_encoder(folder: PipelineFolder, model_type: str) -> QwenTextConfig:
+    """Return the text encoder's settings. Raises ModelError if it is no `model_type`, or not its tokenizer's."""
+    file = folder.config_file("text_encoder")
     tree = read_object(file)
-    if tree.get("model_type") not in model_types:
-        raise ModelError(f"{file}: model_type is {tree.get('model_type')!r}; supported: {', '.join(model_types)}.")
+    if tree.get("model_type") != model_type:
+        raise ModelError(f"{file}: model_type is {tree.get('model_type')!r}; supported: {model_type}.")
     of_text = tree.get("text_config")  # older versions of transformers write its settings beside the others
     text_encoder = convert(file, of_text if isinstance(of_text, dict) else tree, QwenTextConfig)
-    check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
+    check_vocabulary(folder.path / "tokenizer", text_encoder.vocab_size)
     return text_encoder
 
 
-def check_qwen_layers(
-    folder: pathlib.Path, family: Family, shapes: dict[str, Shapes], text_encoder: QwenTextConfig, vae: QwenVaeConfig
-) -> None:
-    """Check one tensor of the text encoder and of the VAE; `shapes` are those of the weights, by part."""
+def check_qwen_layers(folder: PipelineFolder, text_encoder: QwenTextConfig, vae: QwenVaeConfig) -> None:
+    """Check one tensor of the text encoder and of the VAE."""
     embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
     # As transformers 5 names it in the part alone and below a head, and as older versions do.
     names = ("language_model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-    check_layer(
-        folder, family, "text_encoder", shapes["text_encoder"], (*names, "model.embed_tokens.weight"), embedding
-    )
+    folder.check_layer("text_encoder", (*names, "model.embed_tokens.weight"), embedding)
     decoder = {"base_dim × dim_mult": (0, vae.base_dim * vae.dim_mult[-1]), "z_dim": (1, vae.z_dim)}
-    check_layer(folder, family, "vae", shapes["vae"], ("decoder.conv_in.weight",), decoder)
+    folder.check_layer("vae", ("decoder.conv_in.weight",), decoder)

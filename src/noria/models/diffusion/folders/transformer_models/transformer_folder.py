@@ -1,21 +1,17 @@
-"""What the folders of transformers have in common: checks of T5, Qwen3, the scheduler, and that the parts fit.
-
-This module knows neither torch nor what the parts compute.
-"""
+"""What the folders of transformers have in common: checks of text encoders, the scheduler, and that the parts fit."""
 
 import pathlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
 from noria.images import scheduler_names
-from noria.models.diffusion.folders.pipeline_folder import Count
-from noria.models.families import Family
+from noria.models.diffusion.folders.pipeline_folder import Count, PipelineFolder, check_vocabulary
 from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
-from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
+from noria.models.weights import REDOWNLOAD_HINT, read_object, read_struct
 
 PATCH = 2
 """Latents of a token along one side, of the transformers whose tokens are patches of them."""
@@ -24,24 +20,25 @@ MAX_PROMPT_TOKENS = 512
 """Of T5 and Qwen3, where a pipeline has no other number; longer prompts are cut, as by diffusers."""
 
 
-class Qwen3Config(Struct, frozen=True):
-    """The settings of a Qwen3 that must fit the other parts; they have no defaults in a published model."""
+class LanguageModelConfig(Struct, frozen=True):
+    """The settings of a text encoder that must fit the other parts; they have no defaults in a published model."""
+
+    hidden_size: Count
+    vocab_size: Count
+    num_hidden_layers: Annotated[int, Meta(ge=2)]
+    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
+
+
+class Qwen3Config(LanguageModelConfig, frozen=True):
+    """Those of a Qwen3."""
 
     model_type: Literal["qwen3"]
-    hidden_size: Count
-    vocab_size: Count
-    num_hidden_layers: Annotated[int, Meta(ge=2)]
-    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
-class Gemma2Config(Struct, frozen=True):
-    """The settings of a Gemma 2 that must fit the other parts; they have no defaults in a published model."""
+class Gemma2Config(LanguageModelConfig, frozen=True):
+    """Those of a Gemma 2."""
 
     model_type: Literal["gemma2"]
-    hidden_size: Count
-    vocab_size: Count
-    num_hidden_layers: Annotated[int, Meta(ge=2)]
-    max_position_embeddings: Annotated[int, Meta(ge=MAX_PROMPT_TOKENS)]
 
 
 class T5Config(Struct, frozen=True):
@@ -65,12 +62,28 @@ class _TokenizerFile(Struct, frozen=True):
     added_tokens: tuple[_AddedToken, ...] = ()
 
 
-def read_t5(folder: pathlib.Path, family: Family, suffix: str) -> T5Config:
+LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModelConfig)
+
+
+def read_language_model(folder: PipelineFolder, kind: type[LanguageModelT]) -> LanguageModelT:
+    """Return the text encoder's settings. Raises ModelError if it is none, or its tokenizer has more token ids."""
+    text_encoder = read_struct(folder.config_file("text_encoder"), kind)
+    check_vocabulary(folder.path / "tokenizer", text_encoder.vocab_size)
+    return text_encoder
+
+
+def check_language_model(folder: PipelineFolder, text_encoder: LanguageModelConfig) -> None:
+    """Check one tensor of the text encoder."""
+    names = ("embed_tokens.weight", "model.embed_tokens.weight")
+    expected = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
+    folder.check_layer("text_encoder", names, expected)
+
+
+def read_t5(folder: PipelineFolder, suffix: str) -> T5Config:
     """Return T5's settings. Raises ModelError if it is none, or its tokenizer has token ids beyond its own."""
-    part = f"text_encoder{suffix}"
-    config_file, file = folder / part / "config.json", folder / f"tokenizer{suffix}" / "tokenizer.json"
-    t5 = read_struct(config_file, T5Config)
-    family.check_class(config_file, part, next(iter(t5.architectures), None))
+    part, file = f"text_encoder{suffix}", folder.path / f"tokenizer{suffix}" / "tokenizer.json"
+    t5 = read_struct(folder.config_file(part), T5Config)
+    folder.family.check_class(folder.config_file(part), part, next(iter(t5.architectures), None))
     if needs_pieces(file.parent):
         file = file.with_name(SPIECE)
         num_ids = len(read_vocabulary(file).pieces)
@@ -92,15 +105,14 @@ def _num_token_ids(file: pathlib.Path) -> int:
     return max([len(tokenizer.model.vocab), *(token.id + 1 for token in tokenizer.added_tokens)])
 
 
-def read_flow_scheduler(folder: pathlib.Path) -> Mapping[str, Any]:
+def read_flow_scheduler(folder: PipelineFolder) -> Mapping[str, Any]:
     """Return scheduler_config.json. Raises ModelError if it is not of the flow family."""
-    file = folder / "scheduler" / "scheduler_config.json"
-    tree = read_object(file)
+    tree = read_object(folder.scheduler_file)
     family = scheduler_names.family_of(tree)
     if family != "flow":
         raise ModelError(
-            f"{file}: a scheduler of the {family} family; this model predicts a velocity, and needs one of the flow "
-            "family."
+            f"{folder.scheduler_file}: a scheduler of the {family} family; this model predicts a velocity, and needs "
+            "one of the flow family."
         )
     return tree
 
@@ -118,10 +130,9 @@ class EulerScheduler(Struct, frozen=True):
     stochastic_sampling: Literal[False] = False  # else it draws noise without the seed
 
 
-def read_euler_scheduler(folder: pathlib.Path) -> EulerScheduler:
+def read_euler_scheduler(folder: PipelineFolder) -> EulerScheduler:
     """Return the scheduler's settings. Raises ModelError if it is another one, or has settings that do not work."""
-    file = folder / "scheduler" / "scheduler_config.json"
-    return convert(file, read_object(file), EulerScheduler)
+    return read_struct(folder.scheduler_file, EulerScheduler)
 
 
 def packed_schedulers(scheduler: Mapping[str, Any]) -> tuple[str, ...]:
@@ -134,8 +145,8 @@ def packed_schedulers(scheduler: Mapping[str, Any]) -> tuple[str, ...]:
     return ("flow-euler", "flow-unipc", *dynamic)
 
 
-def check_fit(file: pathlib.Path, *settings: tuple[str, int, int, str]) -> None:
-    """Check settings of the transformer: the name, the value got, the one that another part has, and which that is.
+def check_fit(folder: PipelineFolder, *settings: tuple[str, int, int, str], part: str = "transformer") -> None:
+    """Check settings of a part: the name, the value got, the one that another part has, and which that is.
 
     Raises:
         ModelError: they differ.
@@ -144,6 +155,6 @@ def check_fit(file: pathlib.Path, *settings: tuple[str, int, int, str]) -> None:
     for name, got, wanted, whose in settings:
         if got != wanted:
             raise ModelError(
-                f"{file}: {name} is {got}; supported is {wanted}, {whose}. The parts belong to two models. "
-                f"{REDOWNLOAD_HINT}"
+                f"{folder.config_file(part)}: {name} is {got}; supported is {wanted}, {whose}. The parts belong to two "
+                f"models. {REDOWNLOAD_HINT}"
             )

@@ -1,37 +1,29 @@
-"""Checks and describes a folder of Z-Image: tokenizer, text_encoder (Qwen3), transformer, vae, scheduler.
-
-This module knows neither torch nor what the parts compute; `z_image.py` loads them.
-"""
+"""Checks and describes a folder of Z-Image: tokenizer, text_encoder (Qwen3), transformer, vae, scheduler."""
 
 import pathlib
 from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from noria.errors import ModelError
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
+    PartConfig,
+    PipelineFolder,
     Sides,
     VaeConfig,
-    check_files,
-    check_layer,
-    check_vocabulary,
-    make_spec,
-    read_overrides,
-    read_part,
-    read_shapes,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
     MAX_PROMPT_TOKENS,
     PATCH,
     Qwen3Config,
     check_fit,
+    check_language_model,
     read_euler_scheduler,
+    read_language_model,
 )
-from noria.models.families import Family
-from noria.models.weights import num_tensor_parameters, read_struct
+from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _SCHEDULERS = ("flow-euler",)
@@ -46,10 +38,9 @@ Axes = Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)]
 """Of frames and prompt, of rows and of columns of tokens."""
 
 
-class _Transformer(Struct, frozen=True):
+class _Transformer(PartConfig, frozen=True):
     """The settings of the transformer that decide whether it is supported, and its sizes; defaults are diffusers'."""
 
-    class_name: str = msgspec.field(name="_class_name")
     all_patch_size: tuple[int, ...] = (PATCH,)
     all_f_patch_size: tuple[int, ...] = (1,)
     in_channels: Count = 16
@@ -65,43 +56,36 @@ class _ZImageOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
     cfg_normalization: Annotated[float, Meta(ge=0, le=10)] = 0.0  # of all requests, as of diffusers' pipeline; 0: off
 
 
-def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
-    """Check all parts of a folder and return its spec, without name and fingerprint.
-
-    Raises:
-        ModelError: a file is damaged, or a part is not supported.
-
-    """
-    pipeline = check_files(folder, family)
+def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, as `Family.inspect` does."""
+    folder = PipelineFolder.open(path, family)
     scheduler = read_euler_scheduler(folder)
-    text_encoder = read_struct(folder / "text_encoder" / "config.json", Qwen3Config)
-    check_vocabulary(folder / "tokenizer", text_encoder.vocab_size)
-    transformer_file = folder / "transformer" / "config.json"
-    transformer = read_part(folder, family, "transformer", _Transformer)
-    vae = read_part(folder, family, "vae", VaeConfig)
-    _check_fit(transformer_file, transformer, text_encoder, vae)
-    num_parameters = _check_weights(folder, family, transformer, text_encoder, vae)
-    overrides, is_turbo = read_overrides(folder, _ZImageOverrides), scheduler.shift == _TURBO_SHIFT
+    text_encoder = read_language_model(folder, Qwen3Config)
+    transformer = folder.read_part("transformer", _Transformer)
+    vae = folder.read_part("vae", VaeConfig)
+    _check_fit(folder, transformer, text_encoder, vae)
+    check_language_model(folder, text_encoder)
+    caption = {"dim": (0, transformer.dim), "cap_feat_dim": (1, transformer.cap_feat_dim)}
+    folder.check_layer("transformer", ("cap_embedder.1.weight",), caption)
+    folder.check_layer("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)})
+    overrides, is_turbo = folder.read_overrides(_ZImageOverrides), scheduler.shift == _TURBO_SHIFT
     steps, guidance = (9, 0.0) if is_turbo else (50, 5.0)
     multiple_px = PATCH * vae.factor
     max_side_px = min(_MAX_SIDE_PX, multiple_px * min(transformer.axes_lens[1:])) // multiple_px * multiple_px
     side_px = min(_SIDE_PX, max_side_px)
-    return make_spec(
-        folder,
-        family,
-        pipeline,
-        overrides,
+    return folder.make_spec(
         Sides(side_px, side_px, min(4 * multiple_px, side_px), max_side_px, multiple_px),
         _SCHEDULERS,
         steps=steps,
         guidance=guidance,
+        overrides=overrides,
         cfg_normalization=overrides.cfg_normalization,
-        num_parameters=num_parameters,
     )
 
 
-def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig) -> None:
+def _check_fit(folder: PipelineFolder, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig) -> None:
     """Check that the transformer is one for text to image, and fits text encoder and VAE."""
+    file = folder.config_file("transformer")
     if transformer.siglip_feat_dim is not None:
         raise ModelError(
             f"{file}: siglip_feat_dim is {transformer.siglip_feat_dim}: Z-Image-Omni, which takes images too; "
@@ -114,7 +98,7 @@ def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: Qwen
         )
     inner = transformer.n_heads * sum(transformer.axes_dims)
     check_fit(
-        file,
+        folder,
         ("in_channels", transformer.in_channels, vae.latent_channels, "latent_channels of the VAE"),
         ("cap_feat_dim", transformer.cap_feat_dim, text_encoder.hidden_size, "hidden_size of text_encoder"),
         ("dim", transformer.dim, inner, "n_heads times the sum of axes_dims"),
@@ -125,19 +109,3 @@ def _check_fit(file: pathlib.Path, transformer: _Transformer, text_encoder: Qwen
             f"{file}: axes_lens is {transformer.axes_lens}; the first must be at least {longest}, for prompts of "
             f"{MAX_PROMPT_TOKENS} tokens."
         )
-
-
-def _check_weights(
-    folder: pathlib.Path, family: Family, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig
-) -> int:
-    """Check one tensor of each part; return the transformer's parameters."""
-    shapes = read_shapes(folder, family)
-    embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
-    caption = {"dim": (0, transformer.dim), "cap_feat_dim": (1, transformer.cap_feat_dim)}
-    for part, names, expected in (
-        ("text_encoder", ("embed_tokens.weight", "model.embed_tokens.weight"), embedding),
-        ("transformer", ("cap_embedder.1.weight",), caption),
-        ("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)}),
-    ):
-        check_layer(folder, family, part, shapes[part], names, expected)
-    return num_tensor_parameters(shapes["transformer"])

@@ -1,18 +1,14 @@
-"""Checks and describes a folder of a ControlNet, as diffusers saves a ControlNetModel, and says which UNets it fits.
-
-This module knows neither torch nor what a ControlNet computes; `unet_models/controlnet.py` loads it.
-"""
+"""Checks and describes a folder of a ControlNet, as diffusers saves a ControlNetModel, and says which UNets it fits."""
 
 import hashlib
 import pathlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from noria.errors import ModelError, short_repr
-from noria.models.diffusion.folders.pipeline_folder import Count, VaeConfig, check_chooses_no_code
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, VaeConfig, check_chooses_no_code
 from noria.models.weights import (
     identifying_bytes,
     num_tensor_parameters,
@@ -30,10 +26,9 @@ _NUM_DIGEST_CHARS = 12  # as a model's fingerprint
 _Counts = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
 
 
-class _DownPath(Struct, frozen=True):
+class _DownPath(PartConfig, frozen=True):
     """The settings in which a ControlNet and the first half of its UNet agree; defaults are diffusers' for both."""
 
-    class_name: str = msgspec.field(name="_class_name")
     in_channels: Count = 4
     block_out_channels: _Counts = (320, 640, 1280, 1280)
     layers_per_block: Count | _Counts = 2

@@ -1,8 +1,7 @@
 """Checks a folder of the refiner of Stable Diffusion XL, and says which models it can refine.
 
 Read are the second text encoder and its tokenizer, the UNet and the scheduler. A refiner has no first text encoder, and
-its VAE is not read: latents are those of the model that is refined. This module knows neither torch nor what a refiner
-computes; `unet_models/refiner.py` loads it.
+its VAE is not read: latents are those of the model that is refined.
 """
 
 import filecmp
@@ -10,7 +9,7 @@ import pathlib
 from typing import NoReturn
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import check_files, read_shapes
+from noria.models.diffusion.folders.pipeline_folder import PipelineFolder
 from noria.models.diffusion.folders.unet_models.stable_diffusion_xl_folder import check_added_input
 from noria.models.diffusion.folders.unet_models.unet_folder import (
     UnetConfig,
@@ -21,7 +20,7 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     read_text_encoder,
     read_unet,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.models.weights import read_object, read_struct, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -38,35 +37,32 @@ def inspect(folder: pathlib.Path, family: Family) -> NoReturn:
     )
 
 
-def check_refiner(folder: pathlib.Path, family: Family) -> None:
+def check_refiner(path: pathlib.Path, family: Family) -> None:
     """Check all parts of a folder.
 
     Raises:
         ModelError: a file is damaged, or a part is not supported.
 
     """
-    index_file, scheduler_file = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
+    index_file = path / "model_index.json"
     index = read_object(index_file)
     if index.get("_class_name") not in family.class_names:
         raise ModelError(
             f"{index_file}: _class_name is {index.get('_class_name')!r}; that of a refiner is {family.class_names[0]}."
         )
-    check_files(folder, family)
+    folder = PipelineFolder.open(path, family)
     if index.get("requires_aesthetics_score") is not True:
         raise ModelError(
             f"{index_file}: requires_aesthetics_score is {index.get('requires_aesthetics_score')!r}; supported are "
             "refiners that take a score, as that of SDXL 1.0."
         )
-    check_scheduler(scheduler_file)
-    check_does_not_clip(scheduler_file)
-    text_encoder = read_text_encoder(folder, family, "_2")
-    unet = read_unet(folder, family, [text_encoder])
-    check_added_input(
-        folder / "unet" / "config.json", unet, text_encoder.projection_dim, _NUM_SIZES, "this is no refiner"
-    )
-    shapes = read_shapes(folder, family)
-    check_text_layers(folder, family, [text_encoder], shapes)
-    check_unet_layer(folder, family, unet, shapes)
+    check_scheduler(folder)
+    check_does_not_clip(folder)
+    text_encoder = read_text_encoder(folder, "_2")
+    unet = read_unet(folder, [text_encoder])
+    check_added_input(folder.config_file("unet"), unet, text_encoder.projection_dim, _NUM_SIZES, "this is no refiner")
+    check_text_layers(folder, [text_encoder])
+    check_unet_layer(folder, unet)
 
 
 def misfit(folder: pathlib.Path, spec: DiffusionModelSpec) -> str | None:

@@ -1,7 +1,4 @@
-"""Checks and describes a folder of Stable Diffusion XL: two tokenizers and text encoders, unet, vae, scheduler.
-
-This module knows neither torch nor what the parts compute; `stable_diffusion_xl.py` loads them.
-"""
+"""Checks and describes a folder of Stable Diffusion XL: two tokenizers and text encoders, unet, vae, scheduler."""
 
 import pathlib
 
@@ -12,33 +9,28 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     make_unet_spec,
     read_folder,
 )
-from noria.models.families import Family
+from noria.models.family import Family
 from noria.models.weights import REDOWNLOAD_HINT
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _NUM_SIZES = 6  # original size, crop, target size: two numbers each
 
 
-def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
-    """Check all parts of a folder and return its spec, without name and fingerprint.
-
-    Raises:
-        ModelError: a file is damaged, or a part is not supported.
-
-    """
-    found = read_folder(folder, family)
+def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, as `Family.inspect` does."""
+    found = read_folder(path, family)
     check_added_input(
-        folder / "unet" / "config.json",
+        found.folder.config_file("unet"),
         found.unet,
         found.text_encoders[-1].projection_dim,
         _NUM_SIZES,
         "this is the refiner, which is no model of its own: see engine.refiners",
     )
-    check_does_not_clip(folder / "scheduler" / "scheduler_config.json")
+    check_does_not_clip(found.folder)
     is_distilled = found.unet.time_cond_proj_dim is not None  # as LCM
     # Of inpainting as the pipeline's. At strength 1 its authors found the images less sharp.
     steps, guidance = (4, 8.0) if is_distilled else (25, 7.5 if found.needs_mask else 5.0)
-    return make_unet_spec(folder, family, found, steps=steps, guidance=guidance, inpaint_strength=0.9999)
+    return make_unet_spec(found, steps=steps, guidance=guidance, inpaint_strength=0.9999)
 
 
 def check_added_input(unet_file: pathlib.Path, unet: UnetConfig, pooled_width: int, num_sizes: int, else_: str) -> None:

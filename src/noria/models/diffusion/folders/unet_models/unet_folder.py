@@ -1,16 +1,14 @@
 """What the folders of UNet families have in common: configurations, what is checked of them, and the spec they make.
 
 `stable_diffusion_folder.py` and `stable_diffusion_xl_folder.py` inspect folders with it. A folder's safety_checker,
-feature_extractor and image_encoder are ignored: neither read nor checked. This module knows neither torch nor what the
-parts compute.
+feature_extractor and image_encoder are ignored: neither read nor checked.
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError, short_repr
@@ -18,24 +16,14 @@ from noria.images import scheduler_names
 from noria.models.diffusion.folders.pipeline_folder import (
     Count,
     Overrides,
+    PartConfig,
+    PipelineFolder,
     Sides,
     VaeConfig,
-    check_files,
-    check_layer,
     check_vocabulary,
-    make_spec,
-    read_overrides,
-    read_shapes,
 )
-from noria.models.families import Family
-from noria.models.weights import (
-    REDOWNLOAD_HINT,
-    Shapes,
-    convert,
-    num_tensor_parameters,
-    read_object,
-    read_struct,
-)
+from noria.models.family import Family
+from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 OTHER_INPUT = (
@@ -57,10 +45,9 @@ class TextEncoderConfig(Struct, frozen=True):
     projection_dim: Count = 512  # transformers' default; of the pooled output
 
 
-class UnetConfig(Struct, frozen=True):
-    """The settings of the UNet that decide whether it is supported, and its sizes; defaults are diffusers'."""
+class UnetConfig(PartConfig, frozen=True):
+    """The settings of the UNet."""
 
-    class_name: str = msgspec.field(name="_class_name")
     # A pair has no fixed-length type here: msgspec 0.22 corrupts memory on `Annotated[int, Meta(ge=1)] | tuple[int,
     # int]`.
     sample_size: Side | Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)] | None = None
@@ -83,8 +70,7 @@ class UnetConfig(Struct, frozen=True):
         return {widths} if isinstance(widths, int) else set(widths)
 
 
-class _Scheduler(Struct, frozen=True):
-    class_name: str = msgspec.field(name="_class_name")
+class _Scheduler(PartConfig, frozen=True):
     prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
 
 
@@ -96,11 +82,10 @@ class _UnetOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
 class UnetFolder:
     """The configurations of a folder, each of which is checked, and that they fit together."""
 
-    pipeline: str  # its class
+    folder: PipelineFolder
     text_encoders: tuple[TextEncoderConfig, ...]
     unet: UnetConfig
     vae: VaeConfig
-    shapes: Mapping[str, Shapes]  # of the weights, by part
 
     @property
     def needs_mask(self) -> bool:
@@ -108,41 +93,35 @@ class UnetFolder:
         return self.unet.in_channels != self.unet.out_channels
 
 
-def read_folder(folder: pathlib.Path, family: Family) -> UnetFolder:
+def read_folder(path: pathlib.Path, family: Family) -> UnetFolder:
     """Read and check all parts of a folder that `family` lists.
 
     Raises:
         ModelError: a file is damaged, or a part is not supported.
 
     """
-    pipeline = check_files(folder, family)
-    check_scheduler(folder / "scheduler" / "scheduler_config.json")
+    folder = PipelineFolder.open(path, family)
+    check_scheduler(folder)
     suffixes = [part.removeprefix("text_encoder") for part in family.parts if part.startswith("text_encoder")]
-    text_encoders = tuple(read_text_encoder(folder, family, suffix) for suffix in suffixes)
-    unet_file, vae_file = folder / "unet" / "config.json", folder / "vae" / "config.json"
-    unet, vae = read_unet(folder, family, text_encoders), read_struct(vae_file, VaeConfig)
-    family.check_class(vae_file, "vae", vae.class_name)
+    text_encoders = tuple(read_text_encoder(folder, suffix) for suffix in suffixes)
+    unet, vae = read_unet(folder, text_encoders), folder.read_part("vae", VaeConfig)
     of_latents = vae.latent_channels
     if unet.in_channels not in (of_latents, 2 * of_latents + 1) or unet.out_channels != of_latents:
         raise ModelError(
-            f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels}, but the VAE has "
-            f"{of_latents} latent channels: a depth, editing or upscaling model; supported are text to image, with "
-            f"in_channels {of_latents}, and inpainting, with {2 * of_latents + 1}."
+            f"{folder.config_file('unet')}: in_channels {unet.in_channels} and out_channels {unet.out_channels}, but "
+            f"the VAE has {of_latents} latent channels: a depth, editing or upscaling model; supported are text to "
+            f"image, with in_channels {of_latents}, and inpainting, with {2 * of_latents + 1}."
         )
-    shapes = read_shapes(folder, family)
-    found = UnetFolder(pipeline, text_encoders, unet, vae, shapes)
-    check_text_layers(folder, family, text_encoders, shapes)
+    check_text_layers(folder, text_encoders)
+    check_unet_layer(folder, unet)
     in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
-    check_unet_layer(folder, family, unet, shapes)
-    check_layer(folder, family, "vae", shapes["vae"], (in_vae,), {"latent_channels": (1, vae.latent_channels)})
-    return found
+    folder.check_layer("vae", (in_vae,), {"latent_channels": (1, vae.latent_channels)})
+    return UnetFolder(folder, text_encoders, unet, vae)
 
 
-def read_unet(folder: pathlib.Path, family: Family, text_encoders: Sequence[TextEncoderConfig]) -> UnetConfig:
+def read_unet(folder: PipelineFolder, text_encoders: Sequence[TextEncoderConfig]) -> UnetConfig:
     """Read a UNet's configuration, and check that it takes the outputs of these text encoders and nothing else."""
-    file = folder / "unet" / "config.json"
-    unet = read_struct(file, UnetConfig)
-    family.check_class(file, "unet", unet.class_name)
+    file, unet = folder.config_file("unet"), folder.read_part("unet", UnetConfig)
     for key in ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type"):
         if getattr(unet, key) is not None:
             raise ModelError(f"{file}: {key} is {getattr(unet, key)!r}: {OTHER_INPUT}")
@@ -155,9 +134,7 @@ def read_unet(folder: pathlib.Path, family: Family, text_encoders: Sequence[Text
     return unet
 
 
-def make_unet_spec(
-    folder: pathlib.Path, family: Family, found: UnetFolder, *, steps: int, guidance: float, inpaint_strength: float
-) -> DiffusionModelSpec:
+def make_unet_spec(found: UnetFolder, *, steps: int, guidance: float, inpaint_strength: float) -> DiffusionModelSpec:
     """Return the spec, without name and fingerprint, with the defaults given here unless noria.json has others.
 
     `inpaint_strength` is the default of a model for inpainting, all of whose requests begin with an image.
@@ -170,7 +147,7 @@ def make_unet_spec(
         ModelError: noria.json is not valid.
 
     """
-    overrides, unet, vae = read_overrides(folder, _UnetOverrides), found.unet, found.vae
+    overrides, unet, vae = found.folder.read_overrides(_UnetOverrides), found.unet, found.vae
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
@@ -179,11 +156,7 @@ def make_unet_spec(
         for choice in scheduler_names.choices_of_family("diffusion")
         if choice.takes_start_image or not found.needs_mask
     )
-    return make_spec(
-        folder,
-        family,
-        found.pipeline,
-        overrides,
+    return found.folder.make_spec(
         Sides(
             width_px, height_px, min(2 * multiple_px, width_px, height_px), 2 * max(width_px, height_px), multiple_px
         ),
@@ -191,26 +164,27 @@ def make_unet_spec(
         steps=steps,
         guidance=guidance,
         scheduler="dpm++2m",
+        overrides=overrides,
+        denoiser="unet",
         guidance_rescale=overrides.guidance_rescale,
-        num_parameters=num_tensor_parameters(found.shapes["unet"]),
         **({"needs_mask": True, "default_strength": inpaint_strength} if found.needs_mask else {}),
     )
 
 
-def read_text_encoder(folder: pathlib.Path, family: Family, suffix: str) -> TextEncoderConfig:
+def read_text_encoder(folder: PipelineFolder, suffix: str) -> TextEncoderConfig:
     """Read and check a text encoder and its tokenizer."""
-    part, tokenizer = f"text_encoder{suffix}", folder / f"tokenizer{suffix}"
-    file = folder / part / "config.json"
+    part, tokenizer = f"text_encoder{suffix}", folder.path / f"tokenizer{suffix}"
+    file = folder.config_file(part)
     text_encoder = read_struct(file, TextEncoderConfig)
-    family.check_class(file, part, next(iter(text_encoder.architectures), None))
+    folder.family.check_class(file, part, next(iter(text_encoder.architectures), None))
     check_vocabulary(tokenizer, text_encoder.vocab_size)
     _check_length(tokenizer, text_encoder)
     return text_encoder
 
 
-def check_scheduler(file: pathlib.Path) -> None:
+def check_scheduler(folder: PipelineFolder) -> None:
     """Check that the scheduler is one for models of epsilon, v or the sample."""
-    tree = read_object(file)
+    file, tree = folder.scheduler_file, read_object(folder.scheduler_file)
     family = scheduler_names.family_of(tree)
     if family != "diffusion":
         raise ModelError(
@@ -220,12 +194,12 @@ def check_scheduler(file: pathlib.Path) -> None:
     convert(file, tree, _Scheduler)
 
 
-def check_does_not_clip(file: pathlib.Path) -> None:
+def check_does_not_clip(folder: PipelineFolder) -> None:
     """Raise ModelError if the scheduler clips, which this family's pipeline does not switch off."""
-    if read_object(file).get("clip_sample"):
+    if read_object(folder.scheduler_file).get("clip_sample"):
         raise ModelError(
-            f"{file}: clip_sample is true: the scheduler would clip, which is not linear. Set it to false; models of "
-            "latents are trained without."
+            f"{folder.scheduler_file}: clip_sample is true: the scheduler would clip, which is not linear. Set it to "
+            "false; models of latents are trained without."
         )
 
 
@@ -240,18 +214,16 @@ def _check_length(folder: pathlib.Path, text_encoder: TextEncoderConfig) -> None
         )
 
 
-def check_text_layers(
-    folder: pathlib.Path, family: Family, text_encoders: Sequence[TextEncoderConfig], shapes: Mapping[str, Shapes]
-) -> None:
+def check_text_layers(folder: PipelineFolder, text_encoders: Sequence[TextEncoderConfig]) -> None:
     """Check one tensor of each text encoder."""
-    parts = [part for part in family.weight_stems if part.startswith("text_encoder")]
+    parts = [part for part in folder.family.weight_stems if part.startswith("text_encoder")]
     embedding = "embeddings.token_embedding.weight"
     for part, config in zip(parts, text_encoders, strict=True):
         names = (embedding, f"text_model.{embedding}")  # after and before transformers 5
         expected = {"vocab_size": (0, config.vocab_size), "hidden_size": (1, config.hidden_size)}
-        check_layer(folder, family, part, shapes[part], names, expected)
+        folder.check_layer(part, names, expected)
 
 
-def check_unet_layer(folder: pathlib.Path, family: Family, unet: UnetConfig, shapes: Mapping[str, Shapes]) -> None:
+def check_unet_layer(folder: PipelineFolder, unet: UnetConfig) -> None:
     """Check one tensor of the UNet."""
-    check_layer(folder, family, "unet", shapes["unet"], ("conv_in.weight",), {"in_channels": (1, unet.in_channels)})
+    folder.check_layer("unet", ("conv_in.weight",), {"in_channels": (1, unet.in_channels)})

@@ -1,0 +1,57 @@
+"""What the calls for images depend on, besides latents and the time: by the stages, of the model and of its refiner."""
+
+from collections.abc import Sequence
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.guided_calls import GuidedImage
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS
+from noria.engine.diffusion.loras.model_loras import ModelLoras
+from noria.engine.diffusion.preparation import PreparedImageRequest, refiner_of
+from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
+from noria.models.diffusion.diffusion_model import DiffusionModel
+
+
+class ImageConditioner:
+    """Conditions the images of requests on their prompts, of which the latest are cached for each stage."""
+
+    def __init__(self, model: DiffusionModel, config: EngineConfig, loras: ModelLoras) -> None:
+        self._loras, self._refiner = loras, refiner_of(model)
+        limits = config.embedding_cache_bytes, 8 if config.buckets else None
+        self._embeddings = PromptEmbeddingCache(loras.text_encode, *limits)
+        if self._refiner is not None:
+            self._refiner_embeddings = PromptEmbeddingCache(self._refiner.text_encode, *limits)
+
+    def condition(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage, ...]]:
+        """Return, by attempt, what each image of a request has at each stage; new prompts are encoded together."""
+        key = self._loras.prompt_key
+        embeddings = self._embeddings.get(
+            key(text, p.adapters) for p in requests for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]
+        )
+        refined = self._condition_refiner([p for p in requests if p.second_stage_from is not None])
+        found: dict[str, tuple[GuidedImage, ...]] = {}
+        for p in requests:
+            prompt = embeddings[key(p.prompt, p.adapters)]
+            negative = embeddings[key(p.negative_prompt, p.adapters)] if p.guided else None
+            references = None if p.references is None else p.references.tokens
+            guided = GuidedImage(prompt, negative, p.request.payload.guidance_scale, p.adapters, references)
+            found[p.request.attempt_id] = (guided, *refined.get(p.request.attempt_id, ()))
+        return found
+
+    def _condition_refiner(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage]]:
+        """Return the same of requests that have calls of the refiner."""
+        if not requests or self._refiner is None:
+            return {}
+        refiner, negative = self._refiner, self._refiner.guidance.negative
+        embeddings = self._refiner_embeddings.get(
+            text
+            for p in requests
+            for text in ([negative(p.request.payload.negative_prompt)] if p.guided else []) + [p.request.payload.prompt]
+        )
+        found = {}
+        for p in requests:
+            payload, of_negative = p.request.payload, None
+            if p.guided:
+                of_negative = refiner.as_negative(embeddings[negative(payload.negative_prompt)])
+            guided = GuidedImage(embeddings[payload.prompt], of_negative, payload.guidance_scale, NO_ADAPTERS)
+            found[p.request.attempt_id] = (guided,)
+        return found

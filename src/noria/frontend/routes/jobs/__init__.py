@@ -1,0 +1,1 @@
+"""The routes of jobs, and the requests in them."""

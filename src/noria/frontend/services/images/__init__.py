@@ -1,0 +1,1 @@
+"""What routes of images and jobs call: a body to an admitted request, to pixels, to files."""

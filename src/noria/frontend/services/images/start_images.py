@@ -1,0 +1,142 @@
+"""Reads the images of requests, those of their start, of controls and references, in threads, at most two at once.
+
+Each takes a core and up to 200 MB.
+"""
+
+import base64
+import binascii
+import functools
+import io
+from collections.abc import Callable, Sequence
+
+from noria.errors import BodyTooLarge, InvalidField, UnreadableImage, short_repr
+from noria.frontend.access.fair_threads import FairThreads
+from noria.frontend.services.images.request_images import check_num_controls, check_num_references
+from noria.images.reference_size import FIELD as REFERENCES
+from noria.images.start_image import ImageFiles, MaskRule, RequestImages
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.request import ControlField, ImageRequest, ImageRequestBody
+
+NUM_UPLOAD_THREADS = 2
+_PIECE_CHARS = 1 << 20  # of base64 that are decoded at once, in 2 ms
+
+LoadFiles = Callable[[], ImageFiles]
+"""Returns the files of a request; is called once, in a thread. Raises RequestError."""
+
+
+class StartImages:
+    """Reads the images of a front end's requests."""
+
+    def __init__(self, max_bytes: int, threads: FairThreads) -> None:
+        """`max_bytes` is the most that the images of a request have together, as files."""
+        self._max_bytes, self._threads = max_bytes, threads
+
+    async def open(self, client: str, load: LoadFiles) -> RequestImages:
+        """Return the images in the files that `load` returns; their pixels are not decoded.
+
+        Raises:
+            BodyTooLarge: the files are too large.
+            RequestError: what `load` and RequestImages raise.
+
+        """
+        return await self._threads.run(client, self._open, load)
+
+    def _open(self, load: LoadFiles) -> RequestImages:
+        files = load()
+        if files.num_bytes > self._max_bytes:
+            raise BodyTooLarge(
+                f"the images of the request have {files.num_bytes} bytes; at most {self._max_bytes} are allowed "
+                "(frontend.max_image_bytes).",
+                field="image" if files.image is not None else "controls" if files.controls else REFERENCES,
+            )
+        return RequestImages(files)
+
+    async def pixels(
+        self, client: str, images: RequestImages, request: ImageRequest, spec: DiffusionModelSpec
+    ) -> bytes:
+        """Return what `RequestImages.pixels` does for a request. Raises UnreadableImage and InvalidField."""
+        return await self._threads.run(client, images.pixels, request.payload.width, request.payload.height, spec)
+
+
+def files_of(body: ImageRequestBody) -> LoadFiles | None:
+    """Return what decodes the images of `body`; None: it has none.
+
+    Raises:
+        InvalidField: there is a mask without a start image, or a control without an image, or there are too many.
+
+    """
+    if body.mask is not None and body.image is None:
+        raise InvalidField("mask is there without image; send both.", field="mask")
+    if not body.images and not body.controls:
+        return None
+    check_num_references(body.reference_images)
+    return functools.partial(
+        decode_files,
+        body.image,
+        body.mask,
+        control_images=control_images(body.controls),
+        reference_images=body.reference_images,
+    )
+
+
+def control_images(controls: Sequence[ControlField]) -> list[str]:
+    """Return the images of controls in base64. Raises InvalidField if one is missing, or there are too many."""
+    check_num_controls(controls)
+    for k, control in enumerate(controls):
+        if control.image is None:
+            raise InvalidField(f"controls[{k}].image is missing; send a PNG, WebP or JPEG file.", field="controls")
+    return [control.image for control in controls if control.image is not None]
+
+
+def decode_files(
+    image: str | None,
+    mask: str | None,
+    mask_rule: MaskRule = "white",
+    *,
+    inverts_mask: bool = False,
+    control_images: Sequence[str] = (),
+    reference_images: Sequence[str] = (),
+) -> ImageFiles:
+    """Return the files of images in base64, or as data: URLs. Raises UnreadableImage."""
+    return ImageFiles(
+        None if image is None else _decode("image", image),
+        None if mask is None else _decode("mask", mask),
+        mask_rule,
+        inverts_mask,
+        tuple(_decode(f"controls[{k}].image", each) for k, each in enumerate(control_images)),
+        tuple(_decode(f"{REFERENCES}[{k}]", each) for k, each in enumerate(reference_images)),
+    )
+
+
+def _decode(name: str, text: str) -> bytes:
+    field = name.partition("[")[0]
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise UnreadableImage(
+                f"{name} is {short_repr(head)}…; allowed is data:image/png;base64, and a file in base64.", field=field
+            )
+    try:
+        return _decode_base64(text)
+    except (binascii.Error, ValueError) as error:
+        raise UnreadableImage(
+            f"{name} is {short_repr(text)}, which is not base64 ({error}); send a PNG, WebP or JPEG file in base64.",
+            field=field,
+        ) from error
+
+
+def _decode_base64(text: str) -> bytes:
+    """Return what `text` is in base64, which may have line ends. Raises binascii.Error and ValueError.
+
+    It is decoded piece by piece, between which other threads run: the interpreter's lock is held for all of a call, and
+    for 25 ms if that decodes 16 MiB.
+    """
+    decoded, rest = io.BytesIO(), ""
+    for start in range(0, len(text), _PIECE_CHARS):
+        rest += text[start : start + _PIECE_CHARS].replace("\n", "").replace("\r", "")
+        num_chars = len(rest) // 4 * 4 if start + _PIECE_CHARS < len(text) else len(rest)
+        if num_chars and decoded.tell() % 3:
+            raise binascii.Error("Excess data after padding")
+        decoded.write(base64.b64decode(rest[:num_chars], validate=True))
+        rest = rest[num_chars:]
+    return decoded.getvalue()

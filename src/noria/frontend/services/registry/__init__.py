@@ -1,0 +1,1 @@
+"""What the routes of the registry call: versions, lineage, statistics, in threads."""
