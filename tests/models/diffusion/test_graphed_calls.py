@@ -103,6 +103,25 @@ def test_the_least_recently_used_graph_goes_first(monkeypatch):
     assert calls.num_captures == 3
 
 
+def test_a_first_call_that_fails_is_no_warm_up():
+    """In the capture, libraries would do what they do in their first call, and cannot do in one."""
+    calls, errors = RecordedCalls(), [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def module(*args, **kwargs):
+        if errors:
+            raise errors.pop()
+        return calls.module(*args, **kwargs)
+
+    graphed = GraphedCalls(module, torch.device("cpu"), calls.capture)
+    args, kwargs = arguments()
+    with pytest.raises(torch.OutOfMemoryError):
+        graphed(*args, **kwargs)
+    graphed(*args, **kwargs)
+    assert calls.num_captures == 0
+    graphed(*args, **kwargs)
+    assert calls.num_captures == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_images_with_graphs_are_those_without(tmp_path, dtype):
