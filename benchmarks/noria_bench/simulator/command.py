@@ -103,7 +103,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     """Simulate measured runs, and print the latencies of both."""
     from noria_bench.simulator import calibration
 
-    for name in ("trace", "shapes", "device", "p99", "slots"):
+    traffic, world = ("arrivals", "rate", "duration", "shapes", "trace"), ("device", "p99", "slots", "autoscale")
+    for name in (*traffic, *world, "failures", "spot"):
         if getattr(arguments, name) is not None:
             raise SimulateError(f"--calibrate takes what it simulates from the measured runs: leave out --{name}")
     found = calibration.calibrate(arguments.calibrate)

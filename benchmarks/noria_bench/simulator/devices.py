@@ -107,10 +107,10 @@ def _with_settings(device: Device, file: pathlib.Path) -> Device:
     try:
         settings: dict[str, Any] = {"slots": int(key["slots"]), "decode_batch": int(key["decode_batch"])}
         buckets = [int(rows) for rows in re.findall(r"\d+", key["buckets"])]
+        settings |= {"max_rows": max(buckets, default=2 * settings["slots"]), "name": key.get("device", device.name)}
+        return msgspec.convert(msgspec.structs.asdict(device) | settings, Device)
     except (KeyError, ValueError) as error:
-        raise SimulateError(f"{file}: its key lacks settings of an engine of this version: {error}") from error
-    settings["max_rows"] = max(buckets, default=2 * settings["slots"])
-    return msgspec.structs.replace(device, name=key.get("device", device.name), **settings)
+        raise SimulateError(f"{file}: its key has not the settings of an engine of this version: {error}") from error
 
 
 def check_device(device: Device, name: str) -> Device:

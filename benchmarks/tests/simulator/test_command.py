@@ -86,6 +86,7 @@ def test_a_folder_without_a_usable_run_says_how_to_make_one(tmp_path, changes):
         (["--rate", "0.000001", "--duration", "1s"], "no request arrives"),
         (["--trace", "/nowhere", "--rate", "5"], "leave out --rate"),
         (["--calibrate", "/nowhere", "--device", "gpu.json"], "leave out --device"),
+        (["--calibrate", "/nowhere", "--rate", "5"], "leave out --rate"),
         (["--write-trace", "/nowhere/trace.csv"], "/nowhere/trace.csv cannot be written"),
     ],
 )

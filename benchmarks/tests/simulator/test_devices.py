@@ -36,6 +36,7 @@ def test_the_file_of_an_engine_has_its_settings_and_the_costs_of_plain_calls(tmp
         ({"steps": [{"width_px": 0, "height_px": 8, "seconds": {"1": 1}}]}, "width_px"),
         ({"steps": [{"width_px": 8, "height_px": 8, "seconds": {"1": -1}}]}, "seconds"),
         ({"steps": [{"width_px": 8, "height_px": 8, "seconds": {}}]}, "no seconds of 8x8"),
+        ({"key": {"slots": "9999999999", "decode_batch": "4", "buckets": "()"}}, r"its key has not .* <= 1024"),
     ],
 )
 def test_costs_that_cannot_be_are_named(tmp_path, fields, message):

@@ -19,9 +19,14 @@ class CudaGraph(Generic[Result]):
         """Capture the call after `num_warm_ups` of it; `pool` is the memory of graphs of which one runs at a time.
 
         In the first calls of a shape, libraries allocate memory and choose kernels, which cannot be captured.
+
+        Raises:
+            RuntimeError: the memory does not suffice, or the call does what cannot be captured, such as waiting.
+
         """
         self._device = device
-        with _capturing, torch.cuda.device(device):
+        # Torch leaves the thread on the stream of a capture that is broken off; the last context restores its own.
+        with _capturing, torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -30,14 +35,27 @@ class CudaGraph(Generic[Result]):
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
             # Another thread may allocate memory meanwhile, for a model that is being mounted.
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                self._result = call()
+            try:
+                with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                    self._result = call()
+            except RuntimeError:
+                _end_allocation(pool)
+                raise
 
     def replay(self) -> Result:
         """Compute again; the result is valid until a graph of this pool is captured or replayed."""
         with torch.cuda.device(self._device):
             self._graph.replay()
         return self._result
+
+
+def _end_allocation(pool: Any) -> None:
+    """Do what torch leaves out if a capture is broken off: while it allocates for one, it frees no cached memory."""
+    device = torch.cuda.current_device()
+    # If only the memory was short, torch has ended it and says so; before 2.7 it has another function.
+    with contextlib.suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.models.catalog import open_model
+from noria.models.cuda_graph import CudaGraph, free_memory
 from noria.models.diffusion.unet_models import graphed_calls
 from noria.models.diffusion.unet_models.graphed_calls import GraphedCalls, without_graphs
 from noria.models.diffusion.unet_models.stable_diffusion_xl import StableDiffusionXL
@@ -101,6 +102,37 @@ def test_the_least_recently_used_graph_goes_first(monkeypatch):
     assert calls.num_captures == 2, "the first is still there, the second is warmed up anew"
     graphed(*arguments(second)[0], **arguments()[1])
     assert calls.num_captures == 3
+
+
+def test_a_first_call_that_fails_is_no_warm_up():
+    """In the capture, libraries would do what they do in their first call, and cannot do in one."""
+    calls, errors = RecordedCalls(), [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def module(*args, **kwargs):
+        if errors:
+            raise errors.pop()
+        return calls.module(*args, **kwargs)
+
+    graphed = GraphedCalls(module, torch.device("cpu"), calls.capture)
+    args, kwargs = arguments()
+    with pytest.raises(torch.OutOfMemoryError):
+        graphed(*args, **kwargs)
+    graphed(*args, **kwargs)
+    assert calls.num_captures == 0
+    graphed(*args, **kwargs)
+    assert calls.num_captures == 1
+
+
+@pytest.mark.gpu
+def test_a_capture_that_is_broken_off_leaves_stream_and_memory_usable():
+    device, stream = torch.device("cuda:0"), torch.cuda.current_stream("cuda:0")
+    ones = torch.ones(4, device=device)
+    with pytest.raises(RuntimeError):
+        CudaGraph(lambda: ones.sum().item(), device, torch.cuda.graph_pool_handle(), num_warm_ups=1)
+    assert torch.cuda.current_stream(device) == stream
+    free_memory(device)
+    graph = CudaGraph(lambda: ones + 1, device, torch.cuda.graph_pool_handle(), num_warm_ups=1)
+    assert graph.replay().tolist() == [2.0] * 4
 
 
 @pytest.mark.gpu

@@ -209,9 +209,8 @@ class DiffusionExecutor:
                 log_fields = self._log_fields("out_of_memory", images)
                 _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=log_fields)
             if self.model.device.type == "cuda":
-                cuda_graph.synchronize(
-                    self.model.device
-                )  # raises if this process has lost the device: then it exits and is restarted
+                # Raises if this process has lost the device: then it exits and is restarted.
+                cuda_graph.synchronize(self.model.device)
         if not fits and self.model.device.type == "cuda":
             cuda_graph.free_memory(self.model.device)  # not inside the handler: the exception keeps its tensors alive
         return fits

@@ -189,7 +189,9 @@ def test_stacks_stay_while_their_requests_do_and_are_of_like_ranks(loaded, monke
     stacks.clear()
     for order in ([16, 2], [2], [2, 2, 16], [16]):
         with rows.applied([sets[rank] for rank in order]):
-            assert not stacks
+            assert not stacks and rows.is_active
+    with rows.applied([NO_ADAPTERS]):  # as a batch of another size has beside those
+        assert not stacks and not rows.is_active
     del sets[2]
     with rows.applied([sets[16]]):
         assert {min(shape) for shape in stacks} == {16}

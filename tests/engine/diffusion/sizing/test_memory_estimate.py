@@ -96,7 +96,7 @@ def test_slots_are_those_that_fit() -> None:
     )
     assert [estimate.needed(slots) for slots in (1, 4, 8)] == [1007 + 5 + 25, 1007 + 20 + 100, 1007 + 40 + 160]
     assert [estimate.slots_in(num_bytes) for num_bytes in (1036, 1037, 1206, 1207)] == [0, 1, 7, 8]
-    graphed = dataclasses.replace(estimate, graph_rows=6)
+    graphed = dataclasses.replace(estimate, graph_rows=6, graph_row=10)
     assert [graphed.needed(slots) - estimate.needed(slots) for slots in (1, 3, 8)] == [20, 60, 60]
 
 
@@ -142,6 +142,7 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
 
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.row > bare.row
+    assert estimate.graph_row == bare.row + estimate.row, "each of the two UNets has graphs of its own"
     elsewhere = estimate_memory(spec, msgspec.structs.replace(config, text_encoder_device="cuda:1"))
     assert elsewhere.elsewhere["refiner's text_encoder_2"] == of_refiner["refiner's text_encoder_2"]
     assert "refiner's text_encoder_2" not in elsewhere.weights

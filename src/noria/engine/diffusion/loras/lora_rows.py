@@ -3,7 +3,7 @@
 What an adapter adds to a layer is (input · down) · up. For a batch, the matrices of its L distinct sets of adapters are
 stacked, of several adapters in a set the ranks are joined, and two batched products take each row's by its index. Hooks
 add the result behind the layers; the model itself stays as it is. Rows without an adapter are not touched at all, so
-they are equal in every bit to those of the bare model; and without adapters in the batch there is no hook.
+they are equal in every bit to those of the bare model; and without adapters in the batch no hook does anything.
 
 Sets are stacked by padded rank, so that a large one makes no other large. Stacks are kept while the sets in them are
 held by requests, whichever rows have them at a call.
@@ -55,7 +55,7 @@ class LoraRows:
     def applied(self, rows: Sequence[Adapters]) -> Iterator[None]:
         """Apply `rows[k]` to row k of the calls of the part inside of this context."""
         self._set_rows(rows)
-        self._is_active = bool(self._hooks)
+        self._is_active = any(self._rows)
         try:
             yield
         finally:
@@ -107,7 +107,7 @@ class LoraRows:
 
     @property
     def is_active(self) -> bool:
-        """Whether a call inside of `applied` runs; others of the same part are the bare model's."""
+        """Whether a call with adapters inside of `applied` runs; all others of the part are the bare model's."""
         return self._is_active
 
     @property

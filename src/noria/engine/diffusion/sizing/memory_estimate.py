@@ -60,6 +60,7 @@ class MemoryEstimate:
     decode_batch: int  # images that the VAE takes at once, at most
     elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
     graph_rows: int = 0  # of the largest call that is captured as a CUDA graph, which keeps its memory
+    graph_row: int = 0  # of such a call, for each row: the model's and its refiner's together
     caches: int = 0  # of embeddings of prompts, when they are full: the model's and that of its refiner
 
     def needed(self, slots: int) -> int:
@@ -69,8 +70,8 @@ class MemoryEstimate:
         return sum(self.weights.values()) + slots * self.slot + self.caches + self.graphs(slots) + max(calls)
 
     def graphs(self, slots: int) -> int:
-        """Return the bytes that CUDA graphs keep: those of their largest call."""
-        return min(slots * self.rows_per_image, self.graph_rows) * self.row
+        """Return the bytes that CUDA graphs keep: those of the largest call of each UNet."""
+        return min(slots * self.rows_per_image, self.graph_rows) * self.graph_row
 
     def slots_in(self, num_bytes: int) -> int:
         """Return how many slots fit, up to 1024; 0 if not even one does."""
@@ -95,7 +96,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
             (conditioning,) = model.text_encode([LONGEST_PROMPT])
             reference = _reference(model, spec)
         num_channels = input_channels(model, shape)
-        row = _row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)
+        rows = [_row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)]
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode([LONGEST_PROMPT]))
         embeddings, num_caches = conditioning.nbytes, 1
@@ -103,7 +104,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
             with _StorageCounter():
                 (conditioning,) = model.refiner.text_encode([LONGEST_PROMPT])
             embeddings, num_caches = embeddings + conditioning.nbytes, 2
-            row = max(row, _row_bytes(model.refiner, shape, conditioning))
+            rows.append(_row_bytes(model.refiner, shape, conditioning))
         slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
         slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
         slot += 0 if reference is None else reference.tokens_MD.nbytes
@@ -111,7 +112,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     weights = weights_of(spec, config)
     return MemoryEstimate(
         weights=weights.here,
-        row=row,
+        row=max(rows),
         decoded_image=decoded,
         prompt=0 if weights.elsewhere else prompt,
         slot=slot + rows_per_image * embeddings,
@@ -119,6 +120,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         decode_batch=min(config.decode_batch, max(1, MAX_PIXELS // (spec.default_width_px * spec.default_height_px))),
         elsewhere=weights.elsewhere,
         graph_rows=MAX_LATENTS // math.prod(shape[1:]) if config.cuda_graphs and isinstance(model, UnetModel) else 0,
+        graph_row=sum(rows),
         caches=num_caches * config.embedding_cache_bytes,
     )
 

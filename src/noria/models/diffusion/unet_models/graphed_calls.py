@@ -61,13 +61,18 @@ class GraphedCalls:
         leaves, _ = pytree.tree_flatten(arguments)
         shapes = tuple((each.shape, each.dtype) if isinstance(each, torch.Tensor) else each for each in leaves)
         key = tuple(kwargs), shapes
-        graph = self._graphs.pop(key, None)
+        graph = self._graphs.get(key)
         if graph == "warm":
-            graph = self._try_capture(arguments)
-        self._graphs[key] = graph or "warm"
+            graph = self._graphs[key] = self._try_capture(arguments)
+        if isinstance(graph, _Graph):
+            result = graph.replay(leaves)
+        else:
+            result = self._module(latents_RCHW, *args, **kwargs)
+            self._graphs.setdefault(key, "warm")  # not before: a first call that fails is no warm-up
+        self._graphs.move_to_end(key)
         if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)
-        return graph.replay(leaves) if isinstance(graph, _Graph) else self._module(latents_RCHW, *args, **kwargs)
+        return result
 
     def _try_capture(self, arguments: "_Arguments") -> "_Graph | Literal['failed']":
         copies = pytree.tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, arguments)
