@@ -334,7 +334,8 @@ class RequestReceiver:
             with journal or self.crash_journal.preparing(attempt_id):
                 prepared = executor.prepare(request, task.data)
                 if resumption is not None and resumption.states:
-                    prepared = _resumed(executor, prepared, resumption)
+                    resumption.check_version(request.model_version)
+                    prepared = executor.resume(prepared, resumption.states)
         except InvalidStateError as error:
             prepared, refused = None, StateRefused(attempt_id, str(error))
         except (RequestError, QueueFull) as error:
@@ -398,13 +399,3 @@ class RequestReceiver:
         """Answer a request that did not reach the loop; its time since `arrived` counts as queue time."""
         timings = Timings(queue_s=time.monotonic() - arrived)
         self._channel.send(client, msgspec.structs.replace(reply, timings=timings))
-
-
-def _resumed(executor: Executor[Any], prepared: PreparedRequest, resumption: Resumption) -> PreparedRequest:
-    """Return `prepared` with what it brings. Raises InvalidStateError."""
-    if prepared.request.model_version != resumption.model_version:
-        raise InvalidStateError(
-            f"its images are of version {resumption.model_version!r}, and not {prepared.request.model_version!r}"
-        )
-    resumed: PreparedRequest = executor.resume(prepared, resumption.states)
-    return resumed

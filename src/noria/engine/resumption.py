@@ -23,6 +23,11 @@ class Resumption:
     model_version: str  # of the model that computed them
     waited_s: float
 
+    def check_version(self, version: str) -> None:
+        """Raise InvalidStateError if its images are of another version."""
+        if version != self.model_version:
+            raise InvalidStateError(f"its images are of version {self.model_version!r}, and not {version!r}")
+
 
 def read_resumption(message: Resume, frame: memoryview | None) -> tuple[Resumption, memoryview | None]:
     """Return what `message` brings, and what the frame has for the request itself.

@@ -262,7 +262,7 @@ def test_the_pixels_that_wait_are_bounded():
 
 
 def test_the_pixels_of_a_request_that_has_moved_are_not_rejected(tiny, monkeypatch):
-    _, executor = tiny
+    executor = DiffusionExecutor(tiny[1].model, tiny[1].config)  # which holds no pixels of other tests
     request = make_request(1, strength=0.5)
     monkeypatch.setattr(executor._preparer._start_frames, "_max_waiting_bytes", 1)
     held = executor.prepare(request, frame(request))

@@ -48,7 +48,7 @@ class GraphedCalls:
     ) -> None:
         """`capture` makes a graph of a call, as `CudaGraph` does."""
         self._module, self._device, self._capture = module, device, capture
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pool = _new_pool(device)
         # By shapes, the least recently used first.
         self._graphs: OrderedDict[object, _Graph | Literal["warm", "failed"]] = OrderedDict()
 
@@ -87,6 +87,7 @@ class GraphedCalls:
                 error,
                 extra=fields(event="graph_failed", shape=shape),
             )
+            self._pool = _new_pool(self._device)  # torch may refuse one whose capture was broken off
             return "failed"
         return _Graph(pytree.tree_leaves(copies), graph)
 
@@ -104,3 +105,7 @@ class _Graph:
             if isinstance(copy, torch.Tensor):
                 copy.copy_(leaf)
         return self.graph.replay()
+
+
+def _new_pool(device: torch.device) -> Any:
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
