@@ -20,7 +20,7 @@ from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.resumption import InvalidStateError, Resumption, read_resumption
-from noria.engine.runtime import AnyRuntime, Executor, PreparedRequest
+from noria.engine.runtime import AnyRuntime, Executor
 from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER

@@ -10,6 +10,7 @@ import torch
 
 import tiny_models
 from generating import difference, generate, moved_image
+from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader
 from noria.engine.loop import EngineLoop, RequestEnded
 from noria.errors import InvalidField, QueueFull
