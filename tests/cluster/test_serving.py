@@ -3,10 +3,12 @@
 import importlib.metadata
 import importlib.util
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from noria.cluster.serving import running_on
+from noria.cluster.serving import end_haproxy, running_on
 from noria.config import Config
 from noria.errors import ConfigError, MissingExtra
 
@@ -41,3 +43,15 @@ def test_a_ray_that_is_too_old_is_rejected_with_both_versions(version, monkeypat
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     with pytest.raises(ConfigError, match=rf"needs Ray 2\.60 or newer, and {version}"), running_on("local", Config()):
         pass
+
+
+def test_the_haproxy_that_ray_leaves_behind_ends_and_that_of_another_node_does_not():
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "-f"]
+    with (
+        subprocess.Popen([*command, "/tmp/haproxy-serve/aa11/haproxy.cfg"]) as left,
+        subprocess.Popen([*command, "/tmp/haproxy-serve/bb22/haproxy.cfg"]) as other,
+    ):
+        end_haproxy("aa11")
+        has_ended = left.poll() is not None, other.poll() is not None
+        other.kill()
+    assert has_ended == (True, False)

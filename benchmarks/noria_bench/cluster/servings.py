@@ -61,6 +61,7 @@ def running_serving(
     command = ["env", *(f"{name}={value}" for name, value in variables.items()), str(python_of("ray")), "-m", "noria"]
     descendants: list[psutil.Process] = []
     with contextlib.ExitStack() as stack:
+        stack.callback(_kill_haproxy)
         stack.callback(_kill, descendants)  # what the server leaves behind
         server = stack.enter_context(running_process(lambda port: [*command, *arguments, "--port", str(port)]))
         stack.callback(lambda: descendants.extend(server.process.children(recursive=True)))
@@ -98,6 +99,15 @@ def role_of(name: str, command: str) -> str:
     if name.startswith("haproxy"):
         return "HAProxy"
     return next((role for start, role in _ROLES.items() if command.startswith(start)), ROLES[-1])
+
+
+def _kill_haproxy() -> None:
+    """Kill the HAProxy that Ray has started while it ended; a machine has one, since its ports are fixed."""
+    _kill(
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"].startswith("haproxy") and "haproxy-serve" in " ".join(process.info["cmdline"] or ())
+    )
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:

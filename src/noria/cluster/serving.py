@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
+
 from noria.cluster import check_ray
 from noria.config import Config
 from noria.errors import ConfigError, short_repr
@@ -16,6 +18,7 @@ from noria.observe.logs.log_record import fields
 _APPLICATION = "noria"
 _CLUSTER = re.compile(r"ray://(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d{1,5})")
 _STATUS_POLL_S = 0.5
+_HAPROXY_END_S = 5.0
 _PROBE_TIMEOUT_S = 5.0  # Ray itself says after 31 s that nothing listens
 
 log = logging.getLogger("noria.cluster")
@@ -48,6 +51,7 @@ def running_on(target: str, config: Config) -> Iterator[str]:
             ray.init(target)
     except (ConnectionError, RuntimeError) as error:  # such as "Version mismatch", which names both versions
         raise ConfigError(f"Ray at {target} cannot be used: {error}") from error
+    node_id = ray.get_runtime_context().get_node_id()
     try:
         serve.start(http_options={"host": config.frontend.host, "port": config.frontend.port})
         with deployed(build(config), _APPLICATION):
@@ -60,6 +64,25 @@ def running_on(target: str, config: Config) -> Iterator[str]:
             with contextlib.suppress(Exception):  # it may have ended
                 serve.shutdown()
         ray.shutdown()
+        if target == "local":
+            end_haproxy(node_id)
+
+
+def end_haproxy(node_id: str) -> None:
+    """End the HAProxy of a node of Ray, whose id is in the path of its configuration file.
+
+    Ray starts it anew when front ends change, and one that it starts while it ends itself is left behind; its ports
+    would be missing at the next start.
+    """
+    left = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(f"/{node_id}/haproxy.cfg" in argument for argument in process.info["cmdline"] or ())
+    ]
+    for process in left:
+        with contextlib.suppress(psutil.Error):  # it ends itself, or is another user's
+            process.terminate()
+    psutil.wait_procs(left, timeout=_HAPROXY_END_S)
 
 
 def _check_target(target: str) -> str | None:
