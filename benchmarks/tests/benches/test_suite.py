@@ -236,7 +236,7 @@ def test_a_server_that_ends_just_before_its_client_has_failed(tmp_path):
 
 def test_a_folder_that_cannot_be_created_is_rejected_before_any_measurement(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--out .*file/out cannot be created"):
+    with pytest.raises(ConfigError, match=r"--out .*file/out cannot be written"):
         suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writer.write_report)
 
 
