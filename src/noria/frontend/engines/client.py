@@ -18,10 +18,11 @@ import msgspec
 import zmq
 
 from noria.errors import GenerationFailed
-from noria.frontend.engines.attempt import Attempt, AttemptLostError, MoveReason, apply_message
+from noria.frontend.engines.attempt import Attempt, AttemptLostError, MoveReason, apply_message, count_moves_from_zero
 from noria.frontend.engines.crash_attribution import ExitReport
 from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import (
     AboutAttempt,
     Cancel,
@@ -289,6 +290,9 @@ class EngineClient:
         self._last_state = state
         if self.ready:
             self.known_models = (*state.models, *state.replaced)
+            for spec in state.models:
+                if isinstance(spec, DiffusionModelSpec):
+                    count_moves_from_zero(spec.name)
         if self._exit_report is not None:
             if state.incarnation == self._lost_incarnation:  # only the connection was lost: no request caused it
                 report = ExitReport("killed", frozenset())
