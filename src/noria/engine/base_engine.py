@@ -84,7 +84,7 @@ class BaseEngine(abc.ABC):
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)
         if clients:
-            self._receiver.wait_until_read(clients, EngineLoad(0.0, 0, 0, 0), _READ_TIMEOUT_S)
+            self._receiver.loads.wait_until_read(clients, EngineLoad(0.0, 0, 0, 0), _READ_TIMEOUT_S)
 
     def _hand_over_all(self) -> set[ClientId]:
         """Hand over all requests; return their clients."""
@@ -136,7 +136,7 @@ class BaseEngine(abc.ABC):
         )
         if load != last_load:
             self._last_load = now, load
-            self._receiver.publish_load(load)
+            self._receiver.loads.publish(load)
             self._metrics.on_precisions(load.precisions)
 
     def _process_commands(self) -> bool:

@@ -16,6 +16,7 @@ from opentelemetry.trace import Tracer
 
 from noria.engine.commands import CancelCommand, Command, ReleaseCommand, SubmitCommand, SubscribeCommand
 from noria.engine.compile_queue import CompileQueue, CompileTask
+from noria.engine.load_publisher import LoadPublisher
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.monitoring.watchdog import HangWatchdog
@@ -27,7 +28,6 @@ from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     Cancel,
-    EngineLoad,
     EngineState,
     ExitCause,
     Failed,
@@ -101,17 +101,12 @@ class RequestReceiver:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
         self._compile_queue = CompileQueue()
         self._clients: dict[str, ClientId] = {}  # by name
-        self._load: EngineLoad | None = None
-        # the last load sent to each client, until it is acknowledged
-        self._unacked_loads: dict[ClientId, EngineLoad] = {}
+        self.loads = LoadPublisher(channel)
         self._preparing: dict[tuple[ClientId, str], _PreparingRequest] = {}
         self._leases: dict[ClientId, _Lease] = {}
-        self._acking: set[ClientId] = set()  # that acknowledge loads
-        # protects _models, _replaced, _executor, _clients, _load, _unacked_loads, _preparing, _leases, _acking and
-        # _compile_queue
+        # protects _models, _replaced, _executor, _clients, _preparing, _leases and _compile_queue
         self._lock = threading.Lock()
         self._prepared = threading.Condition(self._lock)  # notified when a request has left _preparing
-        self._acked = threading.Condition(self._lock)  # notified when a load was acknowledged
 
     def set_ready(self, runtime: AnyRuntime) -> None:
         """Announce to every client that the models are loaded."""
@@ -156,27 +151,6 @@ class RequestReceiver:
         with self._prepared:
             self._prepared.wait_for(lambda: all(each.model != model for each in self._preparing.values()))
 
-    def publish_load(self, load: EngineLoad) -> None:
-        """Send `load` to every client.
-
-        One that has not acknowledged the last load gets the newest one as soon as it does.
-        """
-        with self._lock:
-            self._load = load
-            for client in self._clients.values():
-                self._send_load(client)
-
-    def wait_until_read(self, clients: Iterable[ClientId], load: EngineLoad, timeout_s: float) -> None:
-        """Send a last load, and wait until these clients have acknowledged it, so have read all that was sent before.
-
-        ZeroMQ drops what a client has not read when the connection ends. Clients that acknowledge no loads do not
-        count.
-        """
-        self.publish_load(load)
-        with self._acked:
-            waiting = self._acking.intersection(clients)
-            self._acked.wait_for(lambda: waiting.isdisjoint(self._unacked_loads), timeout_s)
-
     def start(self) -> None:
         """Receive from now on."""
         self._channel.start(self.receive)
@@ -189,7 +163,7 @@ class RequestReceiver:
             case Hello(name, lease_s):
                 self._register_client(client, name, lease_s)
             case LoadAck():
-                self._ack_load(client)
+                self.loads.ack(client)
             case Submit(request):
                 self._submit(client, request, data)
             case Resume():
@@ -216,7 +190,7 @@ class RequestReceiver:
             if lease_s is not None:
                 self._leases[client] = _Lease(name, lease_s, time.monotonic())
             self._channel.send(client, self._state())
-            self._send_load(client)
+            self.loads.add(client)
 
     def _forget_client(self, client: ClientId) -> None:
         """Cancel the requests of a connection that will send nothing more. The caller holds the lock."""
@@ -224,8 +198,7 @@ class RequestReceiver:
         self._prepared.notify_all()
         self._discard(client, None)
         self.commands.put(CancelCommand(client, None))
-        self._unacked_loads.pop(client, None)
-        self._acking.discard(client)
+        self.loads.forget(client)
         self._leases.pop(client, None)
 
     def end_leases(self, now: float) -> None:
@@ -239,18 +212,6 @@ class RequestReceiver:
                     _log.warning("%s has been silent for %g s", lease.name, lease.lease_s, extra=extra)
                     del self._clients[lease.name]
                     self._forget_client(client)
-
-    def _send_load(self, client: ClientId) -> None:
-        if self._load is not None and client not in self._unacked_loads:
-            self._unacked_loads[client] = self._load
-            self._channel.send(client, self._load)
-
-    def _ack_load(self, client: ClientId) -> None:
-        with self._lock:
-            self._acking.add(client)
-            if self._unacked_loads.pop(client, self._load) is not self._load:
-                self._send_load(client)
-            self._acked.notify_all()
 
     def _state(self) -> EngineState:
         ready = self._executor is not None
