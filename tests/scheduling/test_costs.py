@@ -11,6 +11,14 @@ MODEL = ModelKey("m")
 SMALL, LARGE = BatchKey(64, 64, MODEL), BatchKey(128, 128, MODEL)
 
 
+def test_a_few_rows_more_than_the_limit_share_the_call_if_they_fit():
+    costs = CostModel(max_rows=16)
+    assert [costs.stretched_limit(SMALL, 10, rows) for rows in (1, 10, 11, 14, 15, 30)] == [10, 10, 11, 14, 10, 10]
+    assert [costs.stretched_limit(SMALL, 14, rows) for rows in (16, 17)] == [16, 14]
+    costs.record_oom(SMALL, 24)
+    assert [costs.stretched_limit(SMALL, 10, rows) for rows in (12, 13)] == [12, 10]
+
+
 def test_an_empty_curve_returns_zero_and_the_maximum_knee():
     assert CostCurve().at(4) == 0.0
     assert CostCurve().knee(8) == 8

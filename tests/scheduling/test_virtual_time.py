@@ -1,16 +1,16 @@
-"""What each policy guarantees, in virtual time: the real scheduler and engine loop, on a device with known costs.
+"""Guarantees of each policy, in virtual time: the real scheduler and engine loop, on a device with known costs.
 
 Each test derives its bound. Times are seconds; `ITERATION_S` and `DECODE_S` are the longest that one step and one
 decode can take.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
+from noria.engine.loop import ProgressChanged, RequestEnded, StepLoop
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import IMPLICIT_DEADLINE_S, POLICIES
@@ -24,7 +24,7 @@ SIDES = (8, 16, 24)
 STEPS = {1: 0.010, 2: 0.011, 4: 0.014, 8: 0.022}
 DECODES = {1: 0.004, 2: 0.006, 4: 0.010}
 MAX_ROWS = 8
-ITERATION_S, DECODE_S = 2.0 * STEPS[8], 2.0 * DECODES[4]  # of the largest shape, twice the smallest's
+ITERATION_S, DECODE_S = 2.0 * STEPS[8], 2.0 * DECODES[4]  # times of the largest shape, twice the smallest's
 
 every_policy = pytest.mark.parametrize("policy", list(POLICIES))
 in_virtual_time = settings(max_examples=40, deadline=None)
@@ -55,6 +55,8 @@ class TrafficRequest:
     priority: str = "normal"
     deadline_s: float | None = None
     exclusive: bool = False
+    client: str = ""
+    weight: float = 1.0
 
     def image_request(self, name):
         return make_image_request(
@@ -68,6 +70,8 @@ class TrafficRequest:
             priority=self.priority,
             deadline_s=self.deadline_s,
             exclusive=self.exclusive,
+            share_client=self.client,
+            share_weight=self.weight,
         )
 
 
@@ -92,7 +96,7 @@ class Simulation:
         )
         self.scheduler = scheduler
         self.executor = FakeExecutor(self.clock, self.iteration_s)
-        self.loop = EngineLoop(scheduler, self.executor, self.record, self.clock)
+        self.loop = StepLoop(scheduler, self.executor, self.record, self.clock)
 
     def iteration_s(self, plan):
         table = self.scheduler._table  # at the start of the iteration, after joins
@@ -137,6 +141,7 @@ class Simulation:
                 return
 
 
+priorities = st.sampled_from(["low", "normal", "high"])
 traffic_requests = st.builds(
     TrafficRequest,
     at_s=st.floats(0, 2.0),
@@ -144,7 +149,7 @@ traffic_requests = st.builds(
     images=st.integers(1, 4),
     side_px=st.sampled_from(SIDES),
     rows=st.integers(1, 2),
-    priority=st.sampled_from(["low", "normal", "high"]),
+    priority=priorities,
     deadline_s=st.none() | st.floats(0.01, 3.0),
 )
 
@@ -184,6 +189,7 @@ def test_no_slot_and_no_row_stays_unused_while_an_image_could_use_it(policy, tra
 # What each policy ranks ahead of a waiting request, for ever: newer work with a deadline and high priority, older work,
 # or shorter work.
 PREFERRED = {
+    "fair": TrafficRequest(steps=3, priority="high", deadline_s=0.5),
     "least-slack": TrafficRequest(steps=3, priority="high", deadline_s=0.5),
     "fcfs": TrafficRequest(steps=3),
     "shortest-first": TrafficRequest(steps=1, rows=1),
@@ -208,11 +214,11 @@ PREFERRED = {
 def test_no_request_starves_under_an_endless_stream_of_preferred_ones(policy, patient, num_slots, max_rows):
     """New requests overtake a waiting one only until its sort key is below theirs; the policy determines when.
 
-    least-slack: the deadline of a new request is not before its arrival, and priority subtracts 30 s, so none overtakes
-    after the implicit deadline plus 30 s. fcfs: none ever does. shortest-first: none does after twice the request's own
-    work, which in a full batch takes at most `steps` of the longest iterations. From then on only earlier requests go
-    first: the queue is kept at `max_waiting` images, and the request has `images`; each takes at most its steps of the
-    longest iteration and a decode, and three batch keys share the device.
+    fair (of one client), least-slack: the deadline of a new request is not before its arrival, and priority subtracts
+    30 s, so none overtakes after the implicit deadline plus 30 s. fcfs: none ever does. shortest-first: none does after
+    twice the request's own work, which in a full batch takes at most `steps` of the longest iterations. From then on
+    only earlier requests go first: the queue is kept at `max_waiting` images, and the request has `images`; each takes
+    at most its steps of the longest iteration and a decode, and three batch keys share the device.
     """
     simulation, max_waiting = Simulation(policy, num_slots, max_rows), 6
     preferred = PREFERRED[policy]
@@ -221,6 +227,7 @@ def test_no_request_starves_under_an_endless_stream_of_preferred_ones(policy, pa
     name = simulation.submit(patient)
     own_s = patient.images * (patient.steps * ITERATION_S + DECODE_S)
     overtaken_s = {
+        "fair": IMPLICIT_DEADLINE_S[patient.priority] + 30.0,
         "least-slack": IMPLICIT_DEADLINE_S[patient.priority] + 30.0,
         "fcfs": 0.0,
         "shortest-first": 2 * own_s,
@@ -242,16 +249,17 @@ requests_of_one_key = st.builds(
     steps=st.integers(1, 12),
     images=st.integers(1, 3),
     rows=st.just(2),
-    priority=st.sampled_from(["low", "normal", "high"]),
+    priority=priorities,
     deadline_s=st.none() | st.floats(0.02, 1.5),
+    client=st.sampled_from(["", "a", "b"]),
 )
 
 
-@pytest.mark.parametrize("policy", ["least-slack", "fcfs"])
+@pytest.mark.parametrize("policy", ["fair", "least-slack", "fcfs"])
 @settings(max_examples=100, deadline=None)
 @given(traffic=st.lists(requests_of_one_key, max_size=14), num_slots=st.integers(1, 6))
 def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, num_slots):
-    """One batch key, one image per call, with and without deadlines, arriving at any time.
+    """Requests have one batch key, one image per call, with and without deadlines, and arrive at any time.
 
     The simulation at admission is exact, and later
     requests are rejected or deprioritized if they would break an accepted deadline; so only rounding can break one.
@@ -326,13 +334,20 @@ def test_a_request_without_a_deadline_goes_by_its_implicit_one_if_that_breaks_no
     assert simulation.ended_at[without_deadline] < simulation.ended_at[with_deadline] <= 9.0
 
 
-@pytest.mark.parametrize("policy", ["least-slack", "fcfs"])
+@pytest.mark.parametrize("policy", ["fair", "least-slack", "fcfs"])
 @settings(max_examples=100, deadline=None)
 @given(
     traffic=st.lists(
-        st.builds(TrafficRequest, steps=st.integers(1, 15), images=st.integers(1, 4), rows=st.integers(1, 2)),
+        st.builds(
+            TrafficRequest,
+            steps=st.integers(1, 15),
+            images=st.integers(1, 4),
+            rows=st.integers(1, 2),
+            client=st.sampled_from(["", "a", "b"]),
+            weight=st.sampled_from([1.0, 0.5]),
+        ),
         min_size=1,
-        max_size=12,
+        max_size=8,  # so that all images are in the head of the queue
     ),
     num_slots=st.integers(1, 6),
     max_rows=st.integers(1, 8),
@@ -340,15 +355,93 @@ def test_a_request_without_a_deadline_goes_by_its_implicit_one_if_that_breaks_no
 def test_forecasts_of_one_batch_key_come_true(policy, traffic, num_slots, max_rows):
     """Exact costs, no further arrivals: the forecast joins, steps and decodes by the scheduler's rules.
 
-    So it is off by at most one iteration
-    and one decode, when two images are denoised at once and are not decoded in the order in which they joined.
+    So it is off by at most one iteration and one decode, when two images are denoised at once and are not decoded in
+    the order in which they joined; with fair shares by one for each client and one more, since whose images are left
+    decides how wide the calls are.
     """
     simulation = Simulation(policy, num_slots, max_rows)
     names = [simulation.submit(request) for request in traffic]
     predicted = simulation.scheduler.progress(names, 0.0)
     simulation.run()
+    num_off = len({request.client for request in traffic}) + 1 if policy == "fair" else 1
+    off_s = num_off * (STEPS[8] + DECODES[4])
     for name in names:
-        assert abs(simulation.ended_at[name] - predicted[name].finish_in_s) <= STEPS[8] + DECODES[4]
+        assert abs(simulation.ended_at[name] - predicted[name].finish_in_s) <= off_s
+
+
+arrivals_of_any_priority = st.lists(
+    st.builds(
+        TrafficRequest,
+        steps=st.integers(1, 15),
+        images=st.integers(1, 3),
+        priority=priorities,
+        client=st.sampled_from(["", "a", "b"]),
+    ).map(lambda request: replace(request, weight=0.5 if request.client == "b" else 1.0)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("policy", ["fair", "least-slack"])
+@settings(max_examples=100, deadline=None)
+@given(
+    running=arrivals_of_any_priority,
+    arriving=arrivals_of_any_priority,
+    num_iterations=st.integers(0, 20),
+    num_slots=st.integers(1, 6),
+    max_rows=st.integers(2, 8),
+)
+def test_forecasts_come_true_where_images_take_the_slots_of_others(
+    policy, running, arriving, num_iterations, num_slots, max_rows
+):
+    """The same bound, for what is left when more requests arrive, without what was learned of traffic before."""
+    simulation = Simulation(policy, num_slots, max_rows)
+    for request in running:
+        simulation.submit(request)
+    for _ in range(num_iterations):
+        simulation.loop.run_iteration()
+    names = [simulation.submit(request) for request in arriving]
+    names += [name for name in simulation.submitted if name not in {*names, *simulation.finish_reasons}]
+    now, predictor = simulation.clock.now, simulation.scheduler._predictor
+    predictor._expected_batch_size.clear()
+    predictor.table.bump_version()
+    predicted = {name: predictor.predict_uncorrected(name, now) for name in names}
+    simulation.run()
+    num_clients = len({request.client for request in (*running, *arriving)}) if policy == "fair" else 1
+    off_s = num_clients * (STEPS[8] + DECODES[4])
+    for name in names:
+        assert abs(simulation.ended_at[name] - now - predicted[name].finish_in_s) <= off_s
+
+
+@pytest.mark.parametrize("policy", ["fair", "least-slack"])
+@in_virtual_time
+@given(
+    running=st.lists(
+        st.builds(
+            TrafficRequest,
+            steps=st.integers(5, 200),
+            images=st.integers(1, 4),
+            side_px=st.sampled_from(SIDES),
+            client=st.sampled_from(["", "a", "b"]),
+            weight=st.sampled_from([1.0, 0.5]),
+        ),
+        max_size=10,
+    ),
+    num_iterations=st.integers(0, 20),
+    num_slots=st.integers(1, 6),
+    max_rows=st.integers(2, 8),
+)
+def test_an_urgent_request_waits_for_at_most_one_iteration(policy, running, num_iterations, num_slots, max_rows):
+    """However many images others have in slots, of whatever size, and whatever is left of them."""
+    simulation = Simulation(policy, num_slots, max_rows)
+    for request in running:
+        simulation.submit(request)
+    for _ in range(num_iterations):
+        simulation.loop.run_iteration()
+    simulation.loop.run_iteration()  # the one that it waits for
+    name = simulation.submit(TrafficRequest(steps=1, priority="high", client="c"))
+    stepped = simulation.loop.run_iteration().plan.steps
+    assert name in {step.image.attempt_id for step in stepped}
 
 
 @every_policy

@@ -3,11 +3,12 @@
 The key of an image that waits does not change as time passes, unless its deadline becomes infeasible or costs change:
 so waiting images are kept sorted (`step/waiting_queue.py`).
 
-A policy orders images twice: which ones get slots when slots are scarce, and which ones step when the profitable batch
-is smaller than the running set (pausing an image is free: its latents stay in its slot). Under every policy, waiting
-improves an image's rank, so no image starves.
+A policy orders images twice: which ones have slots when slots are scarce, and which ones step when the profitable batch
+is smaller than the running set (pausing an image is free: its latents stay in its slot, or wait in the host's memory).
+Under every policy, waiting improves an image's rank, so no image starves.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -16,13 +17,15 @@ from noria.protocol.request import Priority
 
 
 class Candidate(NamedTuple):
-    """What a policy knows of an image; times are monotonic seconds."""
+    """The facts that a policy knows of an image; times are monotonic seconds."""
 
     arrived_at: float
     deadline: float | None  # requested by the caller; None: no deadline
     priority: Priority
-    remaining_s: float  # of work, at the expected batch size
-    min_remaining_s: float  # of work, with the device to itself
+    remaining_s: float  # seconds of work, at the expected batch size
+    min_remaining_s: float  # seconds of work, with the device to itself
+    # The latest deadline that its client's share of the device implies (`shares/fair_shares.py`); infinity: none.
+    fair_deadline: float = math.inf
 
 
 Policy = Callable[[Candidate, float], float]
@@ -48,9 +51,21 @@ def least_slack(image: Candidate, now: float) -> float:
     """
     if image.deadline is None:
         return image.arrived_at + IMPLICIT_DEADLINE_S[image.priority]
-    if image.deadline - now < COST_UNCERTAINTY * image.min_remaining_s:
+    if _is_infeasible(image, now):
         return image.deadline + INFEASIBLE_PENALTY_S
     return image.deadline + _PRIORITY_OFFSET_S[image.priority]
+
+
+def fair(image: Candidate, now: float) -> float:
+    """Rank as `least_slack` does, except that nobody waits for somebody else's many images.
+
+    An image goes ahead of those of other clients whose turn is later (`shares/fair_shares.py`), which is decided when
+    it arrives. With one client this is `least_slack`.
+    """
+    if image.deadline is None and image.fair_deadline < math.inf:
+        return image.fair_deadline
+    key = least_slack(image, now)
+    return key if _is_infeasible(image, now) else min(key, image.fair_deadline)
 
 
 def fcfs(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's signature
@@ -66,11 +81,21 @@ def shortest_first(image: Candidate, now: float) -> float:  # noqa: ARG001 - a p
     return image.remaining_s + _AGING_RATE * image.arrived_at
 
 
+def _is_infeasible(image: Candidate, now: float) -> bool:
+    """Whether an image can no longer meet its deadline."""
+    return image.deadline is not None and image.deadline - now < COST_UNCERTAINTY * image.min_remaining_s
+
+
 def uses_deadlines(policy: Policy) -> bool:
     """Whether batches must stay small enough to meet deadlines; policies that ignore deadlines do not need that."""
-    return policy is least_slack
+    return policy in (fair, least_slack)
+
+
+def shares_fairly(policy: Policy) -> bool:
+    """Whether clients share the device by their weights; other policies do not know clients."""
+    return policy is fair
 
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {"least-slack": least_slack, "fcfs": fcfs, "shortest-first": shortest_first}
+    {"fair": fair, "least-slack": least_slack, "fcfs": fcfs, "shortest-first": shortest_first}
 )

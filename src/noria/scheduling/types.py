@@ -1,17 +1,20 @@
-"""What the interface of a scheduler (`interface.py`) takes and returns: requests, plans, results of plans, events.
+"""The types that a scheduler's interface (`interface.py`) takes and returns: requests, plans, their results, events.
 
 An *image* is the unit of scheduling: a request for four images takes four slots, possibly at different iterations. An
-*iteration* executes one `IterationPlan`: start images are encoded, new images join, one model call steps running images
-of one batch key, finished latents are decoded.
+*iteration* executes one `IterationPlan`: images are evicted from slots, start images are encoded, new and evicted
+images join, one model call steps running images of one batch key, finished latents are decoded.
 
 For text encoders the unit is a *text*, a row of a batch; a `BatchPlan` is one model call with texts of one model. Both
-kinds share requests, results and events: there, read "text" where a name or a field says image.
+kinds share requests and their ends: there, an *item* is an image or a text. Types that each text has one of are msgspec
+structs, since a frozen dataclass takes five times as long to make.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import Priority
@@ -55,8 +58,7 @@ class ImageProgress(NamedTuple):
     batch_size_sum: int = 0  # images per call, itself included, summed over its calls so far
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulableRequest:
+class SchedulableRequest(Struct, frozen=True):
     """All that the scheduler knows of a request. It determines the request's work completely."""
 
     attempt_id: str
@@ -65,17 +67,19 @@ class SchedulableRequest:
     num_calls: int  # model calls per image: the rows of its sampler's table
     expires_at: float | None  # the request ends then, whatever its state; monotonic seconds, None: never
     deadline: float | None = None  # set by the caller: met or rejected; monotonic seconds, None: no deadline
-    rows: int = 1  # of one image in a model call: 2 with guidance
+    rows: int = 1  # rows of one image in a model call: 2 with guidance
     priority: Priority = "normal"
     exclusive: bool = False  # runs with no other request in the batch
-    num_tokens: tuple[int, ...] = ()  # of each of its `num_images` texts, special tokens included; empty for images
+    num_tokens: tuple[int, ...] = ()  # tokens of each of its `num_images` texts, special ones too; empty for images
     call_size: tuple[int, int] | None = None  # what images of other sizes in its calls have, too; None: there are none
     # Or reference images: the same for all of its images, encoded before the first of them joins.
     has_start_image: bool = False
     second_stage_from: int | None = None  # the first call of the second denoiser; None: all are of one
-    # Of a request that another engine has handed over: its images that are not done. None: all, from the first call on.
-    resumed: Mapping[int, ImageProgress] | None = field(default=None, hash=False)
+    # The images that are not done of a request that another engine has handed over. None: all, from the first call on.
+    resumed: Mapping[int, ImageProgress] | None = None
     waited_s: float = 0.0  # since it arrived at the first engine, before it arrived at this one
+    client: str = ""  # whose share of the device it takes; those without a name share one
+    weight: float = 1.0  # weight of its client's share, above 0
 
     @property
     def indices(self) -> Iterable[int]:
@@ -121,16 +125,24 @@ class SlotAssignment(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One model call for one running image: row `call` of its sampler's table."""
+    """A model call for one running image: row `call` of its sampler's table."""
 
     image: ItemId
     slot: int
     call: int
 
 
+class ReleasedImage(NamedTuple):
+    """An image that leaves its slot with steps to make, or that is evicted and leaves its engine."""
+
+    image: ItemId
+    slot: int | None  # None: it is evicted
+    progress: ImageProgress
+
+
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """The work of one iteration: `encodes`, then the other fields in their order. Made by `Scheduler.plan`.
+    """The work of one iteration: `evictions`, `encodes`, `joins`, `steps`, `decodes`. Made by `Scheduler.plan`.
 
     Images of `joins` can have any batch keys; those of `steps` share a batch key, that of their stage, or a call key,
     those of `decodes` a decode key, and those of `encodes` a batch key, each possibly another.
@@ -140,16 +152,17 @@ class IterationPlan:
     steps: tuple[Step, ...]
     decodes: tuple[SlotAssignment, ...]  # includes images whose last step is in this plan
     encodes: tuple[SlotAssignment, ...] = ()  # those of `joins` whose requests' start images are encoded before
+    evictions: tuple[ReleasedImage, ...] = ()  # images whose state is saved, since `joins` take their slots
+    returns: tuple[SlotAssignment, ...] = ()  # those of `joins` that were evicted, and go on
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """One model call for texts of one batch key, padded to the longest. Made by `BatchScheduler.plan`."""
+class BatchPlan(Struct, frozen=True):
+    """A model call for texts of one batch key, padded to the longest. Made by `BatchScheduler.plan`."""
 
     session: int  # that executes it, from 0; no other plan has it until this one is committed
     batch_key: BatchKey
     rows: tuple[ItemId, ...]
-    num_tokens: tuple[int, ...]  # of each row, without padding
+    num_tokens: tuple[int, ...]  # tokens of each row, without padding
     is_alone: bool = False  # no other plan is made until this one is committed
 
     @property
@@ -163,7 +176,9 @@ class BatchPlan:
         return len(self.rows) * self.length
 
 
-Phase = Literal["encodes", "joins", "steps", "decodes"]
+Phase = Literal["evictions", "encodes", "joins", "steps", "decodes"]
+UNTIL_JOINED: frozenset[Phase | None] = frozenset({"evictions", "encodes", "joins"})
+"""The phases that come before anything has joined: if one of them runs out of memory, nothing has."""
 
 
 class PhaseTimings(Protocol):
@@ -225,6 +240,15 @@ class IterationResult:
     join_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """The result of executing a batch. `failed` names single texts, so one of them never fails the others."""
+
+    failed: Mapping[ItemId, str] = field(default_factory=dict)  # the reasons, as text
+    fits: bool = True  # False: it ran out of memory, and has no results
+    is_timed: bool = True  # False: its texts were tried alone, so its duration says nothing of the batch
+
+
 class FinishReason(Enum):
     """How a request ended. Every request ends in exactly one way."""
 
@@ -236,8 +260,7 @@ class FinishReason(Enum):
     UNMEETABLE = "unmeetable"  # its deadline cannot be met, or only by breaking another accepted deadline
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTimings:
+class RequestTimings(Struct, frozen=True):
     """Where a request's time went, in seconds; of several images, the one that finished last.
 
     Of an unfinished request: up to its end, for the image that got furthest among those not decoded.
@@ -245,8 +268,8 @@ class RequestTimings:
 
     queue_s: float = 0.0
     slot_s: float = 0.0  # from joining the batch to the end
-    join_timings: PhaseTimings = NO_TIMINGS  # of the iteration in which the image joined
-    decode_timings: PhaseTimings = NO_TIMINGS  # of the iteration in which the image was decoded
+    join_timings: PhaseTimings = NO_TIMINGS  # timings of the iteration in which the image joined
+    decode_timings: PhaseTimings = NO_TIMINGS  # timings of the iteration in which the image was decoded
     mean_batch: float = 0.0  # images per model call over its calls, itself included
     num_calls: int = 0  # model calls made for that image
 
@@ -273,25 +296,16 @@ class RequestTimings:
         return self.decode_timings.decode_s
 
 
-class ReleasedImage(NamedTuple):
-    """An image that had a slot."""
-
-    image: ItemId
-    slot: int
-    progress: ImageProgress
-
-
 @dataclass(frozen=True, slots=True)
 class ReleasedRequest:
-    """A request that another engine goes on with, and its images that had slots."""
+    """A request that another engine goes on with, and its images that had slots or were evicted."""
 
     images: tuple[ReleasedImage, ...]
     timings: RequestTimings
     released_at: float  # monotonic seconds
 
 
-@dataclass(frozen=True, slots=True)
-class RequestProgress:
+class RequestProgress(Struct, frozen=True):
     """The progress of a request; of several images, the one furthest behind. Predictions are seconds from now."""
 
     queue_position: int | None  # images that join before its last one; None: all of its images have joined
@@ -328,29 +342,31 @@ class SchedulerSnapshot:
 
     running: tuple[RunningImageSnapshot, ...]  # by slot
     waiting: tuple[WaitingRequestSnapshot, ...]  # the first ones, in the order in which they will join
+    waiting_by_client: Mapping[str, int] = field(default_factory=dict)  # all waiting images
+    evicted_by_client: Mapping[str, int] = field(default_factory=dict)  # those of them that are evicted
 
 
 @dataclass(frozen=True, slots=True)
-class ItemFinished:
-    """An image is decoded and has left its slot, or a text's batch is done."""
+class ImageFinished:
+    """An image is decoded and has left its slot."""
 
-    item: ItemId
+    image: ItemId
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFinished:
+class RequestFinished(Struct, frozen=True):
     """The one terminal event of a request."""
 
     attempt_id: str
     finish_reason: FinishReason
     message: str = ""
     timings: RequestTimings = RequestTimings()
-    num_departures: int = 0  # of its images that left a slot unfinished
+    num_departures: int = 0  # the number of its images that left a slot, or were evicted, unfinished
     retry_after_s: float | None = None  # set on rejections: when it would be accepted if no other request arrives
     finished_at: float = 0.0  # monotonic seconds
+    predicted_s: float | None = None  # time to its end, predicted at admission; None: only `progress` says it
 
 
-SchedulerEvent = ItemFinished | RequestFinished
+SchedulerEvent = ImageFinished | RequestFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,3 +384,9 @@ class BatchSnapshot:
 
     running: tuple[RunningBatchSnapshot, ...]  # by session
     waiting: tuple[WaitingRequestSnapshot, ...]  # the first ones, in the policy's order
+    waiting_by_client: Mapping[str, int] = field(default_factory=dict)  # all waiting texts
+
+    @property
+    def evicted_by_client(self) -> Mapping[str, int]:
+        """Return no client: no text is evicted."""
+        return {}

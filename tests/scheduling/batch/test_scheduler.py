@@ -1,11 +1,12 @@
 """The batch scheduler, by example and as a Hypothesis state machine."""
 
-from dataclasses import replace
+from collections import Counter
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
+from msgspec.structs import replace
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.batch.scheduler import BatchScheduler
@@ -13,17 +14,16 @@ from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.types import (
     BatchKey,
+    BatchResult,
     FinishReason,
-    ItemFinished,
     ItemId,
-    IterationResult,
     RequestFinished,
     RequestTimings,
     SchedulableRequest,
 )
 from noria.testing.simulated_sessions import TEXT_KEY, text_request
 
-OOM = IterationResult(oom_phase="steps")
+OOM = BatchResult(fits=False)
 OTHER_MODEL = BatchKey(0, 0, ModelKey("other"))
 FINISHED, UNMEETABLE, REJECTED = FinishReason.FINISHED, FinishReason.UNMEETABLE, FinishReason.REJECTED
 
@@ -47,18 +47,18 @@ def names(plan):
 
 def run_batch(scheduler, now=0.0, result=None, seconds=0.0):
     plan = scheduler.plan(now)
-    return plan, scheduler.commit(plan, result or IterationResult(), now + seconds, seconds)
+    return plan, scheduler.commit(plan, result or BatchResult(), now + seconds, seconds)
 
 
 def ends(events):
-    return {event.attempt_id: event.finish_reason for event in events if isinstance(event, RequestFinished)}
+    return {event.attempt_id: event.finish_reason for event in events}
 
 
 def drain(scheduler, now=0.0):
     order = []
     while (plan := scheduler.plan(now)) is not None:
         order.append(names(plan))
-        scheduler.commit(plan, IterationResult(), now)
+        scheduler.commit(plan, BatchResult(), now)
     return order
 
 
@@ -69,12 +69,15 @@ def test_texts_of_similar_length_share_a_batch_and_each_request_ends_with_its_la
     plan = scheduler.plan(2.0)
     assert (plan.rows, plan.length, plan.padded_tokens) == ((ItemId("a", 1), ItemId("b", 0)), 201, 402)
     assert (scheduler.num_waiting, scheduler.num_running, scheduler.oldest_age_s(2.5)) == (1, 2, 2.5)
-    events = scheduler.commit(plan, IterationResult(), 3.0)
+    events = scheduler.commit(plan, BatchResult(), 3.0)
     assert events == [
-        ItemFinished(ItemId("a", 1)),
-        ItemFinished(ItemId("b", 0)),
         RequestFinished(
-            "b", FINISHED, "", RequestTimings(queue_s=1.0, slot_s=1.0, mean_batch=2, num_calls=1), finished_at=3.0
+            "b",
+            FINISHED,
+            "",
+            RequestTimings(queue_s=1.0, slot_s=1.0, mean_batch=2, num_calls=1),
+            finished_at=3.0,
+            predicted_s=pytest.approx(1.1 * 0.522 * 230 / 512 + 0.211),  # the texts before it, and its own batch
         ),
     ]
     assert ends(run_batch(scheduler, 3.0)[1]) == {"a": FINISHED}
@@ -106,6 +109,36 @@ def test_other_priorities_take_rows_that_are_left_and_only_if_no_longer():
     assert drain(scheduler) == [["high", "shorter", "same"], ["longer"]]
 
 
+def test_a_text_waits_for_no_more_than_the_batch_of_somebody_elses_heap_and_is_hardly_delayed_by_it():
+    scheduler = make_scheduler(max_rows=8, policy=POLICIES["fair"])
+    submit(scheduler, "heap", *[20] * 40, client="a")
+    submit(scheduler, "more", *[20] * 40, client="a")
+    plan = scheduler.plan(0.0)
+    submit(scheduler, "one", 20, now=0.1, client="b")
+    scheduler.commit(plan, BatchResult(), 0.2, 0.2)
+    assert (names(plan), names(scheduler.plan(0.2))) == (["heap"] * 8, ["one"])
+
+
+def test_clients_take_turns_by_the_texts_of_a_batch_not_by_requests():
+    scheduler = make_scheduler(max_rows=4, token_budget=80, policy=POLICIES["fair"])
+    for client in "ab":
+        submit(scheduler, client, *[20] * 40, client=client)
+    num_done = Counter()
+    for batch in drain(scheduler):
+        num_done.update(batch)
+        assert abs(num_done["a"] - num_done["b"]) <= 4
+
+
+def test_one_client_alone_is_served_in_the_order_of_arrival():
+    orders = []
+    for policy in ("fair", "least-slack"):
+        scheduler = make_scheduler(max_rows=4, policy=POLICIES[policy])
+        for number, num_texts in enumerate((6, 1, 9, 2)):
+            submit(scheduler, str(number), *range(10, 10 + num_texts), now=0.001 * number)
+        orders.append(drain(scheduler, 0.01))
+    assert orders[0] == orders[1]
+
+
 def test_models_share_no_batch():
     scheduler = make_scheduler()
     submit(scheduler, "a", 30)
@@ -127,7 +160,7 @@ def test_a_lone_text_gets_all_threads_once_others_were_alone_and_until_one_comes
     submit(scheduler, "b", 32)
     assert scheduler.plan(0.0) is None
     assert scheduler.progress(["b"], 0.0)["b"].start_in_s > 0
-    assert ends(scheduler.commit(plan, IterationResult(), 1.0)) == {"a": FINISHED}
+    assert ends(scheduler.commit(plan, BatchResult(), 1.0)) == {"a": FINISHED}
     assert drain(scheduler, 1.0) == [["b"]]
     assert [run_alone(32) for _ in range(3)] == [False, False, True]
 
@@ -139,8 +172,8 @@ def test_a_batch_leaves_its_share_of_the_texts_to_the_other_session():
     assert (first.session, second.session) == (0, 1)
     assert [len(plan.rows) for plan in (first, second)] == [3, 3]
     assert scheduler.plan(0.0) is None
-    assert not ends(scheduler.commit(second, IterationResult(), 1.0))
-    assert ends(scheduler.commit(first, IterationResult(), 2.0)) == {"a": FINISHED}
+    assert not ends(scheduler.commit(second, BatchResult(), 1.0))
+    assert ends(scheduler.commit(first, BatchResult(), 2.0)) == {"a": FINISHED}
 
 
 def test_a_batch_waits_for_company_only_while_another_runs_and_only_until_its_limit():
@@ -150,7 +183,7 @@ def test_a_batch_waits_for_company_only_while_another_runs_and_only_until_its_li
     assert names(running) == ["alone"], "the device was idle"
     submit(scheduler, "waits", 30, now=1.0)
     assert (scheduler.plan(1.0), scheduler.next_deadline()) == (None, 1.5)
-    scheduler.commit(running, IterationResult(), 1.1)
+    scheduler.commit(running, BatchResult(), 1.1)
     waited = scheduler.plan(1.1)
     assert (names(waited), scheduler.next_deadline()) == (["waits"], None)
     submit(scheduler, "until its limit", 30, now=1.2)
@@ -208,7 +241,7 @@ def test_cancelled_and_expired_texts_are_in_no_batch_and_their_results_are_ignor
     assert (ended.timings.slot_s, ended.timings.mean_batch) == (1.0, 3)
     assert ends(scheduler.cancel("running", 1.0)) == {"running": FinishReason.CANCELLED}
     submit(scheduler, "running", 30, now=1.0)  # again, with the same id
-    assert scheduler.commit(plan, IterationResult(), 1.0) == []
+    assert scheduler.commit(plan, BatchResult(), 1.0) == []
     assert drain(scheduler, 1.0) == [["running"]]
 
 
@@ -216,9 +249,9 @@ def test_a_failed_text_fails_its_request_and_no_other():
     scheduler = make_scheduler()
     submit(scheduler, "bad", 30, 30)
     submit(scheduler, "good", 30)
-    events = run_batch(scheduler, result=IterationResult({ItemId("bad", 1): "NaN"}))[1]
+    events = run_batch(scheduler, result=BatchResult({ItemId("bad", 1): "NaN"}))[1]
     assert ends(events) == {"bad": FinishReason.FAILED, "good": FINISHED}
-    assert ItemFinished(ItemId("bad", 0)) not in events
+    assert [event.message for event in events if event.message] == ["text 1: NaN"]
 
 
 def test_what_runs_out_of_memory_is_tried_again_in_half_and_fails_only_alone():
@@ -240,7 +273,7 @@ def test_a_text_that_does_not_fit_beside_another_batch_is_tried_alone():
     first, second = scheduler.plan(0.0), scheduler.plan(0.0)
     assert scheduler.commit(first, OOM, 0.1) == []
     assert scheduler.plan(0.1) is None, "beside another batch"
-    scheduler.commit(second, IterationResult(), 0.2)
+    scheduler.commit(second, BatchResult(), 0.2)
     submit(scheduler, "c", 250, now=0.2)
     alone = scheduler.plan(0.2)
     assert (names(alone), scheduler.plan(0.2)) == (["a"], None)
@@ -255,12 +288,12 @@ def test_an_exclusive_request_runs_with_no_other():
     submit(scheduler, "exclusive", 30, 30, exclusive=True)
     submit(scheduler, "after", 30)
     assert scheduler.plan(0.0) is None
-    scheduler.commit(before, IterationResult(), 0.1)
+    scheduler.commit(before, BatchResult(), 0.1)
     own = [scheduler.plan(0.1), scheduler.plan(0.1)]
     assert {name for plan in own for name in names(plan)} == {"exclusive"}
-    scheduler.commit(own[0], IterationResult(), 0.2)
+    scheduler.commit(own[0], BatchResult(), 0.2)
     assert scheduler.plan(0.2) is None
-    scheduler.commit(own[1], IterationResult(), 0.2)
+    scheduler.commit(own[1], BatchResult(), 0.2)
     assert names(scheduler.plan(0.2)) == ["after"]
 
 
@@ -328,8 +361,12 @@ def test_the_cost_model_and_the_backlog_learn_from_commits():
 def test_a_slowdown_fades_while_the_server_is_idle():
     scheduler = make_scheduler()
     scheduler.costs.slowdown = 3.0
-    submit(scheduler, "a", 30, now=60.0)
+    submit(scheduler, "a", 30)
+    slow_s = scheduler.backlog_s
+    run_batch(scheduler)
+    submit(scheduler, "b", 30, now=60.0)
     assert scheduler.costs.slowdown == pytest.approx(1.0)
+    assert slow_s == pytest.approx(3 * scheduler.backlog_s)
 
 
 def test_a_snapshot_shows_batches_and_waiting_requests():
@@ -355,7 +392,9 @@ def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():
     predictor = scheduler._predictor
     known = (scheduler.costs.steps, predictor._token_limits, predictor.table.waiting_tokens)
     assert [set(each) for each in known] == [{TEXT_KEY, OTHER_MODEL}] * 3
+    assert predictor.batch_s(OTHER_MODEL, 30) > 0.0
     scheduler.forget_model(OTHER_MODEL.model)
+    assert predictor.batch_s(OTHER_MODEL, 30) == 0.0
     known = (scheduler.costs.steps, predictor._token_limits, predictor.table.waiting_tokens)
     assert [set(each) for each in known] == [{TEXT_KEY}] * 3
 
@@ -394,16 +433,17 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
 
     def record(self, events):
         for event in events:
-            if isinstance(event, RequestFinished):
-                assert event.attempt_id not in self.ended, "ended twice"
-                self.ended.add(event.attempt_id)
-                request = self.open.pop(event.attempt_id)
-                if event.finish_reason is FINISHED:
-                    assert all(ItemId(request.attempt_id, index) in self.done for index in range(request.num_images))
-            else:
-                assert event.item not in self.done, "computed twice"
-                assert event.item.attempt_id in self.open
-                self.done.add(event.item)
+            assert event.attempt_id not in self.ended, "ended twice"
+            self.ended.add(event.attempt_id)
+            request = self.open.pop(event.attempt_id)
+            if event.finish_reason is FINISHED:
+                assert all(ItemId(request.attempt_id, index) in self.done for index in range(request.num_images))
+
+    def commit(self, plan, result):
+        open_rows = {row for row in plan.rows if row.attempt_id in self.open}
+        assert not open_rows & self.done, "computed twice"
+        self.done |= open_rows - result.failed.keys() if result.fits else set()
+        self.record(self.scheduler.commit(plan, result, self.now, 1.0))
 
     @rule(
         target=requests,
@@ -413,8 +453,10 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
         deadline_s=st.none() | st.floats(0, 20),
         exclusive=st.booleans() | st.just(False),
         priority=st.sampled_from(["low", "normal", "high"]),
+        client=st.sampled_from(["", "a", "b"]),
+        weight=st.sampled_from([1.0, 0.25]),
     )
-    def submit(self, num_tokens, batch_key, timeout_s, deadline_s, exclusive, priority):
+    def submit(self, num_tokens, batch_key, timeout_s, deadline_s, exclusive, priority, client, weight):
         self.count += 1
         request = SchedulableRequest(
             f"r{self.count}",
@@ -426,6 +468,8 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             exclusive=exclusive,
             num_tokens=tuple(num_tokens),
+            client=client,
+            weight=weight,
         )
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
@@ -472,10 +516,9 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
     def commit_batch(self, data):
         plan = self.plans.pop(data.draw(st.integers(0, len(self.plans) - 1)))
         failed = data.draw(st.sets(st.sampled_from(plan.rows), max_size=1))
-        oom_phase = data.draw(st.sampled_from([None, None, None, "steps"]))
+        fits = data.draw(st.sampled_from([True, True, True, False]))
         self.now += 1.0
-        result = IterationResult(dict.fromkeys(failed, "selected at random"), oom_phase)
-        self.record(self.scheduler.commit(plan, result, self.now, 1.0))
+        self.commit(plan, BatchResult(dict.fromkeys(failed, "selected at random"), fits))
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
@@ -485,11 +528,14 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
                 self.plans.append(plan)
             if not self.plans:
                 break
-            self.record(self.scheduler.commit(self.plans.pop(), IterationResult(), self.now, 1.0))
+            self.commit(self.plans.pop(), BatchResult())
         assert not self.open, f"never ended: {self.open}"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert not self.scheduler._table.groups
         assert not any(self.scheduler._table.waiting_tokens.values())
+        assert not self.scheduler._table.tokens_by_client
+        assert not self.scheduler._table.waiting_by_client and not self.scheduler._turns
+        assert not self.scheduler._shares.weight
 
 
 TestBatchSchedulerMachine = BatchSchedulerMachine.TestCase

@@ -1,10 +1,10 @@
 """Selection of a batch: the window of lengths around the leader that costs least per real token."""
 
-import dataclasses
 import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from noria.scheduling.batch.selection import BatchLimits, num_to_fill, select_window
 
@@ -12,7 +12,7 @@ LIMITS = BatchLimits(max_rows=8, max_tokens=512, overhead_tokens=15.0, batch_s=l
 
 
 def select(lengths, leader, **limits):
-    start, end = select_window(lengths, leader, dataclasses.replace(LIMITS, **limits))
+    start, end = select_window(lengths, leader, replace(LIMITS, **limits))
     return lengths[start:end]
 
 
@@ -54,7 +54,7 @@ def test_rows_that_are_left_are_filled_by_the_longest_texts_that_fit():
 )
 def test_no_window_within_the_limits_costs_less(lengths, data, max_rows, max_tokens):
     leader = data.draw(st.integers(0, len(lengths) - 1))
-    limits = dataclasses.replace(LIMITS, max_rows=max_rows, max_tokens=max_tokens)
+    limits = replace(LIMITS, max_rows=max_rows, max_tokens=max_tokens)
     start, end = select_window(lengths, leader, limits)
     assert start <= leader < end
 

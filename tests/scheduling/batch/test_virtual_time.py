@@ -1,11 +1,11 @@
-"""What the batch scheduler guarantees in virtual time: two sessions, a call takes 15 tokens more than it has."""
+"""Guarantees of the batch scheduler in virtual time: two sessions, a call takes 15 tokens more than it has."""
 
 import heapq
 
 import pytest
 
 from noria.scheduling.batch.scheduler import BatchScheduler
-from noria.scheduling.types import FinishReason, IterationResult, RequestFinished
+from noria.scheduling.types import BatchResult, FinishReason
 from noria.testing.simulated_sessions import FifoBatches, run_closed_loop, run_open_loop, text_request
 
 TOKEN_S = 0.00023
@@ -63,7 +63,7 @@ def test_no_text_starves_under_an_endless_stream_of_other_lengths():
         while (plan := scheduler.plan(now)) is not None:
             heapq.heappush(running, (now + batch_s(plan.padded_tokens), plan.session, plan))
         now, _, plan = heapq.heappop(running)
-        events = scheduler.commit(plan, IterationResult(), now, batch_s(plan.padded_tokens))
-        ended |= {each.attempt_id: each.finish_reason for each in events if isinstance(each, RequestFinished)}
+        events = scheduler.commit(plan, BatchResult(), now, batch_s(plan.padded_tokens))
+        ended |= {each.attempt_id: each.finish_reason for each in events}
         assert now <= (40 / 2 + 2) * batch_s(512), "starved"
     assert ended["odd"] is FinishReason.FINISHED

@@ -1,4 +1,4 @@
-"""Which replica gets a request."""
+"""The choice of the replica that gets a request."""
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.cluster.router import ReplicaLoad, rank_replicas

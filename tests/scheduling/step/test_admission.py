@@ -87,9 +87,13 @@ def test_finding_broken_deadlines_changes_nothing():
     table.add(make_request("close", deadline=4.9), 0.0)
     newcomer = table.add(make_request("a", deadline=40.0), 0.0)
     names = ["close", "a"]
-    before = predictor.predict_requests(names, 0.0), list(table.queue), list(table.requests)
+    before = predictor.predict_requests(names, 0.0), [each.image for each in table.queue], list(table.requests)
     admission.deadlines_broken_by(newcomer, 0.0)
-    assert before == (predictor.predict_requests(names, 0.0), list(table.queue), list(table.requests))
+    assert before == (
+        predictor.predict_requests(names, 0.0),
+        [each.image for each in table.queue],
+        list(table.requests),
+    )
 
 
 def test_a_deprioritized_request_goes_behind_the_deadlines_it_would_break_and_no_further():
@@ -100,7 +104,7 @@ def test_a_deprioritized_request_goes_behind_the_deadlines_it_would_break_and_no
     newcomer = table.add(make_request("high", priority="high"), 0.0)
     table.add(make_request("low", priority="low"), 0.0)
     admission.deprioritize(newcomer, ["accepted"], 0.0)
-    order = [active.request.attempt_id for active in admission.predictor.queue(0.0)]
+    order = [each.image.attempt_id for each in admission.predictor.queue(0.0)]
     assert order == ["accepted", "high", "accepted, far deadline", "low"]
 
 

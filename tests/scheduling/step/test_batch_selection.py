@@ -19,6 +19,8 @@ class Image:
     calls_left: float = 10
     deadline_s: float | None = None
     rows: int = 1
+    client: str = ""
+    weight: float = 1.0
 
 
 def names(images, now=0.0, **limits):

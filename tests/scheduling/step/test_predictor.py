@@ -51,7 +51,7 @@ def test_both_stages_take_as_long_as_predicted():
             if isinstance(event, RequestFinished):
                 ended[event.attempt_id] = now
     assert ended == pytest.approx(predicted)
-    # Of three rows 2 s, twice, and a decode; then of two rows 1.5 s, 4 s and a decode of two.
+    # Steps of three rows take 2 s, twice, then a decode; steps of two rows take 1.5 s and 4 s, then a decode of two.
     assert ended == pytest.approx({"c": 4.5, "a": 10.75, "b": 10.75})
 
 
@@ -71,7 +71,7 @@ def test_predictions_are_cached_until_the_table_changes():
     predictor.table.add(make_request("a"), 0.0)
     assert predictor._predict(0.0) is predictor._predict(1.0)
     predictor.table.assign(ItemId("a", 0), 1.0)
-    predictor.table.record_step(ItemId("a", 0), 1, 1)
+    predictor.table.record_steps([ItemId("a", 0)], 1)
     assert predictor.predict_requests(["a"], 1.0)["a"].finish_in_s == 4.0
 
 
@@ -80,8 +80,8 @@ def test_queue_positions_count_the_images_that_join_before():
     predictor.table.add(make_request("a", images=2), 0.0)
     predictor.table.add(make_request("urgent", deadline=20.0), 0.0)
     queue, requests = predictor.queue(0.0), predictor.table.requests
-    assert [active.request.attempt_id for active in queue] == ["urgent", "a"]
-    assert [queue.ahead_of(requests[name]).num_images for name in ("urgent", "a")] == [0, 1]
+    assert [each.image for each in queue] == [("urgent", 0), ("a", 0), ("a", 1)]
+    assert [queue.ahead_of(requests[name].last_rank).num_images for name in ("urgent", "a")] == [0, 2]
 
 
 def test_predict_without_changes_neither_the_table_nor_later_predictions():
@@ -91,7 +91,7 @@ def test_predict_without_changes_neither_the_table_nor_later_predictions():
     active = predictor.table.add(make_request("last"), 0.0)
 
     def state():
-        return predictor.predict_requests(["before", "last"], 0.0), list(predictor.table.queue)
+        return predictor.predict_requests(["before", "last"], 0.0), [each.image for each in predictor.table.queue]
 
     before = state()
     assert predictor.predict_without(active, ["before"], 0.0) == {"before": alone}
@@ -151,6 +151,29 @@ def test_finishes_later_than_predicted_lengthen_predictions():
     assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(7.5, rel=0.01)
 
 
+def test_predictions_come_true_for_a_client_beside_one_that_keeps_many_requests_in_flight():
+    """The many wait for images that the other client sends later; that must not change what it is shown."""
+    costs = CostModel(8, {SMALL: CostCurve({rows: 0.010 + 0.010 * rows for rows in range(1, 9)})})
+    scheduler, now, predicted, ratios = StepScheduler(8, costs=costs), 0.0, {}, {"one": [], "many": []}
+    upcoming = ["one"] + 80 * ["many"]
+    while len(ratios["one"]) < 60:
+        for client in upcoming:
+            request = make_request(f"{client}{len(predicted)}", 20 if client == "one" else 8, client=client)
+            assert not scheduler.submit(request, now)
+            name = request.attempt_id
+            predicted[name] = client, now, scheduler.progress([name], now)[name].finish_in_s
+        plan, upcoming = scheduler.plan(now), []
+        now += costs.step_s(SMALL, len(plan.steps))
+        for event in scheduler.commit(plan, IterationResult(is_timed=False), now):
+            if isinstance(event, RequestFinished):
+                client, sent_at, finish_in_s = predicted[event.attempt_id]
+                ratios[client].append((now - sent_at) / finish_in_s)
+                upcoming.append(client)
+    for client, num_learned in (("one", 1), ("many", 200)):  # the many are known once those sent first have ended
+        later = ratios[client][num_learned:]
+        assert sum(abs(ratio - 1.0) <= 0.15 for ratio in later) >= 0.9 * len(later), client
+
+
 @pytest.mark.parametrize("policy", [least_slack, shortest_first])
 def test_requests_behind_the_simulated_head_are_predicted_to_within_a_fifth(policy):
     rng = random.Random(1)
@@ -175,10 +198,10 @@ def test_a_key_that_changes_while_its_request_waits_is_updated():
     predictor.table.add(make_request("hopeless", calls=10, deadline=11.0), 0.0)
     for number in range(20):
         predictor.table.add(make_request(f"r{number}"), 0.0)
-    assert next(iter(predictor.queue(0.0))).request.attempt_id == "hopeless"
-    assert next(iter(predictor.queue(5.0))).request.attempt_id == "r0"
+    assert next(iter(predictor.queue(0.0))).image.attempt_id == "hopeless"
+    assert next(iter(predictor.queue(5.0))).image.attempt_id == "r0"
     predictor.costs.slowdown = 0.1  # now it can be met again
     predictor.renew_costs()
     for _ in range(6):  # keys are updated in turn
         predictor.queue(5.0)
-    assert next(iter(predictor.queue(5.0))).request.attempt_id == "hopeless"
+    assert next(iter(predictor.queue(5.0))).image.attempt_id == "hopeless"

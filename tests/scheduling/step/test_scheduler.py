@@ -1,7 +1,8 @@
 """The step scheduler, by example and as a Hypothesis state machine."""
 
-import dataclasses
+import itertools
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,14 +19,15 @@ from hypothesis.stateful import (
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
-from noria.scheduling.policies import POLICIES
+from noria.scheduling.policies import POLICIES, shares_fairly
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
     NO_TIMINGS,
+    UNTIL_JOINED,
     BatchKey,
     FinishReason,
+    ImageFinished,
     ImageProgress,
-    ItemFinished,
     ItemId,
     IterationResult,
     MeasuredTimings,
@@ -37,7 +39,7 @@ from noria.scheduling.types import (
 
 SMALL, LARGE = BatchKey(64, 64), BatchKey(128, 96)
 SHOWN = BatchKey(64, 64, reference_px=128 * 96)  # with reference images
-STAGED = BatchKey(64, 64, ModelKey("staged"))  # of a model with two stages, which mixes no sizes
+STAGED = BatchKey(64, 64, ModelKey("staged"))  # key of a model with two stages, which mixes no sizes
 
 
 def make_request(attempt_id="a", calls=2, images=1, batch_key=SMALL, expires_at=None, **more):
@@ -73,7 +75,7 @@ def test_a_request_joins_steps_through_its_table_and_leaves():
     assert [step.call for step in second.steps] == [1]
     assert [assignment.image for assignment in second.decodes] == [ItemId("a", 0)]
     decoded, ended = events
-    assert decoded == ItemFinished(ItemId("a", 0))
+    assert decoded == ImageFinished(ItemId("a", 0))
     assert (ended.finish_reason, ended.timings.queue_s, ended.timings.decode_s, ended.timings.denoise_s) == (
         FinishReason.FINISHED,
         1.0,
@@ -137,9 +139,9 @@ def test_images_of_one_request_join_as_slots_become_free():
     scheduler.submit(make_request("a", calls=1, images=3), 0)
     first, events = run_iteration(scheduler)
     assert len(first.steps) == 2
-    assert events == [ItemFinished(ItemId("a", 0)), ItemFinished(ItemId("a", 1))]
+    assert events == [ImageFinished(ItemId("a", 0)), ImageFinished(ItemId("a", 1))]
     _, events = run_iteration(scheduler)
-    assert events[0] == ItemFinished(ItemId("a", 2))
+    assert events[0] == ImageFinished(ItemId("a", 2))
     assert events[1].finish_reason is FinishReason.FINISHED
 
 
@@ -505,7 +507,7 @@ def test_start_images_have_costs_of_their_own_by_size():
     run_timed_iteration(scheduler, image_encode_s=0.5, text_encode_s=0.25, step_s=1.0)
     costs = scheduler.costs
     assert (costs.image_encode_s(SMALL, 2), costs.text_encode_s(ModelKey())) == (0.5, 0.125)
-    assert costs.image_encode_s(LARGE, 2) == pytest.approx(0.5 * 3**1.1)  # of three times its area
+    assert costs.image_encode_s(LARGE, 2) == pytest.approx(0.5 * 3**1.1)  # cost of three times the area
 
 
 def test_a_request_is_accepted_by_what_its_start_image_costs():
@@ -719,13 +721,28 @@ class SchedulerMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
     scheduler: StepScheduler
 
-    @initialize(policy=st.sampled_from(list(POLICIES)), costs=st.booleans(), call_size=st.sampled_from([None, (0, 0)]))
-    def start(self, policy, costs, call_size):
+    @initialize(
+        policy=st.sampled_from(list(POLICIES)),
+        costs=st.booleans(),
+        call_size=st.sampled_from([None, (0, 0)]),
+        num_calls=st.lists(st.integers(2, 9), min_size=2, max_size=3),
+        urgent_client=st.sampled_from(["", "a", "b"]),
+        client=st.sampled_from(["", "a", "b"]),
+    )
+    def start(self, policy, costs, call_size, num_calls, client, urgent_client):
+        """The images that are there already may be evicted, and some are."""
         self.call_size = call_size
         known = known_costs() if costs else CostModel()
         self.scheduler = StepScheduler(
             num_slots=3, decode_batch=2, queue_limit=6, queue_limit_s=30.0, policy=POLICIES[policy], costs=known
         )
+        for number, calls in enumerate(num_calls):
+            request = make_request(f"first{number}", calls, 2, priority="low", client=client, call_size=call_size)
+            self.open[request.attempt_id] = request
+            self.record(self.scheduler.submit(request, self.now))
+        self.run_iterations(1)
+        self.submit_urgent(2, 2, urgent_client, 1.0)
+        self.run_iterations(1)
 
     def __init__(self):
         super().__init__()
@@ -735,6 +752,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.encoded: set[str] = set()
         self.calls_made: dict[ItemId, int] = {}
         self.decoded: set[ItemId] = set()
+        self.held: dict[ItemId, int] = {}  # slots of images that have joined
+        self.evicted: set[ItemId] = set()
         self.plan = None
 
     def record(self, events):
@@ -747,8 +766,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     images = [ItemId(done.attempt_id, k) for k in range(done.num_images)]
                     assert all(self.calls_made[image] == done.num_calls for image in images)
             else:
-                assert self.calls_made[event.item] == self.open[event.item.attempt_id].num_calls
-                self.decoded.add(event.item)
+                assert self.calls_made[event.image] == self.open[event.image.attempt_id].num_calls
+                self.decoded.add(event.image)
 
     @rule(
         target=requests,
@@ -762,6 +781,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(["low", "normal", "high"]),
         has_start_image=st.booleans(),
         num_first_calls=st.none() | st.integers(1, 3),
+        client=st.sampled_from(["", "a", "b"]),
+        weight=st.sampled_from([1.0, 0.25]),
     )
     def submit(
         self,
@@ -775,6 +796,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority,
         has_start_image,
         num_first_calls,
+        client,
+        weight,
     ):
         self.count += 1
         has_stages = batch_key == STAGED and num_first_calls is not None and num_first_calls < calls
@@ -791,6 +814,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             call_size=None if batch_key == STAGED else self.call_size,
             has_start_image=has_start_image,
             second_stage_from=num_first_calls if has_stages else None,
+            client=client,
+            weight=weight,
         )
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
@@ -812,7 +837,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return multiple()
         before, self.count = self.open.pop(attempt_id), self.count + 1
         begun = {each.image.index: each.progress for each in released.images}
-        moved = dataclasses.replace(
+        moved = msgspec.structs.replace(
             before,
             attempt_id=f"r{self.count}",
             deadline=None,
@@ -846,6 +871,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assignments = [(step.image, step.slot) for step in self.plan.steps] + [
             (assignment.image, assignment.slot) for assignment in self.plan.decodes
         ]
+        self.check_evictions()
         slots = {}
         for image, slot in assignments:
             assert image.attempt_id in self.open, "planned after it ended"
@@ -865,6 +891,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         for step in self.plan.steps:
             assert step.call == self.calls_made.get(step.image, 0), "a row skipped or repeated"
 
+    def check_evictions(self):
+        planned = {each.image for part in (self.plan.joins, self.plan.steps, self.plan.decodes) for each in part}
+        for each in self.plan.evictions:
+            assert each.image not in planned
+            assert not self.open[each.image.attempt_id].exclusive
+            assert self.held[each.image] == each.slot, "evicted from a slot that it does not have"
+            assert each.progress.call == self.calls_made.get(each.image, 0)
+        assert {each.slot for each in self.plan.evictions} <= {each.slot for each in self.plan.joins}
+        assert {each.image for each in self.plan.returns} == {each.image for each in self.plan.joins} & self.evicted
+        table, predictor = self.scheduler._table, self.scheduler._predictor
+        evicted = [table.evicted[each.image] for each in self.plan.evictions]
+        joined = [table.running[each.image] for each in self.plan.joins]
+        keys = predictor.policy_keys([*evicted, *joined], self.now)
+        for each, other in itertools.product(joined, evicted):
+            assert keys[each.image] < keys[other.image], "evicted for an image that steps later"
+
+    def record_slots(self, plan, oom_phase):
+        """Record which images have slots and which are evicted, if the executor does as planned."""
+        if oom_phase == "evictions":
+            return
+        for each in plan.evictions:
+            del self.held[each.image]
+            self.evicted.add(each.image)
+        for each in plan.joins if oom_phase not in UNTIL_JOINED else ():
+            self.held[each.image] = each.slot
+            self.evicted.discard(each.image)
+
     def check_encodes(self):
         encoding = [assignment.image.attempt_id for assignment in self.plan.encodes]
         assert len({self.open[attempt_id].batch_key for attempt_id in encoding}) <= 1
@@ -875,30 +928,88 @@ class SchedulerMachine(RuleBasedStateMachine):
             name = each.image.attempt_id
             assert not self.open[name].has_start_image or name in self.encoded or name in encoding, "never encoded"
 
+    @precondition(lambda self: self.plan is None)
+    @rule(num=st.integers(1, 3))
+    def run_iterations(self, num):
+        for _ in range(num):
+            self.plan_iteration()
+            if self.plan is not None:
+                self.commit(self.plan)
+
+    @rule(
+        target=requests,
+        calls=st.integers(1, 4),
+        images=st.integers(1, 3),
+        client=st.sampled_from(["", "a", "b"]),
+        weight=st.sampled_from([1.0, 0.25]),
+    )
+    def submit_urgent(self, calls, images, client, weight):
+        self.count += 1
+        request = make_request(
+            f"r{self.count}",
+            calls,
+            images,
+            SMALL,
+            priority="high",
+            client=client,
+            weight=weight,
+            call_size=self.call_size,
+        )
+        self.open[request.attempt_id] = request
+        self.record(self.scheduler.submit(request, self.now))
+        return request.attempt_id
+
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())
     def commit_iteration(self, data):
         named = [each.image for each in (*self.plan.steps, *self.plan.decodes)]
         failed = data.draw(st.sets(st.sampled_from(named), max_size=1)) if named else set()
-        oom_phase = data.draw(st.sampled_from([None, None, None, "encodes", "joins", "steps", "decodes"]))
+        phases = [None, None, None, "evictions", "encodes", "joins", "steps", "decodes"]
+        oom_phase = data.draw(st.sampled_from(phases))
+        self.commit(self.plan, dict.fromkeys(failed, "selected at random"), oom_phase)
+
+    def commit(self, plan, failed=None, oom_phase=None):
         self.now += 1.0
-        if oom_phase != "encodes":
-            self.encoded |= {assignment.image.attempt_id for assignment in self.plan.encodes}
+        self.record_slots(plan, oom_phase)
+        if oom_phase not in ("evictions", "encodes"):
+            self.encoded |= {assignment.image.attempt_id for assignment in plan.encodes}
         if oom_phase in (None, "decodes"):
-            for step in self.plan.steps:
+            for step in plan.steps:
                 self.calls_made[step.image] = step.call + 1
-        if oom_phase in ("encodes", "joins"):  # these images start again
-            for assignment in self.plan.joins:
-                self.calls_made.pop(assignment.image, None)
-        result = IterationResult(dict.fromkeys(failed, "selected at random"), oom_phase)
-        self.record(self.scheduler.commit(self.plan, result, self.now, 1.0))
+        self.record(self.scheduler.commit(plan, IterationResult(failed or {}, oom_phase), self.now, 1.0))
         self.plan = None
+
+    @invariant()
+    def shares_are_of_the_images_that_have_not_ended(self):
+        table = self.scheduler._table
+        if not shares_fairly(self.scheduler.policy):
+            assert not table.shares._clients
+            return
+        for client in ("", "a", "b"):
+            images = [each.undecoded for each in table.requests.values() if each.request.client == client]
+            assert table.shares.num_images(client) == sum(map(len, images))
+        turns = [
+            turn for each in table.requests.values() if each.request.deadline is None for turn in each.turns.values()
+        ]
+        assert sorted(turns) == sorted(turn for each in table.shares._turns.values() for turn in each)
+        assert table.requests or not table.shares._clients, "clients without work are remembered"
+
+    @invariant()
+    def the_backlogs_of_the_clients_are_that_of_all(self):
+        parts_s = [self.scheduler._predictor.backlog_of(client) for client in ("", "a", "b")]
+        assert sum(parts_s) == pytest.approx(self.scheduler.backlog_s)
+        assert self.scheduler._table.requests or not self.scheduler._table.work_by_client
 
     @invariant()
     def every_slot_is_held_by_a_running_image_or_free(self):
         slots = [running.slot for running in self.scheduler._table.running.values()]
         assert len(set(slots)) == len(slots) == 3 - self.scheduler._table.num_free_slots
-        assert self.scheduler.num_waiting <= 6 + 3
+        # One client, or each of three whose shares changed, has at most the limit and what had slots.
+        assert self.scheduler.num_waiting <= (6 + 3) * (3 if shares_fairly(self.scheduler.policy) else 1)
+        assert self.scheduler.num_evicted <= min(3, self.scheduler.num_waiting)
+        if self.plan is None:
+            known = {image for image in self.evicted if image.attempt_id in self.open and image not in self.decoded}
+            assert set(self.scheduler._table.evicted) == known
 
     def teardown(self):
         if self.plan is not None:
@@ -910,6 +1021,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if plan is None:
                 break
             for step in plan.steps:
+                assert step.call == self.calls_made.get(step.image, 0), "a row skipped or repeated"
                 self.calls_made[step.image] = step.call + 1
             self.record(self.scheduler.commit(plan, IterationResult(), self.now))
         assert not self.open, f"never ended: {self.open}"

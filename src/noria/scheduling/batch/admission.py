@@ -4,10 +4,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from noria.scheduling.backlog import reject_for_backlog
 from noria.scheduling.batch.predictor import FinishPredictor
-from noria.scheduling.batch.text_table import ActiveRequest, TextTable
+from noria.scheduling.batch.text_table import ActiveRequest, Rank, TextTable
 from noria.scheduling.policies import COST_UNCERTAINTY
+from noria.scheduling.shares.fair_shares import FairShares
+from noria.scheduling.shares.queue_limits import Queued, reject_for_backlog, reject_for_length
 from noria.scheduling.types import FinishReason, RequestFinished, SchedulableRequest
 
 _ROUNDING_S = 1e-6  # larger than rounding errors of predictions
@@ -19,49 +20,48 @@ class AdmissionControl:
 
     table: TextTable
     predictor: FinishPredictor
-    queue_limit: int  # texts that may wait
-    queue_limit_s: float  # seconds of work that may be accepted while a text waits
+    queue_limit: int  # texts that may wait, as `queue_limits.py` has it
+    queue_limit_s: float  # seconds of work that may be accepted while a text waits, likewise
+    shares: FairShares | None  # None: clients do not share the device
 
-    def admit(self, request: SchedulableRequest, arrived_at: float, rank: float, now: float) -> RequestFinished | None:
-        """Add `request` to the table and return None, or return its rejection, without `finished_at` and `timings`."""
-        rejection = self._reject_for_queue_length(request) or self._reject_for_backlog(request)
-        if rejection is not None:
-            return rejection
-        active = self.table.add(request, arrived_at, rank)
+    def admit(
+        self, request: SchedulableRequest, arrived_at: float, ranks: tuple[Rank, ...], part_texts: int, now: float
+    ) -> RequestFinished | None:
+        """Add `request` to the table and return None, or return its rejection, without `finished_at` and `timings`.
+
+        `ranks` and `part_texts` are as of `TextTable.add`.
+        """
+        active = self.table.add(request, arrived_at, ranks, part_texts)
         late = self.deadlines_broken_by(active, now)
-        if (rejection := self._reject_for_deadline(active, late, now)) is not None:
+        if (
+            active.request.deadline is not None
+            and (rejection := self._reject_for_deadline(active, late, now)) is not None
+        ):
             self.table.remove(request.attempt_id)
             return rejection
         if late:  # it has no deadline: it can wait for theirs
-            self.table.change_rank(active, max(each.rank for each in late) + _ROUNDING_S)
+            self.table.postpone(active, max(each.rank.key for each in late) + _ROUNDING_S - active.rank.key)
         self.predictor.record_promise(active, now)
         return None
 
-    def _reject_for_queue_length(self, request: SchedulableRequest) -> RequestFinished | None:
-        """An empty queue takes any request."""
+    def reject_for_queue(self, request: SchedulableRequest) -> RequestFinished | None:
+        """Return a rejection if the queue is full; an empty one takes any request. Call it before `admit`."""
         num_waiting = self.table.num_waiting
-        num_excess = num_waiting + request.num_images - self.queue_limit
-        if not num_waiting or num_excess <= 0:
+        if not num_waiting:
             return None
-        message = (
-            f"the queue is full: {num_waiting} texts are waiting, the limit is {self.queue_limit}, "
-            f"and this request has {request.num_images}"
-        )
-        wait_s = self.predictor.backlog_s * min(num_excess / num_waiting, 1.0)  # until so many have left
-        return RequestFinished(request.attempt_id, FinishReason.REJECTED, message, retry_after_s=wait_s)
-
-    def _reject_for_backlog(self, request: SchedulableRequest) -> RequestFinished | None:
-        """An empty queue takes any request."""
-        if not self.table.num_waiting or math.isinf(self.queue_limit_s):
-            return None
+        share = 0.0 if self.shares is None else self.shares.share_of(request)
+        own, backlog_s = self.table.waiting_by_client[request.client], self.predictor.backlog_s
+        queued = Queued(num_waiting, own, request.num_images, self.queue_limit, share)
+        rejection = reject_for_length(request.attempt_id, "texts", queued, backlog_s, num_waiting)
+        if rejection is not None or math.isinf(self.queue_limit_s):
+            return rejection
+        own_s = self.predictor.waiting_s_of(request.client)
         added_s = self.predictor.work_s(request.batch_key, sum(request.num_tokens))
-        return reject_for_backlog(request.attempt_id, self.predictor.backlog_s, added_s, self.queue_limit_s)
+        return reject_for_backlog(request.attempt_id, Queued(backlog_s, own_s, added_s, self.queue_limit_s, share))
 
     def _reject_for_deadline(
         self, active: ActiveRequest, late: Collection[ActiveRequest], now: float
     ) -> RequestFinished | None:
-        if active.request.deadline is None:
-            return None
         attempt_id, remaining_s = active.request.attempt_id, active.deadline - now
         finish_s = self.predictor.waiting_progress([attempt_id], now)[attempt_id].finish_in_s
         if finish_s > remaining_s:
@@ -82,9 +82,10 @@ class AdmissionControl:
 
         A deadline missed without `newcomer` by no more than the uncertainty of costs counts as met without it.
         """
-        behind = {
-            each.request.attempt_id: each for each in self.table.behind(newcomer) if each.request.deadline is not None
-        }
+        behind = {}
+        for each in self.table.behind(newcomer):
+            if each.request.deadline is not None:
+                behind[each.request.attempt_id] = each
         if not behind:
             return []
         delay_s = self.predictor.work_s(newcomer.request.batch_key, newcomer.waiting_tokens)

@@ -27,14 +27,16 @@ Time is monotonic seconds and always an argument. What a session is and how a te
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.batch.admission import AdmissionControl
 from noria.scheduling.batch.predictor import FinishPredictor, RunningBatch
 from noria.scheduling.batch.selection import BatchLimits, num_to_fill, select_window
-from noria.scheduling.batch.text_table import ActiveRequest, TextTable, WaitingText
+from noria.scheduling.batch.text_table import ActiveRequest, Rank, TextTable, WaitingText
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import (
     COST_UNCERTAINTY,
@@ -42,27 +44,27 @@ from noria.scheduling.policies import (
     Candidate,
     Policy,
     least_slack,
+    shares_fairly,
     uses_deadlines,
 )
+from noria.scheduling.shares.fair_shares import NO_TURN, FairShares, Turn
 from noria.scheduling.types import (
     BatchPlan,
+    BatchResult,
     BatchSnapshot,
     FinishReason,
-    ItemFinished,
     ItemId,
-    IterationResult,
     RequestFinished,
     RequestProgress,
     RequestTimings,
     RunningBatchSnapshot,
     SchedulableRequest,
-    SchedulerEvent,
     WaitingRequestSnapshot,
 )
 
 _NUM_LONE = 3
-# Of a lone batch that gets all threads, padding included. They spin while they wait for each other: with fewer tokens
-# they would keep the cores from others, such as a model that loads at a low priority, for little.
+# Tokens of a lone batch that gets all threads, padding included. They spin while they wait for each other: with fewer
+# tokens they would keep the cores from others, such as a model that loads at a low priority, for little.
 _LONE_MIN_TOKENS = 32
 # A batch is chosen from so many times as many requests as it has rows. With more, padding is less and the 99th
 # percentile higher: 128 users, 173 texts/s and 1.57 s without a bound, 166 and 1.16 with 6, 163 and 1.08 with 4
@@ -89,12 +91,17 @@ class BatchScheduler:
     _table: TextTable = field(init=False, default_factory=TextTable)
     _predictor: FinishPredictor = field(init=False)
     _admission: AdmissionControl = field(init=False)
+    _shares: FairShares = field(init=False, default_factory=FairShares)
+    _turns: dict[str, dict[int, Turn]] = field(init=False, default_factory=dict)  # turns of the parts of each request
+    _is_fair: bool = field(init=False)  # whether clients share the device
     _wait_ends_at: float | None = field(init=False, default=None)
     _num_lone: int = field(init=False, default=0)  # batches in a row
 
     def __post_init__(self) -> None:
         self._predictor = FinishPredictor(self._table, self.costs, self.num_sessions, self.max_rows, self.token_budget)
-        self._admission = AdmissionControl(self._table, self._predictor, self.queue_limit, self.queue_limit_s)
+        self._is_fair = shares_fairly(self.policy)
+        shares = self._shares if self._is_fair else None
+        self._admission = AdmissionControl(self._table, self._predictor, self.queue_limit, self.queue_limit_s, shares)
 
     @property
     def num_slots(self) -> int:
@@ -120,7 +127,7 @@ class BatchScheduler:
         """Age of the oldest request with a waiting text; 0 if there is none."""
         return max(0.0, now - min((active.arrived_at for active in self._table.in_order()), default=now))
 
-    def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[SchedulerEvent]:
+    def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[RequestFinished]:
         """Accept a request or reject it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
         assert request.attempt_id not in self._table.requests, request.attempt_id
         assert len(request.num_tokens) == request.num_images > 0, request
@@ -129,16 +136,22 @@ class BatchScheduler:
         else:
             self._num_lone = 0
         arrived_at = now if arrived_at is None else arrived_at
-        rejection = self._admission.admit(request, arrived_at, self._rank(request, arrived_at), now)
+        rejection = self._admission.reject_for_queue(request)
         if rejection is None:
-            return []
-        return [replace(rejection, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
+            turns = self._take_turns(request, arrived_at)
+            ranks = tuple([self._rank(request, arrived_at, turn) for turn in turns.values()])
+            rejection = self._admission.admit(request, arrived_at, ranks, self.max_rows, now)
+            if rejection is None:
+                self._turns[request.attempt_id] = turns
+                return []
+            self._leave(request, turns, unused=True)
+        return [msgspec.structs.replace(rejection, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
 
-    def cancel(self, attempt_id: str, now: float) -> list[SchedulerEvent]:
+    def cancel(self, attempt_id: str, now: float) -> list[RequestFinished]:
         """End a request; do nothing if it is unknown or has ended."""
         return self._finish(attempt_id, FinishReason.CANCELLED, "cancelled by the caller", now)
 
-    def expire(self, now: float) -> list[SchedulerEvent]:
+    def expire(self, now: float) -> list[RequestFinished]:
         """End every request whose `expires_at` has passed."""
         expired = {
             attempt_id: active.request.expires_at - active.arrived_at
@@ -163,11 +176,9 @@ class BatchScheduler:
         """
         self._wait_ends_at = None
         running = self._predictor.running
-        if any(batch.plan.is_alone for batch in running.values()):
+        if not self._predictor.has_idle_session or (leader := self._select_leader(now)) is None:
             return None
-        session = next((number for number in range(self.num_sessions) if number not in running), None)
-        if session is None or (leader := self._select_leader(now)) is None:
-            return None
+        session = next(number for number in range(self.num_sessions) if number not in running)
         in_flight = {active for batch in running.values() for active in batch.members} - {leader}
         if in_flight and (leader.exclusive or any(active.exclusive for active in in_flight)):
             return None  # until the batches in flight are committed
@@ -183,7 +194,7 @@ class BatchScheduler:
         self._table.take(texts)
         left_waiting = self._table.waiting_tokens[batch_key] > 0
         if self.is_faster_alone and not running and not self._table.num_waiting and self._num_lone >= _NUM_LONE:
-            plan = replace(plan, is_alone=plan.padded_tokens >= _LONE_MIN_TOKENS)
+            plan = msgspec.structs.replace(plan, is_alone=plan.padded_tokens >= _LONE_MIN_TOKENS)
         expected_s = self._predictor.batch_s(batch_key, plan.padded_tokens)
         running[session] = RunningBatch(plan, members, now, left_waiting, expected_s)
         return plan
@@ -192,25 +203,23 @@ class BatchScheduler:
         """Return when to call `plan` again, if its last call returned None because a batch waits for company."""
         return self._wait_ends_at
 
-    def commit(
-        self, plan: BatchPlan, result: IterationResult, now: float, seconds: float = 0.0
-    ) -> list[SchedulerEvent]:
-        """Apply the result of an executed plan, which took `seconds`. Requests that have ended are skipped.
-
-        `oom_phase` says that the batch ran out of memory, whichever phase it names.
-        """
+    def commit(self, plan: BatchPlan, result: BatchResult, now: float, seconds: float = 0.0) -> list[RequestFinished]:
+        """Apply the result of an executed plan, which took `seconds`. Requests that have ended are skipped."""
         running = self._predictor.running.pop(plan.session)
         assert running.plan is plan, "not in flight"
-        if result.oom_phase is not None:
+        if not result.fits:
             return self._handle_oom(running, now)
+        if self._shares.weight:
+            self._shares.advance(self._predictor.work_s(plan.batch_key, sum(plan.num_tokens)))
         if not self._predictor.running and not self._table.num_waiting:
             self._num_lone += 1
         if seconds > 0.0 and result.is_timed and not result.failed and not plan.is_alone:
             self._predictor.record_batch(running, seconds, now)
-        events: list[SchedulerEvent] = []
-        for row, active in zip(plan.rows, running.members, strict=True):
+        events: list[RequestFinished] = []
+        for row, active in zip(plan.rows, running.members, strict=True) if result.failed else ():
             if row in result.failed and self._is_open(active):
-                events += self._finish(row.attempt_id, FinishReason.FAILED, result.failed[row], now)
+                message = f"text {row.index}: {result.failed[row]}"  # one of a request may be at fault
+                events += self._finish(row.attempt_id, FinishReason.FAILED, message, now)
         for row, active in zip(plan.rows, running.members, strict=True):
             if self._is_open(active):
                 events += self._complete(row, active, running, now)
@@ -238,23 +247,42 @@ class BatchScheduler:
                 )
                 for active in waiting
             ),
+            dict(self._table.waiting_by_client),
         )
 
     # Planning.
 
-    def _rank(self, request: SchedulableRequest, arrived_at: float) -> float:
+    def _take_turns(self, request: SchedulableRequest, arrived_at: float) -> dict[int, Turn]:
+        """Return the turn of each part of a request, which has as many texts as the largest batch.
+
+        A part, because batches of others may come between two batches, but not into one.
+        """
+        if not self._is_fair:
+            return dict.fromkeys(range(-(-request.num_images // self.max_rows)), NO_TURN)
+        tokens = sorted(request.num_tokens, reverse=True) if request.num_images > self.max_rows else request.num_tokens
+        parts = [tokens[start : start + self.max_rows] for start in range(0, len(tokens), self.max_rows)]
+        works_s = [self._predictor.work_s(request.batch_key, sum(part)) for part in parts]
+        return self._shares.enter(request, dict(enumerate(works_s)), arrived_at)
+
+    def _leave(self, request: SchedulableRequest, turns: Mapping[int, Turn], *, unused: bool = False) -> None:
+        if self._is_fair:
+            self._shares.leave(request, turns, unused=unused)
+
+    def _rank(self, request: SchedulableRequest, arrived_at: float, turn: Turn) -> Rank:
         """Return the policy's key at time 0: no policy changes the order of two requests while they wait."""
         work_s = self._predictor.work_s(request.batch_key, sum(request.num_tokens))
-        return self.policy(Candidate(arrived_at, request.deadline, request.priority, work_s, 0.0), 0.0)
+        candidate = Candidate(arrived_at, request.deadline, request.priority, work_s, 0.0, turn.deadline)
+        return Rank(self.policy(candidate, 0.0), turn.virtual_finish)
 
     def _select_leader(self, now: float) -> ActiveRequest | None:
         """Return the first request; one that cannot meet its deadline any more goes behind the others."""
         while (active := self._table.first()) is not None:
-            needed_s = COST_UNCERTAINTY * self._predictor.unloaded_s(active)
-            if active.is_late or not uses_deadlines(self.policy) or active.deadline - now >= needed_s:
+            if active.is_late or active.request.deadline is None or not uses_deadlines(self.policy):
+                break
+            if active.deadline - now >= COST_UNCERTAINTY * self._predictor.unloaded_s(active):
                 break
             active.is_late = True
-            self._table.change_rank(active, active.rank + INFEASIBLE_PENALTY_S)
+            self._table.postpone(active, INFEASIBLE_PENALTY_S)
         return active
 
     def _select_texts(self, leader: ActiveRequest, now: float) -> tuple[list[WaitingText], bool]:
@@ -270,10 +298,14 @@ class BatchScheduler:
             batch_s=lambda tokens: self._predictor.batch_s(batch_key, tokens),
             max_s=leader.deadline - now if judges_deadline else math.inf,
             # A request of several texts ends with the last of them, so only their number a second counts.
-            num_waiting=num_waiting if len(leader.waiting) == 1 else None,
+            num_waiting=self._num_waiting_beside(leader) if len(leader.waiting) == 1 else None,
             num_sessions=self.num_sessions,
         )
-        similar, position = self._table.similar(first, leader, self.max_rows, _POOL_BATCHES * self.max_rows)
+        num_clients = len(self._table.waiting_by_client)
+        shares = self._is_fair and num_clients > 1
+        max_of_other = max(limits.max_rows // num_clients, 1) if shares else None
+        pool_requests = _POOL_BATCHES * self.max_rows
+        similar, position = self._table.similar(first, leader, self.max_rows, pool_requests, max_of_other)
         start, end = select_window([text.num_tokens for text in similar], position, limits)
         chosen = similar[start:end]
         length = chosen[-1].num_tokens
@@ -287,6 +319,17 @@ class BatchScheduler:
         is_full = self._table.num_waiting >= self.max_rows or (len(chosen) + 1) * length > limits.max_tokens
         return chosen, is_full
 
+    def _num_waiting_beside(self, leader: ActiveRequest) -> int:
+        """Return how many texts wait; where clients share fairly, of no client more than of the leader's.
+
+        So a lone text is not delayed for the sake of somebody else's many.
+        """
+        if leader.exclusive or not self._is_fair:
+            return len(leader.waiting) if leader.exclusive else self._table.num_waiting
+        by_client = self._table.waiting_by_client
+        own = by_client[leader.request.client]
+        return sum([min(num, own) for num in by_client.values()])
+
     def _end_of_wait(self, leader: ActiveRequest) -> float:
         """Return until when the leader can wait for company: a full batch must still meet its deadline."""
         batch_key = leader.request.batch_key
@@ -299,7 +342,7 @@ class BatchScheduler:
         """Whether it has not ended; another request may have its id by now."""
         return self._table.requests.get(active.request.attempt_id) is active
 
-    def _handle_oom(self, running: RunningBatch, now: float) -> list[SchedulerEvent]:
+    def _handle_oom(self, running: RunningBatch, now: float) -> list[RequestFinished]:
         """Shrink the budget and let the texts wait again; fail one that does not fit alone."""
         plan = running.plan
         self._predictor.record_oom(plan.batch_key, plan.padded_tokens)
@@ -317,7 +360,7 @@ class BatchScheduler:
             return self._finish(active.request.attempt_id, FinishReason.FAILED, message, now)
         return []
 
-    def _complete(self, row: ItemId, active: ActiveRequest, running: RunningBatch, now: float) -> list[SchedulerEvent]:
+    def _complete(self, row: ItemId, active: ActiveRequest, running: RunningBatch, now: float) -> list[RequestFinished]:
         active.unfinished.discard(row.index)
         active.timings = RequestTimings(
             queue_s=running.started_at - active.arrived_at,
@@ -325,26 +368,31 @@ class BatchScheduler:
             mean_batch=len(running.plan.rows),
             num_calls=1,
         )
-        events: list[SchedulerEvent] = [ItemFinished(row)]
         if active.unfinished:
-            return events
+            return []
         self._predictor.record_finished(active, now)
-        return events + self._finish(row.attempt_id, FinishReason.FINISHED, "", now)
+        return self._finish(row.attempt_id, FinishReason.FINISHED, "", now)
 
-    def _finish(self, attempt_id: str, finish_reason: FinishReason, message: str, now: float) -> list[SchedulerEvent]:
+    def _finish(self, attempt_id: str, finish_reason: FinishReason, message: str, now: float) -> list[RequestFinished]:
         if attempt_id not in self._table.requests:
             return []
-        active = self._table.remove(attempt_id)
-        started = [
-            (batch.started_at, len(batch.plan.rows))
-            for batch in self._predictor.running.values()
-            for member in batch.members
-            if member is active
-        ]
-        timings = active.timings
+        num_begun = self._table.requests[attempt_id].num_begun_parts
+        active, turns = self._table.remove(attempt_id), self._turns.pop(attempt_id)
+        if num_begun < len(turns):
+            self._leave(active.request, {part: turns.pop(part) for part in range(num_begun, len(turns))}, unused=True)
+        self._leave(active.request, turns)
+        timings, num_started = active.timings, 0
         if finish_reason is not FinishReason.FINISHED:
+            started = [
+                (batch.started_at, len(batch.plan.rows))
+                for batch in self._predictor.running.values()
+                for member in batch.members
+                if member is active
+            ]
+            num_started = len(started)
             started_at, num_rows = min(started, default=(now, 0))
             timings = RequestTimings(
                 started_at - active.arrived_at, now - started_at, mean_batch=num_rows, num_calls=min(num_rows, 1)
             )
-        return [RequestFinished(attempt_id, finish_reason, message, timings, len(started), finished_at=now)]
+        predicted_s = active.predicted_s
+        return [RequestFinished(attempt_id, finish_reason, message, timings, num_started, None, now, predicted_s)]

@@ -11,12 +11,12 @@ tokens, growing with the number of waiting rows, where taking the first eight sp
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """What one batch may use. A leader alone is allowed, whatever it takes."""
+class BatchLimits(Struct, frozen=True):
+    """The limits of one batch. A leader alone is allowed, whatever it takes."""
 
     max_rows: int
     max_tokens: int  # padding included

@@ -15,7 +15,7 @@ class AutoscalerSettings:
 
     min_replicas: int = 1
     max_replicas: int = 1
-    target_backlog_s: float = 10.0  # of each replica
+    target_backlog_s: float = 10.0  # backlog of each replica
     scale_down_after_s: float = 300.0  # for which fewer replicas must have sufficed
 
 

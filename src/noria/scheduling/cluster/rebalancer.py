@@ -21,7 +21,7 @@ class EngineWork(NamedTuple):
 
     backlog_s: float
     num_movable: int  # results of the client's requests that it may hand over
-    call_s: float = 0.0  # of the largest batch of the model
+    call_s: float = 0.0  # seconds of the largest batch of the model
 
 
 def results_to_move(engines: Sequence[EngineWork]) -> list[int]:

@@ -7,7 +7,7 @@ from noria.protocol.model_spec import ModelKey
 
 
 class ReplicaLoad(NamedTuple):
-    """What is known of a replica."""
+    """The facts that are known of a replica."""
 
     name: str
     models: frozenset[ModelKey]

@@ -8,8 +8,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from noria.scheduling.backlog import reject_for_backlog
-from noria.scheduling.policies import COST_UNCERTAINTY
+from noria.scheduling.policies import COST_UNCERTAINTY, shares_fairly
+from noria.scheduling.shares.queue_limits import Queued, reject_for_backlog, reject_for_length
 from noria.scheduling.step.active_request import ActiveRequest
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
@@ -24,8 +24,8 @@ class AdmissionControl:
 
     table: RequestTable
     predictor: CompletionPredictor
-    queue_limit: int  # images that may wait beyond the free slots
-    queue_limit_s: float  # seconds of work that may be queued ahead of a request that has to wait
+    queue_limit: int  # images that may wait beyond the free slots, as `queue_limits.py` has it
+    queue_limit_s: float  # seconds of work that may be queued ahead of a request that has to wait, likewise
 
     def admit(self, request: SchedulableRequest, arrived_at: float, now: float) -> RequestFinished | None:
         """Add `request` to the table and return None, or return its rejection, without `finished_at` and `timings`.
@@ -38,6 +38,7 @@ class AdmissionControl:
         if rejection is not None:
             return rejection
         active = self.table.add(request, arrived_at)
+        self.predictor.take_turns(active)
         late_ids = self.deadlines_broken_by(active, now)
         if (rejection := self.reject_for_deadline(request, late_ids, now)) is not None:
             self.table.remove(request.attempt_id)
@@ -48,29 +49,30 @@ class AdmissionControl:
         return None
 
     def reject_for_queue_length(self, request: SchedulableRequest) -> RequestFinished | None:
-        """Return a rejection if more than `queue_limit` images would wait beyond the free slots, else None."""
+        """Return a rejection if more images would wait beyond the free slots than `queue_limit` allows, else None."""
         num_waiting, num_running = self.table.num_waiting, len(self.table.running)
-        num_free = max(self.predictor.max_running - num_running, 0)
-        num_excess = request.num_images + num_waiting - self.queue_limit - num_free
-        if num_excess <= 0:
+        own = self.table.waiting_by_client[request.client]
+        queued = Queued(num_waiting, own, request.num_images, self.queue_limit, self._share_of(request))
+        if not queued.excess:
             return None
-        message = (
-            f"the queue is full: {num_waiting} images are waiting, the limit is {self.queue_limit}, "
-            f"and this request has {request.num_images}"
+        num_free = max(self.predictor.max_running - num_running, 0)
+        return reject_for_length(
+            request.attempt_id, "images", queued, self.predictor.backlog_s, num_waiting + num_running, num_free
         )
-        # Until so many images have left.
-        wait_s = self.predictor.backlog_s * min(num_excess / max(num_waiting + num_running, 1), 1.0)
-        return RequestFinished(request.attempt_id, FinishReason.REJECTED, message, retry_after_s=wait_s)
 
     def reject_for_backlog(self, request: SchedulableRequest) -> RequestFinished | None:
-        """Return a rejection if more than `queue_limit_s` of work would be queued, else None.
+        """Return a rejection if more work would be queued than `queue_limit_s` allows, else None.
 
         An empty queue takes any request.
         """
         if not self.table.num_waiting or math.isinf(self.queue_limit_s):
             return None
-        added_s = self.predictor.device_time_s(request)
-        return reject_for_backlog(request.attempt_id, self.predictor.backlog_s, added_s, self.queue_limit_s)
+        added_s, own_s = self.predictor.device_time_s(request), self.predictor.backlog_of(request.client)
+        queued = Queued(self.predictor.backlog_s, own_s, added_s, self.queue_limit_s, self._share_of(request))
+        return reject_for_backlog(request.attempt_id, queued)
+
+    def _share_of(self, request: SchedulableRequest) -> float:
+        return self.table.shares.share_of(request) if shares_fairly(self.predictor.policy) else 0.0
 
     def reject_for_deadline(
         self, request: SchedulableRequest, late_ids: Collection[str], now: float
@@ -118,11 +120,11 @@ class AdmissionControl:
         """Rank `newcomer` behind the requests whose deadlines it would break."""
         late = [self.table.requests[attempt_id] for attempt_id in late_ids]
         last = max(
-            self.predictor.policy_key(active, self.table.next_call(image), now)
+            self.predictor.policy_key(active, self.table.next_call(image), now, image.index)
             for active in late
             for image in active.images
         )
-        own = self.predictor.policy_key(newcomer, 0, now)
+        own = min(self.predictor.waiting_key(newcomer, index, now) for index in newcomer.waiting)
         newcomer.priority_penalty = max(last + _ROUNDING_S - own, 0.0)
         self.predictor.rank_again(newcomer)
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from noria.scheduling.costs import CostModel
+from noria.scheduling.shares.fair_width import ReadyImages, add_image, fair_counts, remove_image
+from noria.scheduling.shares.stride import kind_of
 from noria.scheduling.step.batch_selection import BatchLimits, all_fit, can_encode, select_batch
-from noria.scheduling.step.stride import kind_of
 from noria.scheduling.types import BatchKey, ItemId
 
 
@@ -27,14 +28,18 @@ class SimulatedImage:
     image: ItemId
     batch_key: BatchKey
     rows: int
-    calls_left: float  # of both stages
+    calls_left: float  # calls of both stages
     running: bool = False
     exclusive: bool = False
     deadline_s: float | None = None  # seconds from now; None: no deadline
-    largest_key: BatchKey | None = None  # of the largest size in its calls; None: `batch_key`
+    largest_key: BatchKey | None = None  # key of the largest size in its calls; None: `batch_key`
     needs_encode: bool = False  # whether its request's start image is encoded when it joins
     call_work_s: float = 0.0  # device time of a call in full batches, its share of the decode included, if known
-    later_calls: float = 0.0  # of `calls_left`, those of the second stage, while it is in the first
+    later_calls: float = 0.0  # calls of the second stage in `calls_left`, while it is in the first
+    client: str = ""
+    weight: float = 1.0  # weight of its client's share
+    is_evictable: bool = False  # whether an image that precedes it may take its slot
+    is_begun: bool = False  # whether its prompt is encoded
     rank: int = 0  # in the policy's order; set by `forecast`
     start_s: float = 0.0  # seconds from now; set by `forecast`
 
@@ -52,6 +57,7 @@ def forecast(
     costs: CostModel,
     expected_batch_size: Mapping[BatchKey, float],
     decode_batch: int = 4,
+    width_slack: float = math.inf,
 ) -> dict[ItemId, Forecast]:
     """Predict the start and finish of all images, running and waiting, given in the policy's order.
 
@@ -60,7 +66,7 @@ def forecast(
     Free slots are filled at once, except by images whose start images are encoded later. An image finishes when its
     decode ends. Each decode and each encoding delays all images.
     """
-    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch, width_slack)
     simulation.start(in_order)
     while simulation.num_running or simulation.queue:
         simulation.advance()
@@ -71,7 +77,7 @@ class HeadForecast(NamedTuple):
     """A forecast of the head of a queue; the simulation ends when a slot is free for the first image behind it."""
 
     images: dict[ItemId, Forecast]
-    end_in_s: float  # of the simulation, from now
+    end_in_s: float  # end of the simulation, from now
     pace: float  # seconds of the simulation per second of `call_work_s`
 
 
@@ -81,12 +87,13 @@ def forecast_head(
     costs: CostModel,
     expected_batch_size: Mapping[BatchKey, float],
     decode_batch: int = 4,
+    width_slack: float = math.inf,
 ) -> HeadForecast:
-    """As `forecast`, of a queue that is longer than `in_order`.
+    """Forecast a queue that is longer than `in_order`, as `forecast` does.
 
     Images that run at the end are assumed to share the device equally from then on, at the pace of the simulation.
     """
-    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch, width_slack)
     work_s = sum([each.calls_left * each.call_work_s for each in in_order])
     simulation.start(in_order)
     while simulation.queue or simulation.num_running >= num_slots:
@@ -104,12 +111,14 @@ def forecast_head(
 class _KeyGroup:
     """The running images that share calls and have calls left, by rank, and those of them that step."""
 
-    batch_key: BatchKey  # of the largest
+    batch_key: BatchKey  # the key of the largest size
     kind: int  # equal for keys that differ only in the version of the model
     max_rows: int  # rows of a call
     expected_rows: int  # rows of a call at present, at most `max_rows`
-    decode_s: float  # of one image
+    decode_s: float  # seconds of one image
+    width_slack: float  # as `BatchLimits` has it
     images: list[SimulatedImage] = field(default_factory=list)
+    ready: ReadyImages = field(default_factory=dict)  # whose they are, if clients share the device
     stepping: list[SimulatedImage] = field(default_factory=list)
     is_stale: bool = True  # images joined or left since `select`
     step_s: float = 0.0
@@ -124,11 +133,14 @@ class _KeyGroup:
                 self._step_s_by_rows[rows] = costs.step_s(self.batch_key, rows)
             return self._step_s_by_rows[rows]
 
-        if all_fit(sum([each.rows for each in self.images]), self.max_rows, is_full=is_full):
+        ready = self.ready or None
+        rows = sum([each.rows for each in self.images])
+        max_rows = costs.stretched_limit(self.batch_key, self.max_rows, rows)
+        if all_fit(rows, max_rows, ready, is_full=is_full):
             self.stepping, max_step_s = self.images[:], math.inf
         else:
-            limits = BatchLimits(self.max_rows, step_s, self.decode_s, share, is_full)
-            self.stepping, max_step_s = select_batch(self.images, limits, now)
+            limits = BatchLimits(max_rows, step_s, self.decode_s, share, is_full, self.width_slack)
+            self.stepping, max_step_s = select_batch(self.images, limits, now, ready)
         known_s = step_s(sum([each.rows for each in self.stepping]))
         self.step_s = max(known_s, min(step_s(self.expected_rows), max_step_s)) if self.expected_rows else known_s
         self.min_calls_left = min([each.calls_left - each.later_calls for each in self.stepping])
@@ -144,6 +156,8 @@ class _KeyGroup:
         leaving = [each for each in self.stepping if each.calls_left - each.later_calls < 0.5]
         for each in leaving:
             self.images.remove(each)
+            if self.ready:
+                remove_image(self.ready, each)
         self.is_stale = True
         return leaving
 
@@ -154,13 +168,14 @@ class _Simulation:
     costs: CostModel
     expected_batch_size: Mapping[BatchKey, float]
     decode_batch: int
+    width_slack: float
     now: float = 0.0
     num_running: int = 0
     queue: deque[SimulatedImage] = field(default_factory=deque)
     groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
     kinds: dict[BatchKey, int] = field(default_factory=dict)  # numbers of kinds
     denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
-    exclusive_attempt_id: str | None = None  # of the running exclusive request
+    exclusive_attempt_id: str | None = None  # attempt of the running exclusive request
     has_postponed: bool = False  # whether images wait only because the last iteration encoded others' start images
     done: dict[ItemId, Forecast] = field(default_factory=dict)
 
@@ -168,10 +183,29 @@ class _Simulation:
         """Let images run or wait, given in the policy's order."""
         for rank, each in enumerate(in_order):
             each.rank = rank
+        self.evict(in_order)
+        for each in in_order:
             if each.running:
                 self.assign(each)
             else:
                 self.queue.append(each)
+
+    def evict(self, in_order: Sequence[SimulatedImage]) -> None:
+        """Let running images wait that have slots of waiting ones; later, slots have the first images in order."""
+        running = [each for each in in_order if each.running]
+        num_free = self.num_slots - len(running)
+        if num_free >= len(in_order) - len(running) or any(each.exclusive for each in running):
+            return
+        last = [each for each in running if each.is_evictable and each.calls_left > 0]
+        for each in in_order:
+            if each.running:
+                continue
+            if num_free > 0:
+                num_free -= 1
+            elif each.exclusive or not last or last[-1].rank < each.rank:
+                return
+            else:
+                last.pop().running = False
 
     def advance(self) -> None:
         """Fill the free slots, and advance to the next departure."""
@@ -205,9 +239,12 @@ class _Simulation:
                 max_rows,
                 min(round(self.expected_batch_size.get(batch_key, 0.0)), max_rows),
                 self.costs.decode_s(batch_key),
+                self.width_slack,
             )
         group = self.groups[batch_key]
         insort(group.images, each, key=_rank)
+        if self.width_slack < math.inf:
+            add_image(group.ready, each)
         group.is_stale = True
 
     def join(self) -> None:
@@ -230,7 +267,7 @@ class _Simulation:
             if first.needs_encode:
                 encodes.append(first.batch_key)
             self.assign(first)
-            text_encode_s += self.costs.text_encode_s(first.batch_key.model)
+            text_encode_s += 0.0 if first.is_begun else self.costs.text_encode_s(first.batch_key.model)
         self.queue.extendleft(reversed(postponed))
         self.has_postponed = bool(postponed)
         self.now += text_encode_s
@@ -242,14 +279,12 @@ class _Simulation:
         groups = [group for group in self.groups.values() if group.images]
         if not groups:
             return
-        num_images = 0
-        for group in groups:
-            num_images += len(group.images)
+        shares = self._shares(groups)
         is_full = self.num_running >= self.num_slots
-        for group in groups:
+        for group, share in zip(groups, shares, strict=True):
             if group.is_stale:
-                group.select(self.costs, self.now, len(group.images) / num_images, is_full=is_full)
-        iterations_s = _iterations_s(groups, num_images)
+                group.select(self.costs, self.now, share, is_full=is_full)
+        iterations_s = _iterations_s(groups, shares)
         if self.denoised or self.has_postponed:
             jump_s = min(iterations_s)
         else:
@@ -270,6 +305,16 @@ class _Simulation:
                     self._add_to_group(each)
                 else:
                     self._add_denoised(each)
+
+    def _shares(self, groups: Sequence[_KeyGroup]) -> list[float]:
+        """Return the part of the device of each group."""
+        if len(groups) == 1:
+            return [1.0]
+        counts = [float(len(group.images)) for group in groups]
+        if self.width_slack < math.inf:
+            counts = fair_counts([group.ready for group in groups])
+        num_images = sum(counts)
+        return [count / num_images for count in counts]
 
     def decode(self) -> None:
         """Decode one batch of denoised images, which leave, if there are any."""
@@ -294,19 +339,18 @@ class _Simulation:
             self.exclusive_attempt_id = None
 
 
-def _iterations_s(groups: Sequence[_KeyGroup], num_images: int) -> list[float]:
-    """Return the time from one step of each group to its next.
+def _iterations_s(groups: Sequence[_KeyGroup], shares: Sequence[float]) -> list[float]:
+    """Return the time from one step of each group to its next; `shares` are their parts of the device.
 
-    Kinds share the device in proportion to their running images, so one with a small share takes longer. The groups of
-    one kind take turns.
+    Kinds share the device, so one with a small share takes longer. The groups of one kind take turns.
     """
     if len(groups) == 1:
         return [groups[0].step_s]
-    turns_s, num_by_kind = dict[int, float](), dict[int, int]()
-    for group in groups:
+    turns_s, share_by_kind = dict[int, float](), dict[int, float]()
+    for group, share in zip(groups, shares, strict=True):
         turns_s[group.kind] = turns_s.get(group.kind, 0.0) + group.step_s
-        num_by_kind[group.kind] = num_by_kind.get(group.kind, 0) + len(group.images)
-    return [turns_s[group.kind] * num_images / num_by_kind[group.kind] for group in groups]
+        share_by_kind[group.kind] = share_by_kind.get(group.kind, 0.0) + share
+    return [turns_s[group.kind] / share_by_kind[group.kind] for group in groups]
 
 
 def _rank(each: SimulatedImage) -> int:

@@ -1,62 +1,50 @@
 """Predicts the order of images, the start and finish of each request, and the duration of the accepted work.
 
 Reads the request table and the cost model, and changes neither, except that `decay` decays the cost model's slowdown.
-Learns two values of its own: the *expected batch size*, the average rows of an iteration, and the *correction*, the
-ratio of actual to predicted durations of finished requests.
+Learns two things of its own: the *expected batch size*, the average rows of an iteration, and the *corrections* of what
+is predicted for each client (`corrections.py`).
 """
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from noria.protocol.model_spec import ModelKey
+from noria.scheduling.corrections import Corrections
 from noria.scheduling.costs import CostModel
-from noria.scheduling.policies import Candidate, Policy, uses_deadlines
+from noria.scheduling.policies import Candidate, Policy, shares_fairly, uses_deadlines
 from noria.scheduling.step.active_request import ActiveRequest, Rank
 from noria.scheduling.step.device_time import DeviceTime
 from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast, forecast_head
+from noria.scheduling.step.prediction import NOTHING_BEHIND, Prediction, by_request
 from noria.scheduling.step.request_table import RequestTable, RunningImage
 from noria.scheduling.step.shared_calls import share_calls
-from noria.scheduling.step.waiting_queue import WaitingQueue
+from noria.scheduling.step.waiting_queue import WaitingImage, WaitingQueue
 from noria.scheduling.types import BatchKey, ItemId, SchedulableRequest
 
 _BATCH_SIZE_ITERATIONS = 30.0  # over which the expected batch size is averaged
-_CORRECTION_WEIGHT = 0.05  # of one finished request
-HEAD_IMAGES = 48  # waiting images that a forecast simulates; `micro/scheduling.py` measures the error for those behind
-_REFRESHED = 4  # requests; a key takes a microsecond
-_MAX_PASSES = 4  # over the head of the queue; each brings other requests there
+HEAD_IMAGES = 32  # waiting images that a forecast simulates; `micro/scheduling.py` measures the error for those behind
+_REFRESHED = 4  # images; a key takes a microsecond
+_MAX_PASSES = 4  # over the head of the queue; each brings other images there
 
 
 class _ImageCosts(NamedTuple):
     """Costs of one image, in seconds."""
 
-    expected_call_s: float  # of a call, at the expected batch size
-    min_call_s: float  # of a call, alone
+    expected_call_s: float  # duration of a call, at the expected batch size
+    min_call_s: float  # duration of a call, alone
     decode_s: float
 
 
+OrderKey = tuple[float, float]
+"""The policy's key and the virtual finish."""
+
 CostsCache = dict[tuple[BatchKey, int], _ImageCosts]
 """Costs by batch key and rows of an image, valid until the next iteration."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prediction:
-    """Forecasts of the running images and the head of the queue, for one version of the request table."""
-
-    version: int
-    images: Mapping[ItemId, Forecast]
-    requests: Mapping[str, Forecast]  # of those images
-    end: Rank  # all waiting requests with lower ranks are in the head
-    # Of the requests behind the head:
-    start_in_s: float  # when the first of them joins
-    pace: float  # the device's time per second of `image_work_s`
-    head_work_s: float  # of the head's waiting images
-
-
-_NOTHING_BEHIND: Rank = (math.inf, 0)
 
 
 @dataclass(slots=True)
@@ -69,22 +57,29 @@ class CompletionPredictor:
     max_running: int
     decode_batch: int
     head_images: int = HEAD_IMAGES  # waiting images that are simulated
+    width_slack: float = math.inf  # as `BatchLimits` has it
     _expected_batch_size: dict[BatchKey, float] = field(init=False, default_factory=dict)
-    # Of the largest size in the last call of each key, to which its rows were padded.
+    # The largest size in the last call of each key, to which its rows were padded.
     _call_keys: dict[BatchKey, BatchKey] = field(init=False, default_factory=dict)
     _last_iteration: tuple[float, float] = field(init=False, default=(0.0, 0.0))  # its end and its duration
-    _correction: float = field(init=False, default=1.0)
+    _corrections: Corrections = field(init=False, default_factory=Corrections)
     _costs_cache: CostsCache = field(init=False, default_factory=dict)
-    _cached: _Prediction = field(init=False, default=_Prediction(-1, {}, {}, _NOTHING_BEHIND, 0.0, 0.0, 0.0))
+    _cached: Prediction = field(init=False, default=Prediction(-1, {}, {}, NOTHING_BEHIND, 0.0, 0.0, 0.0, 1))
 
     # Order.
 
-    def policy_keys(self, images: Iterable[RunningImage], now: float) -> dict[ItemId, float]:
+    def policy_keys(self, images: Iterable[RunningImage], now: float) -> dict[ItemId, OrderKey]:
         """Return the policy's keys of running images."""
-        return {running.image: self.policy_key(running.active, running.call, now) for running in images}
+        return {
+            running.image: (
+                self.policy_key(running.active, running.call, now, running.image.index),
+                running.active.turn(running.image.index).virtual_finish,
+            )
+            for running in images
+        }
 
-    def policy_key(self, active: ActiveRequest, call: int, now: float) -> float:
-        """Sort key of the images of a request whose next call is `call`."""
+    def policy_key(self, active: ActiveRequest, call: int, now: float, index: int) -> float:
+        """Sort key of an image of a request whose next call is `call`."""
         request = active.request
         expected_s = min_s = decode_s = 0.0
         for batch_key, calls in request.calls_by_key(call):
@@ -100,8 +95,21 @@ class CompletionPredictor:
             request.priority,
             expected_s + decode_s,
             min_s + decode_s,
+            active.turn(index).deadline,
         )
         return self.policy(candidate, now) + active.priority_penalty
+
+    def take_turns(self, active: ActiveRequest) -> None:
+        """Give the images of a new request their turns, if clients share the device fairly."""
+        if not shares_fairly(self.policy):
+            return
+        request, shares = active.request, self.table.shares
+        num_images, device_time = shares.num_images(request.client) + len(active.undecoded), self._device_time()
+        alone_s = {
+            index: device_time.of_image(request, request.progress_of(index).call, num_images)
+            for index in active.undecoded
+        }
+        active.turns = shares.enter(request, alone_s, active.arrived_at)
 
     def renew_costs(self) -> None:
         """Compute the costs of images anew; call it before each plan and submission, and when costs have changed."""
@@ -114,38 +122,42 @@ class CompletionPredictor:
         return _ImageCosts(expected_call_s, min(min_call_s, expected_call_s), self.costs.decode_s(batch_key))
 
     def queue(self, now: float) -> WaitingQueue:
-        """Return the queue with all of its requests in the policy's order.
+        """Return the queue with all of its images in the policy's order.
 
-        A key can change while its request waits: its deadline becomes infeasible, or costs change. So each call updates
-        the keys of `_REFRESHED` requests at the head and of as many others in turn. The order is exact while no more
+        A key can change while its image waits: its deadline becomes infeasible, or costs change. So each call updates
+        the keys of `_REFRESHED` images at the head and of as many others in turn. The order is exact while no more
         than these wait.
         """
         queue = self.table.queue
         while queue.unranked:
             _, active = queue.unranked.popitem()
             active.image_work_s = self._image_work_s(active.request)
-            key = self.policy_key(active, 0, now)
-            queue.insert(active, key)
-            self._invalidate(active.rank)
+            keys = [(index, self.waiting_key(active, index, now)) for index in active.waiting]
+            queue.insert(active, keys)
+            self._invalidate(active.first_rank)
         for _ in range(_MAX_PASSES):
             head = list(itertools.islice(queue, _REFRESHED))
-            if not sum(self._refresh(active, now) for active in head):
+            if not sum([self._refresh(image, now) for image in head]):
                 break
-        for active in queue.next_to_refresh(_REFRESHED):
-            self._refresh(active, now)
+        for image in queue.next_to_refresh(_REFRESHED):
+            self._refresh(image, now)
         return queue
 
-    def _refresh(self, active: ActiveRequest, now: float) -> bool:
-        """Update the key of a waiting request; return whether it has changed."""
-        key = self.policy_key(active, 0, now)
-        if key == active.rank[0]:
+    def _refresh(self, waiting: WaitingImage, now: float) -> bool:
+        """Update the key of a waiting image; return whether it has changed."""
+        active, index, before = waiting.active, waiting.image.index, waiting.rank
+        key = self.waiting_key(active, index, now)
+        if key == before[0]:
             return False
-        before = active.rank
-        self.table.queue.remove(active)
+        self.table.queue.remove_image(active, index)
         active.image_work_s = self._image_work_s(active.request)
-        self.table.queue.insert(active, key)
-        self._invalidate(min(before, active.rank))
+        self.table.queue.insert(active, [(index, key)])
+        self._invalidate(min(before, active.ranks[index]))
         return True
+
+    def waiting_key(self, active: ActiveRequest, index: int, now: float) -> float:
+        """Sort key of a waiting image of a request."""
+        return self.policy_key(active, self.table.waiting_call(active, index), now, index)
 
     def _invalidate(self, rank: Rank) -> None:
         """Drop the prediction if its head has changed at `rank`."""
@@ -156,34 +168,36 @@ class CompletionPredictor:
         """Sort a waiting request again whose penalty has changed."""
         self.table.queue.remove(active)
         self.table.queue.add(active)
-        self._invalidate(active.rank)
+        self._cached = replace(self._cached, version=-1)
 
     # Forecasts.
 
     def predict_requests(self, attempt_ids: Iterable[str], now: float) -> dict[str, Forecast]:
         """First start and last finish of each request, in seconds from now, with the learned correction."""
         prediction = self._predict(now)
+        wanted = [self.table.requests[attempt_id] for attempt_id in attempt_ids]
         return {
-            attempt_id: self._corrected(self._forecast_request(self.table.requests[attempt_id], prediction))
-            for attempt_id in attempt_ids
+            active.request.attempt_id: self._corrected(self._forecast_request(active, prediction), active)
+            for active in wanted
         }
 
     def predict_running(self, now: float) -> dict[ItemId, Forecast]:
         """Finish of each running image, with the learned correction."""
         images = self._predict(now).images
-        return {image: self._corrected(images[image]) for image in self.table.running}
+        return {image: self._corrected(images[image], each.active) for image, each in self.table.running.items()}
 
     def predict_first_waiting(self, active: ActiveRequest, now: float) -> Forecast:
         """Start and finish of the first waiting image of a request, with the learned correction."""
         prediction = self._predict(now)
         image = ItemId(active.request.attempt_id, active.waiting[0])
         if image in prediction.images:
-            return self._corrected(prediction.images[image])
-        work_s = self.table.queue.ahead_of(active).work_s
-        return self._corrected(self._behind(work_s, active.image_work_s, prediction))
+            return self._corrected(prediction.images[image], active)
+        work_s = self.table.queue.ahead_of(active.ranks[image.index]).work_s
+        return self._corrected(prediction.behind(work_s, active.image_work_s), active)
 
-    def _corrected(self, each: Forecast) -> Forecast:
-        return Forecast(self._correction * each.start_in_s, self._correction * each.finish_in_s)
+    def _corrected(self, each: Forecast, active: ActiveRequest) -> Forecast:
+        factor = self._corrections.of(active.request.client)
+        return Forecast(factor * each.start_in_s, factor * each.finish_in_s)
 
     def predict_uncorrected(self, attempt_id: str, now: float) -> Forecast:
         """First start and last finish of a request by the cost model alone, without the learned correction."""
@@ -202,20 +216,20 @@ class CompletionPredictor:
 
         for attempt_id in prediction.requests:
             check(self.table.requests[attempt_id])
-        first = max(prediction.end, newcomer.rank)
-        for block, work_s in self.table.queue.blocks_from(first) if first != _NOTHING_BEHIND else ():
-            _, finish_in_s = self._behind(work_s + block.work_s, block.max_image_work_s, prediction)
+        first = max(prediction.end, newcomer.first_rank)
+        for block, work_s in self.table.queue.blocks_from(first) if first != NOTHING_BEHIND else ():
+            _, finish_in_s = prediction.behind(work_s + block.work_s, block.max_work_s)
             if block.min_deadline - now < finish_in_s:
-                for active in block.requests:
-                    if active.rank >= first:
-                        check(active)
+                for each in block.images:
+                    if each.rank >= first:
+                        check(each.active)
         return late
 
     def predict_without(self, active: ActiveRequest, attempt_ids: Iterable[str], now: float) -> dict[str, Forecast]:
-        """As `predict_uncorrected`, if `active`, the last request added to the table, were not in it."""
-        cached = self._predict(now)
+        """Predict as `predict_uncorrected`, if `active`, the last request added to the table, were not in it."""
+        cached, first_rank = self._predict(now), active.first_rank
         self.table.remove(active.request.attempt_id)
-        if active.rank >= cached.end:
+        if first_rank >= cached.end:
             self._cached = replace(cached, version=self.table.version)
         forecasts = {attempt_id: self.predict_uncorrected(attempt_id, now) for attempt_id in attempt_ids}
         self.table.restore(active)
@@ -228,7 +242,7 @@ class CompletionPredictor:
         active, running = self.table.requests[image.attempt_id], self.table.running.get(image)
         request = active.request
         deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
-        call = self.table.next_call(image)
+        call = self.table.waiting_call(active, image.index) if running is None else running.call
         return SimulatedImage(
             image,
             request.step_key(call),
@@ -240,9 +254,13 @@ class CompletionPredictor:
             needs_encode=active.needs_encode and running is None and image.index == active.waiting[0],  # it joins first
             call_work_s=active.image_work_s / request.num_calls,
             later_calls=request.second_stage_calls(call) if call < (request.second_stage_from or 0) else 0,
+            client=request.client,
+            weight=request.weight,
+            is_evictable=running is not None and self.max_running == self.table.num_slots,
+            is_begun=running is not None or image in self.table.evicted,
         )
 
-    def _predict(self, now: float) -> _Prediction:
+    def _predict(self, now: float) -> Prediction:
         """Forecast the running images and the head of the queue.
 
         The result stays valid while only time passes: work starts only when the engine loop runs.
@@ -253,47 +271,42 @@ class CompletionPredictor:
         self._cached = self._forecast_head(queue, now)
         return self._cached
 
-    def _forecast_head(self, queue: WaitingQueue, now: float) -> _Prediction:
+    def _forecast_head(self, queue: WaitingQueue, now: float) -> Prediction:
         running = self.table.running
         keys = self.policy_keys(running.values(), now)
         ranked = [(key, self.to_simulated(image, now)) for image, key in keys.items()]
-        num_wanted, head_work_s, end = self.head_images + max(self.max_running - len(running), 0), 0.0, _NOTHING_BEHIND
-        for active in queue:
+        num_wanted, head_work_s, end = self.head_images + max(self.max_running - len(running), 0), 0.0, NOTHING_BEHIND
+        for waiting in queue:
             if num_wanted <= 0:
-                end = active.rank
+                end = waiting.rank
                 break
-            num_wanted -= len(active.waiting)
-            head_work_s += len(active.waiting) * active.image_work_s
-            ranked += [(active.rank[0], self.to_simulated(image, now)) for image in active.waiting_images]
-        simulated = [each for _, each in sorted(ranked, key=_first)]
+            num_wanted -= 1
+            head_work_s += waiting.work_s
+            ranked.append((waiting.rank[:2], self.to_simulated(waiting.image, now)))
+        simulated = [each for _, each in sorted(ranked, key=itemgetter(0))]
         self._mix_sizes(simulated)
-        arguments = simulated, self.max_running, self.costs, self._expected_batch_size, self.decode_batch
-        if end == _NOTHING_BEHIND:
-            images, start_in_s, pace = forecast(*arguments), 0.0, 0.0
+        limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack
+        if end == NOTHING_BEHIND:
+            images, start_in_s, pace = forecast(simulated, self.max_running, *limits), 0.0, 0.0
         else:
-            images, start_in_s, pace = forecast_head(*arguments)
-        return _Prediction(self.table.version, images, _by_request(images), end, start_in_s, pace, head_work_s)
+            images, start_in_s, pace = forecast_head(simulated, self.max_running, *limits)
+        return Prediction(
+            self.table.version, images, by_request(images), end, start_in_s, pace, head_work_s, self.max_running
+        )
 
-    def _forecast_request(self, active: ActiveRequest, prediction: _Prediction) -> Forecast:
+    def _forecast_request(self, active: ActiveRequest, prediction: Prediction) -> Forecast:
         in_head = prediction.requests.get(active.request.attempt_id)
-        if not active.waiting or active.rank < prediction.end:
+        if not active.waiting or active.last_rank < prediction.end:
             assert in_head is not None, active
             return in_head
-        work_s = self.table.queue.ahead_of(active).work_s
-        start_in_s, _ = self._behind(work_s, active.image_work_s, prediction)
-        last_s = (len(active.waiting) - 1) * active.image_work_s
-        _, finish_in_s = self._behind(work_s + last_s, active.image_work_s, prediction)
-        if in_head is not None:  # some of its images run
+        work_s = self.table.queue.ahead_of(active.last_rank).work_s
+        start_in_s, finish_in_s = prediction.behind(work_s, active.image_work_s)
+        if in_head is not None:  # some of its images run, or are in the head
             return Forecast(in_head.start_in_s, max(in_head.finish_in_s, finish_in_s))
+        if len(active.waiting) > 1:
+            work_s = self.table.queue.ahead_of(active.first_rank).work_s
+            start_in_s, _ = prediction.behind(work_s, active.image_work_s)
         return Forecast(start_in_s, finish_in_s)
-
-    def _behind(self, work_s: float, image_work_s: float, prediction: _Prediction) -> Forecast:
-        """Forecast an image behind the head with `work_s` of waiting work ahead of it.
-
-        It joins when that work is done, and then has its share of the device.
-        """
-        start_in_s = prediction.start_in_s + prediction.pace * max(work_s - prediction.head_work_s, 0.0)
-        return Forecast(start_in_s, start_in_s + prediction.pace * self.max_running * image_work_s)
 
     def _mix_sizes(self, images: Sequence[SimulatedImage]) -> None:
         """Set which sizes share calls: as those do now that run, and the next ones, as many as there are slots."""
@@ -328,11 +341,15 @@ class CompletionPredictor:
     @property
     def backlog_s(self) -> float:
         """Duration of all accepted work if no further request arrives."""
-        return self._correction * self._device_time().of_table(self.table)
+        return self._device_time().of_table(self.table)
+
+    def backlog_of(self, client: str) -> float:
+        """The part of `backlog_s` of a client, in seconds."""
+        return self._device_time().of_table(self.table, client)
 
     def device_time_s(self, request: SchedulableRequest) -> float:
         """Device time that a new request takes in full batches."""
-        return self._correction * self._device_time().of_request(request)
+        return self._device_time().of_request(request)
 
     def _image_work_s(self, request: SchedulableRequest) -> float:
         return self._device_time().of_image(request) / self.costs.slowdown
@@ -380,21 +397,4 @@ class CompletionPredictor:
 
     def record_finished(self, active: ActiveRequest, now: float) -> None:
         """Learn the correction from a finished request; one without a forecast is ignored."""
-        if active.promised_forecast.finish_in_s > 0.0:
-            ratio = (now - active.arrived_at) / active.promised_forecast.finish_in_s
-            self._correction += _CORRECTION_WEIGHT * (min(max(ratio, 0.5), 2.0) - self._correction)
-
-
-def _first(pair: tuple[float, object]) -> float:
-    return pair[0]
-
-
-def _by_request(images: Mapping[ItemId, Forecast]) -> dict[str, Forecast]:
-    """Return the first start and the last finish of each request."""
-    requests: dict[str, Forecast] = {}
-    for image, each in images.items():
-        other = requests.get(image.attempt_id)
-        if other is not None:
-            each = Forecast(min(each.start_in_s, other.start_in_s), max(each.finish_in_s, other.finish_in_s))  # noqa: PLW2901
-        requests[image.attempt_id] = each
-    return requests
+        self._corrections.learn(active.request.client, now - active.arrived_at, active.promised_forecast.finish_in_s)

@@ -2,7 +2,8 @@
 
 Rules:
   - An image joins as soon as a slot is free, at any iteration; nothing waits for a batch to fill. If slots are scarce,
-    the policy decides.
+    the policy decides: an image with a slot gives it up to one that would step earlier, and goes on later
+    (`evictions.py`). So no request waits for a departure because of others that it precedes.
   - An iteration steps images of one batch key, or of several sizes where the model mixes them and that pays, and as
     many as pay off together (`step_selection.py`). The others are paused, which costs them nothing but time.
   - An iteration decodes at most `decode_batch` images, of one batch key, longest waiting first; the others keep their
@@ -23,12 +24,17 @@ Time is monotonic seconds and always an argument. What a slot holds and how a st
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
-from noria.scheduling.policies import Policy, least_slack
+from noria.scheduling.policies import Policy, fair, shares_fairly
+from noria.scheduling.step.active_request import ActiveRequest
 from noria.scheduling.step.admission import AdmissionControl
+from noria.scheduling.step.evictions import EvictionSelector
 from noria.scheduling.step.joining import select_joins
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable, cost_key, count_rows
@@ -37,11 +43,11 @@ from noria.scheduling.types import (
     NO_TIMINGS,
     BatchKey,
     FinishReason,
-    ItemFinished,
+    ImageFinished,
     ItemId,
     IterationPlan,
     IterationResult,
-    Phase,
+    ReleasedImage,
     ReleasedRequest,
     RequestFinished,
     RequestProgress,
@@ -60,6 +66,15 @@ from noria.scheduling.types import (
 _MAX_CANDIDATES = 256
 
 
+class _Joins(NamedTuple):
+    """The part of a plan that comes before its steps."""
+
+    evictions: tuple[ReleasedImage, ...] = ()
+    joins: tuple[SlotAssignment, ...] = ()
+    encodes: tuple[SlotAssignment, ...] = ()
+    returns: tuple[SlotAssignment, ...] = ()
+
+
 @dataclass(slots=True)
 class StepScheduler:
     """Plans iterations; executes nothing.
@@ -71,8 +86,9 @@ class StepScheduler:
     decode_batch: int = 4
     queue_limit: int = 256  # images that may wait beyond the free slots
     queue_limit_s: float = math.inf  # seconds of work that may be queued ahead of a request that has to wait
-    policy: Policy = least_slack
+    policy: Policy = fair
     costs: CostModel = field(default_factory=CostModel)
+    fair_width_slack: float = 0.2  # as `BatchLimits` has it, where the policy lets clients share the device
     _table: RequestTable = field(init=False)
     _predictor: CompletionPredictor = field(init=False)
     _admission: AdmissionControl = field(init=False)
@@ -80,12 +96,17 @@ class StepScheduler:
     # Where `decode_batch` does not fit the memory.
     _decode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)
     _encode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)
+    _evictions: EvictionSelector = field(init=False)
 
     def __post_init__(self) -> None:
         self._table = RequestTable(self.num_slots)
         self._predictor = CompletionPredictor(self._table, self.costs, self.policy, self.num_slots, self.decode_batch)
+        if shares_fairly(self.policy):
+            self._predictor.width_slack = self.fair_width_slack
         self._admission = AdmissionControl(self._table, self._predictor, self.queue_limit, self.queue_limit_s)
         self._step_selector = StepSelector(self._predictor)
+        # As many as there are slots, or fewer where the host's memory does not fit them.
+        self._evictions = EvictionSelector(self._predictor, self.num_slots)
 
     @property
     def num_waiting(self) -> int:
@@ -97,6 +118,11 @@ class StepScheduler:
         """Number of images with a slot."""
         return len(self._table.running)
 
+    @property
+    def num_evicted(self) -> int:
+        """Number of images that wait and have had a slot."""
+        return len(self._table.evicted)
+
     def oldest_age_s(self, now: float) -> float:
         """Age of the oldest request with an image that waits for a slot; 0 if there is none."""
         oldest = self._table.oldest_arrival
@@ -107,7 +133,7 @@ class StepScheduler:
         """Predicted duration of all accepted work if no further request arrives."""
         return self._predictor.backlog_s
 
-    def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[SchedulerEvent]:
+    def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[RequestFinished]:
         """Accept a request or reject it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
         assert request.attempt_id not in self._table.requests, request.attempt_id
         if not self._table.requests:
@@ -117,9 +143,9 @@ class StepScheduler:
         rejection = self._admission.admit(request, arrived_at, now)
         if rejection is None:
             return []
-        return [replace(rejection, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
+        return [msgspec.structs.replace(rejection, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
 
-    def cancel(self, attempt_id: str, now: float) -> list[SchedulerEvent]:
+    def cancel(self, attempt_id: str, now: float) -> list[RequestFinished]:
         """End a request; do nothing if it is unknown or has ended."""
         return self._finish(attempt_id, FinishReason.CANCELLED, "cancelled by the caller", now)
 
@@ -131,7 +157,7 @@ class StepScheduler:
         self._table.remove(attempt_id)
         return ReleasedRequest(images, timings, now)
 
-    def expire(self, now: float) -> list[SchedulerEvent]:
+    def expire(self, now: float) -> list[RequestFinished]:
         """End every request whose `expires_at` has passed."""
         expired = {name: expires_at - arrived_at for name, expires_at, arrived_at in self._table.expired(now)}
         message = "it did not finish within {:.2f} s: allow more time, or request fewer steps"
@@ -149,8 +175,7 @@ class StepScheduler:
         forecasts, found = self._predictor.predict_requests(known, now), {}
         for attempt_id in known:
             active = self._table.requests[attempt_id]
-            num_ahead = self._table.queue.ahead_of(active).num_images if active.waiting else 0
-            position = num_ahead + len(active.waiting) - 1 if active.waiting else None
+            position = self._table.queue.ahead_of(active.last_rank).num_images if active.waiting else None
             call = min(self._table.next_call(image) for image in active.images)
             found[attempt_id] = RequestProgress(position, call, *forecasts[attempt_id])
         return found
@@ -171,17 +196,31 @@ class StepScheduler:
                 active.arrived_at,
                 self._predictor.predict_first_waiting(active, now).start_in_s,
             )
-            for active in itertools.islice(self._predictor.queue(now), max_waiting)
+            for active in self._first_waiting(now, max_waiting)
         ]
-        return SchedulerSnapshot(tuple(sorted(running, key=lambda each: each.slot)), tuple(waiting))
+        by_slot = tuple(sorted(running, key=lambda each: each.slot))
+        return SchedulerSnapshot(
+            by_slot, tuple(waiting), dict(self._table.waiting_by_client), self._table.evicted_by_client()
+        )
+
+    def _first_waiting(self, now: float, max_requests: int) -> Iterable[ActiveRequest]:
+        """Return the first requests with waiting images, in order."""
+        found: dict[ActiveRequest, None] = {}
+        for waiting in self._predictor.queue(now) if max_requests else ():
+            found[waiting.active] = None
+            if len(found) == max_requests:
+                break
+        return found
 
     def plan(self, now: float) -> IterationPlan | None:
         """Return the next iteration's plan, or None if there is nothing to do."""
         self._predictor.renew_costs()
-        joins, encodes = self._join(now)
+        evictions, joins, encodes, returns = self._join(now)
         steps = tuple([Step(running.image, running.slot, running.call) for running in self._step_selector.select(now)])
         decodes = self._next_decodes(steps)
-        return IterationPlan(joins, steps, decodes, encodes) if joins or steps or decodes else None
+        if not joins and not steps and not decodes:
+            return None
+        return IterationPlan(joins, steps, decodes, encodes, evictions, returns)
 
     def commit(
         self, plan: IterationPlan, result: IterationResult, now: float, seconds: float = 0.0
@@ -193,18 +232,17 @@ class StepScheduler:
             self._predictor.renew_costs()
         events: list[SchedulerEvent] = []
         for image, reason in result.failed.items():
-            if image in self._table.running:
-                events += self._finish(image.attempt_id, FinishReason.FAILED, reason, now)
-        for assignment in plan.encodes if result.oom_phase != "encodes" else ():
+            events += self._finish(image.attempt_id, FinishReason.FAILED, reason, now)
+        for assignment in plan.encodes if result.oom_phase not in ("evictions", "encodes") else ():
             if assignment.image.attempt_id in self._table.requests:
                 self._table.mark_encoded(assignment.image.attempt_id)
         events += self._handle_oom(plan, result, now)
         for assignment in plan.joins:
-            if assignment.image in self._table.running:
+            if assignment.image in self._table.running and assignment not in plan.returns:
                 self._table.running[assignment.image].join_timings = result.phase_timings or NO_TIMINGS
-        for step in plan.steps if result.oom_phase in (None, "decodes") else ():
-            if step.image in self._table.running:
-                self._table.record_step(step.image, step.call + 1, len(plan.steps))
+        stepped = [step for step in plan.steps if step.image in self._table.running]
+        if stepped and result.oom_phase in (None, "decodes"):
+            self._table.record_steps([step.image for step in stepped], len(plan.steps))
         for assignment in plan.decodes if result.oom_phase is None else ():
             if assignment.image in self._table.running:
                 events += self._complete_image(assignment.image, result, now)
@@ -220,20 +258,29 @@ class StepScheduler:
 
     # Planning.
 
-    def _join(self, now: float) -> tuple[tuple[SlotAssignment, ...], tuple[SlotAssignment, ...]]:
-        """Give images slots; return them, and those of them whose requests' start images are encoded."""
-        num_free = self._predictor.max_running - len(self._table.running)
-        if num_free <= 0 or not self._table.queue:
-            return (), ()
+    def _join(self, now: float) -> _Joins:
+        """Give images slots, if necessary those of others."""
+        table, num_free = self._table, max(self._predictor.max_running - len(self._table.running), 0)
+        may_evict = bool(table.queue) and self._evictions.may_evict()
+        if not table.queue or not (num_free or may_evict):
+            return _Joins()
         in_order = itertools.islice(self._predictor.queue(now), _MAX_CANDIDATES)
-        joining, encodes = select_joins(in_order, self._table, num_free, self._max_encodes)
+        evictable = self._evictions.find(now) if may_evict and num_free < table.num_waiting else []
+        if not num_free and not evictable:
+            return _Joins()
+        joining, encodes = select_joins(in_order, table, num_free + len(evictable), self._max_encodes)
+        evicted = self._evictions.select(joining[num_free:], evictable, now)
+        joining = joining[: num_free + len(evicted)]
+        returning = [image for image in joining if image in table.evicted]
+        self._evictions.on_join(joining)
+        evictions = tuple([table.evict(image) for image in evicted])
         for image in joining:
-            self._table.assign(image, now)
-        joins, encoded = (
-            tuple(SlotAssignment(image, self._table.running[image].slot) for image in images)
-            for images in (joining, encodes)
+            table.assign(image, now)
+        joins, encoded, returns = (
+            tuple([SlotAssignment(image, table.running[image].slot) for image in images])
+            for images in (joining, [image for image in encodes if image in joining], returning)
         )
-        return joins, encoded
+        return _Joins(evictions, joins, encoded, returns)
 
     def _max_encodes(self, batch_key: BatchKey) -> int:
         return self._encode_limits.get(batch_key, self.decode_batch)
@@ -259,14 +306,14 @@ class StepScheduler:
         images = [entry.image for phase in (plan.joins, plan.steps, plan.decodes) for entry in phase]
         if seconds <= 0.0 or not result.is_timed or any(image not in self._table.running for image in images):
             return
-        phase_timings = (
-            result.phase_timings if result.phase_timings is not None and result.phase_timings.is_known else None
-        )
+        phase_timings = result.phase_timings
+        if phase_timings is not None and not phase_timings.is_known:
+            phase_timings = None
         if phase_timings is not None and plan.encodes and phase_timings.image_encode_s:
             encoded = self._table.request_of(plan.encodes[0].image).batch_key
             self.costs.observe_image_encode(encoded, len(plan.encodes), phase_timings.image_encode_s)
         models = {self._table.request_of(assignment.image).batch_key.model for assignment in plan.joins}
-        if phase_timings is not None and len(models) == 1 and phase_timings.text_encode_s:
+        if phase_timings is not None and len(models) == 1 and phase_timings.text_encode_s and not plan.returns:
             self.costs.observe_text_encode(models.pop(), len(plan.joins), phase_timings.text_encode_s)
         decoded = self._table.request_of(plan.decodes[0].image).batch_key if plan.decodes else None
         if phase_timings is not None and decoded is not None and phase_timings.decode_s:
@@ -283,21 +330,21 @@ class StepScheduler:
             keys = {running.step_key for running in stepped}
             self._predictor.record_iteration(keys, batch_key, rows, seconds, now)
 
-    def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[SchedulerEvent]:
+    def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[RequestFinished]:
         """Shrink the batches of the phase that ran out of memory; fail an image that does not fit alone."""
-        phases: dict[Phase, tuple[SlotAssignment | Step, ...]] = {
-            "encodes": plan.encodes,
-            "joins": plan.joins,
-            "steps": plan.steps,
-            "decodes": plan.decodes,
-        }
-        named = phases[result.oom_phase] if result.oom_phase is not None else ()
+        # A plan has a field for each phase.
+        named: tuple[SlotAssignment | Step | ReleasedImage, ...] = getattr(plan, result.oom_phase or "", ())
         images = [each.image for each in named if each.image in self._table.running]
         num_others = len(self._table.running) - len(images)
-        if result.oom_phase == "encodes":  # so nothing has joined
+        if result.oom_phase in ("evictions", "encodes"):  # so nothing has joined
             joining = [each.image for each in plan.joins if each.image in self._table.running]
             num_others = len(self._table.running) - len(joining)
             self._table.requeue(joining)
+        if result.oom_phase == "evictions":
+            for evicted in plan.evictions:
+                if evicted.image in self._table.evicted:
+                    self._table.undo_evict(evicted)
+            self._evictions.on_out_of_memory(len(self._table.evicted))
         if not images:
             return []
         batch_key = self._table.request_of(images[0]).batch_key
@@ -328,6 +375,7 @@ class StepScheduler:
         # A departure frees memory: try one more image, or all slots once the batch is empty.
         max_running = self._predictor.max_running + 1 if self._table.running else self.num_slots
         self._predictor.max_running = min(max_running, self.num_slots)
+        self._evictions.max_evicted = self.num_slots
         active.timings = RequestTimings(
             queue_s=running.joined_at - active.arrived_at,
             slot_s=now - running.joined_at,
@@ -336,13 +384,13 @@ class StepScheduler:
             mean_batch=running.batch_size_sum / running.request.num_calls,
             num_calls=running.request.num_calls,
         )
-        events: list[SchedulerEvent] = [ItemFinished(image)]
+        events: list[SchedulerEvent] = [ImageFinished(image)]
         if active.undecoded:
             return events
         self._predictor.record_finished(active, now)
         return events + self._finish(image.attempt_id, FinishReason.FINISHED, "", now)
 
-    def _finish(self, attempt_id: str, finish_reason: FinishReason, message: str, now: float) -> list[SchedulerEvent]:
+    def _finish(self, attempt_id: str, finish_reason: FinishReason, message: str, now: float) -> list[RequestFinished]:
         if attempt_id not in self._table.requests:
             return []
         unfinished = None if finish_reason is FinishReason.FINISHED else self._table.timings_so_far(attempt_id, now)

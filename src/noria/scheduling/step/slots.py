@@ -19,6 +19,11 @@ class Slots:
         """Take the lowest free slot; at least one must be free."""
         return heapq.heappop(self._free)
 
+    def reacquire(self, slot: int) -> None:
+        """Take `slot`, which must be free."""
+        self._free.remove(slot)
+        heapq.heapify(self._free)
+
     def release(self, slot: int) -> None:
         """Free `slot`, which must be taken."""
         assert 0 <= slot < self.capacity and slot not in self._free, slot

@@ -1,18 +1,20 @@
 """Selects which running images the next iteration steps; the others are paused.
 
-They are of one batch key (`stride.py` selects it), or of several sizes where the model mixes them and that pays
-(`shared_calls.py`), and as many of them as pay off together (`batch_selection.py`, `costs.py`); if these are not all,
-the policy decides.
+They are of one batch key (`shares/stride.py` selects it), or of several sizes where the model mixes them and that pays
+(`shared_calls.py`), and as many of them as pay off together (`batch_selection.py`, `costs.py`), of each client its
+share (`fair_width.py`); if these are not all, the policy decides.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from noria.scheduling.policies import uses_deadlines
+from noria.scheduling.shares.fair_width import ReadyImages, count_clients, fair_counts
+from noria.scheduling.shares.stride import StrideScheduler
 from noria.scheduling.step.batch_selection import BatchLimits, all_fit, select_batch
-from noria.scheduling.step.predictor import CompletionPredictor
+from noria.scheduling.step.predictor import CompletionPredictor, OrderKey
 from noria.scheduling.step.request_table import RunningImage, cost_key, count_rows
 from noria.scheduling.step.shared_calls import share_calls
-from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import BatchKey, ItemId
 
 
@@ -31,15 +33,22 @@ class StepSelector:
                 by_key.setdefault(running.step_key, []).append(running)
         if not by_key:
             return []
-        keys: dict[ItemId, float] = {}
+        keys: dict[ItemId, OrderKey] = {}
         batch_key = next(iter(by_key))
         if len(by_key) > 1:
             candidates = [running for images in by_key.values() for running in images]
             keys = self.predictor.policy_keys(candidates, now)
             batch_key = min(candidates, key=lambda running: keys[running.image]).step_key
             by_key, batch_key = self._mix_sizes(by_key, batch_key)
-        batch_key = self._stride.next({key: len(images) for key, images in by_key.items()}, batch_key)
-        chosen = self._select_batch(by_key[batch_key], batch_key, keys, now)
+        ready: dict[BatchKey, ReadyImages] = {}
+        counts = {key: float(len(images)) for key, images in by_key.items()}
+        if self.predictor.width_slack < math.inf:
+            ready = {key: count_clients(images) for key, images in by_key.items()}
+            if len(by_key) > 1:
+                counts = dict(zip(by_key, fair_counts(list(ready.values())), strict=True))
+        batch_key = self._stride.next(counts, batch_key)
+        share = counts[batch_key] / sum(counts.values())
+        chosen = self._select_batch(by_key[batch_key], batch_key, share, ready.get(batch_key), keys, now)
         # If nothing is measured, all calls count the same.
         cost_s = self.predictor.costs.step_s(cost_key(chosen), count_rows(chosen)) or 1.0
         self._stride.charge(batch_key, cost_s)
@@ -61,23 +70,35 @@ class StepSelector:
         return mixed, largest[urgent]
 
     def _select_batch(
-        self, images: list[RunningImage], batch_key: BatchKey, keys: dict[ItemId, float], now: float
+        self,
+        images: list[RunningImage],
+        batch_key: BatchKey,
+        share: float,
+        ready: ReadyImages | None,
+        keys: dict[ItemId, OrderKey],
+        now: float,
     ) -> list[RunningImage]:
-        """Select from `images` those that step; `keys` are the policy's, if known already."""
-        all_running, costs = self.predictor.table.running, self.predictor.costs
-        is_full = len(all_running) >= self.predictor.max_running
+        """Select from `images` those that step.
+
+        `share` is their part of the device; `ready` says whose they are, if clients share it; `keys` are the policy's,
+        if they are known.
+        """
+        costs, width_slack = self.predictor.costs, self.predictor.width_slack
+        is_full = len(self.predictor.table.running) >= self.predictor.max_running
         has_deadline = uses_deadlines(self.predictor.policy) and any(each.deadline_s is not None for each in images)
-        rows_limit = costs.exploration_limit(batch_key)
-        if all_fit(count_rows(images), rows_limit, is_full=is_full or not has_deadline):
+        rows = count_rows(images)
+        rows_limit = costs.stretched_limit(batch_key, costs.exploration_limit(batch_key), rows)
+        if all_fit(rows, rows_limit, ready, is_full=is_full or not has_deadline):
             return images
         limits = BatchLimits(
             rows_limit=rows_limit,
             step_s=lambda rows: costs.step_s(batch_key, rows),
             decode_s=costs.decode_s(batch_key),
-            share=len(images) / sum([not each.is_denoised for each in all_running.values()]),
+            share=share,
             is_full=is_full or not has_deadline,
+            width_slack=width_slack,
         )
         known = keys or self.predictor.policy_keys(images, now)
         in_order = sorted(images, key=lambda running: known[running.image])
-        chosen = {running.slot for running in select_batch(in_order, limits, now)[0]}
+        chosen = {running.slot for running in select_batch(in_order, limits, now, ready)[0]}
         return [running for running in images if running.slot in chosen]

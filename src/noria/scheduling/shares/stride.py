@@ -12,7 +12,6 @@ kind starves another, however urgent or slow it is: while the running images do 
 device, short by at most half a second plus one iteration of each kind.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,15 +32,19 @@ class StrideScheduler:
     """Device time used by each kind, in seconds per running image (stride scheduling, Waldspurger 1995)."""
 
     _used_s: dict[BatchKey, float] = field(default_factory=dict)  # by kind
-    _num_running: Counter[BatchKey] = field(default_factory=Counter)  # by kind
+    _num_running: dict[BatchKey, float] = field(default_factory=dict)  # by kind
     _last_turns: dict[BatchKey, int] = field(default_factory=dict)
     _num_turns: int = 0
 
-    def next(self, num_running: Mapping[BatchKey, int], urgent: BatchKey) -> BatchKey:
-        """Select the key to step among those of `num_running`; `urgent` is the key of the most urgent image."""
-        self._num_running = Counter()
+    def next(self, num_running: Mapping[BatchKey, float], urgent: BatchKey) -> BatchKey:
+        """Select the key to step among those of `num_running`; `urgent` is the key of the most urgent image.
+
+        The numbers are of images, or of those that the shares of their clients stand for (`fair_width.py`).
+        """
+        self._num_running = {}
         for batch_key, num in num_running.items():
-            self._num_running[kind_of(batch_key)] += num
+            kind = kind_of(batch_key)
+            self._num_running[kind] = self._num_running.get(kind, 0) + num
         kind = self._next_kind(kind_of(urgent))
         versions = [batch_key for batch_key in num_running if kind_of(batch_key) == kind]
         selected = min(versions, key=lambda batch_key: self._last_turns.get(batch_key, 0))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noria.protocol.model_spec import ModelKey
-from noria.scheduling.step.stride import StrideScheduler
+from noria.scheduling.shares.stride import StrideScheduler
 from noria.scheduling.types import BatchKey
 
 A, B, C = BatchKey(64, 64), BatchKey(96, 64), BatchKey(128, 64)
