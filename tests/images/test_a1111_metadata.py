@@ -92,7 +92,8 @@ Lora hashes: "add_detail: 7c6bad76eb54, more: 1", Version: v1.9.4"""
     assert read == GenerationMetadata(
         "masterpiece, (red circle:1.2)\nsecond line", "bad hands,\n(worst quality:2)", 965400086, 512, 512, 20, 7.0,
         "dpm++2m-karras", "v1-5-pruned-emaonly", "6ce0161689", loras=(Lora("add_detail", 0.5),),
-        other={"Clip skip": "2", "Lora hashes": "add_detail: 7c6bad76eb54, more: 1", "Version": "v1.9.4"},
+        prompt_syntax="a1111", clip_skip=2,
+        other={"Lora hashes": "add_detail: 7c6bad76eb54, more: 1", "Version": "v1.9.4"},
     )  # fmt: skip
 
 
@@ -109,8 +110,56 @@ def test_an_unknown_sampler_keeps_its_name(line, scheduler):
     assert from_infotext(f"p\nSteps: 1, {line}, Seed: 2").scheduler == scheduler
 
 
-def test_a_text_without_settings_is_all_prompt():
-    assert from_infotext("a: b, c: d\ne") == GenerationMetadata("a: b, c: d\ne")
+OF_OTHER_PROGRAMS = {
+    "SD.Next": (
+        "Steps: 20| Sampler: Euler a| CFG scale: 6| Seed: 77| Size: 128x128| App: SD.Next| Note: a, b: c",
+        {"App": "SD.Next", "Note": "a, b: c"},
+    ),
+    "SD.Next, with a value in quotes": (
+        'Steps: 20 | Sampler: Euler a | CFG scale: 6 | Seed: 77 | Size: 128x128 | Note: "a | b"', {"Note": "a | b"}
+    ),
+    "Civitai": (
+        "Steps: 20, Sampler: Euler a, CFG scale: 6, Seed: 77, Size: 128x128, "
+        'Civitai resources: [{"type":"checkpoint","modelName":"x, Seed: 5","weight":1}], Civitai metadata: {}',
+        {"Civitai resources": '[{"type":"checkpoint","modelName":"x, Seed: 5","weight":1}]', "Civitai metadata": "{}"},
+    ),
+    "A1111 with bars in values": (
+        "Steps: 20, Sampler: Euler a, CFG scale: 6, Seed: 77, Size: 128x128, Note: a| b: c| d: e",
+        {"Note": "a| b: c| d: e"},
+    ),
+    "Forge": (
+        "Steps: 20, Sampler: Euler a, CFG scale: 1, Distilled CFG Scale: 6, Seed: 77, Size: 128x128, Module 1: ae",
+        {"Module 1": "ae"},
+    ),
+    "Dynamic Prompts": (
+        "Steps: 20, Sampler: Euler a, CFG scale: 6, Seed: 77, Size: 128x128\nTemplate: a {castle|keep}: x\n"
+        "Negative Template: blurry",
+        {"Template": "a {castle|keep}: x", "Negative Template": "blurry"},
+    ),
+    "JSON that is damaged": (
+        "Steps: 20, Sampler: Euler a, CFG scale: 6, Seed: 77, Size: 128x128, Note: [{, More: 1",
+        {"Note": "[{", "More": "1"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", OF_OTHER_PROGRAMS)
+def test_settings_in_the_form_of_other_programs_are_read(program):
+    line, other = OF_OTHER_PROGRAMS[program]
+    read = from_infotext(f"a castle\nNegative prompt: blurry\n{line}")
+    got = msgspec.structs.replace(read, other={})
+    assert got == GenerationMetadata("a castle", "blurry", 77, 128, 128, 20, 6.0, "euler-a")
+    assert read.other == other
+
+
+def test_the_guidance_that_forge_names_twice_is_not_guessed():
+    read = from_infotext("p\nSteps: 2, CFG scale: 3.5, Distilled CFG Scale: 6, Seed: 1")
+    assert (read.guidance_scale, read.other) == (3.5, {"Distilled CFG Scale": "6"})
+
+
+@pytest.mark.parametrize("text", ["a: b, c: d\ne", "a\nSteps: 1, b: 2\nC: d", "a\nSteps: 1, b: 2, c: 3\nd, e"])
+def test_a_text_without_settings_is_all_prompt(text):
+    assert from_infotext(text) == GenerationMetadata(text)
 
 
 def test_invalid_settings_are_kept_in_other():
@@ -131,7 +180,10 @@ def test_an_escaped_unpaired_surrogate_is_replaced():
     assert read.model == "?"
 
 
-@pytest.mark.parametrize("piece", ['a:"', ":", '"', ",", 'a: "\\', "a" * 10 + ":", " "])
+@pytest.mark.parametrize(
+    "piece",
+    ['a:"', ":", '"', ",", 'a: "\\', "a" * 10 + ":", " ", "a:[", 'a: {"b":', "a:b|", '"a":{"b":1,', "Steps: 1, a: b\n"],
+)
 def test_reading_takes_linear_time(piece):
     text = piece * (1_000_000 // len(piece))
     started = time.process_time()

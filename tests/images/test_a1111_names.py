@@ -1,9 +1,21 @@
 """A1111's names of Noria's schedulers, in both directions."""
 
+import re
+from contextlib import nullcontext
+
 import pytest
 
 from noria.errors import InvalidField
-from noria.images.a1111_names import AUTOMATIC, KARRAS, SAMPLERS, UNIFORM, a1111_name, samplers_and_types, scheduler_for
+from noria.images.a1111_names import (
+    AUTOMATIC,
+    KARRAS,
+    SAMPLERS,
+    UNIFORM,
+    a1111_name,
+    samplers_and_types,
+    scheduler_for,
+    select_scheduler,
+)
 from noria.images.scheduler_names import choices_of_family
 
 
@@ -71,3 +83,38 @@ def test_a_scheduler_without_an_a1111_name_keeps_its_own():
 def test_samplers_are_listed_without_schedule_types():
     assert samplers_and_types(("ddim", "euler", "euler-karras")) == (["DDIM", "Euler"], [AUTOMATIC, UNIFORM, KARRAS])
     assert samplers_and_types(("ddim",)) == (["DDIM"], [AUTOMATIC, UNIFORM])
+
+
+FAMILIES = {family: tuple(each.name for each in choices_of_family(family)) for family in ("diffusion", "flow", "edm")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_listed_pair_is_a_scheduler_of_the_model_or_not_combinable(family):
+    schedulers = FAMILIES[family]
+    samplers, types = samplers_and_types(schedulers)
+    found = set()
+    for sampler in samplers:
+        for schedule_type in types:
+            says = f"sampler_name {sampler!r} and scheduler {schedule_type!r} are not combinable"
+            may_fail = pytest.raises(InvalidField, match=re.escape(says)) if schedule_type == KARRAS else nullcontext()
+            with may_fail:
+                found.add(select_scheduler(sampler, schedule_type, schedulers, "m"))
+                if schedule_type == KARRAS:
+                    raise InvalidField(says)
+    assert found == set(schedulers)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "schedule_type", "says"),
+    [
+        ("DEIS", "Karras", "send DEIS with Automatic or Uniform, or Karras with DDIM"),
+        ("Euler", "Simple", "scheduler is 'Simple'; allowed are Automatic, Uniform, Karras."),
+        ("Eular", "Karras", "'Eular' is not known. Did you mean 'Euler'? Known are: DDIM, DDPM, PLMS"),
+        ("flow-heun", "Automatic", "sampler_name is 'flow-heun', which m cannot be sampled with. Allowed are: DDIM"),
+    ],
+)
+def test_a_refusal_speaks_in_a1111s_names(sampler, schedule_type, says):
+    with pytest.raises(InvalidField) as caught:
+        select_scheduler(sampler, schedule_type, FAMILIES["diffusion"], "m")
+    assert says in caught.value.message
+    assert "dpm++2m" not in caught.value.message

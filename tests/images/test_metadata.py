@@ -45,7 +45,16 @@ START_IMAGE = {"strength": 0.6, "has_mask": True, "image_digest": "0123456789ab"
 def test_metadata_are_of_one_image_and_complete(bundled_folder):
     spec = open_model(str(bundled_folder))
     request = make_image_request(
-        "id", spec.name, negative_prompt="q", width=64, height=96, n=3, refiner=Refinement(), **START_IMAGE
+        "id",
+        spec.name,
+        negative_prompt="q",
+        width=64,
+        height=96,
+        n=3,
+        refiner=Refinement(),
+        prompt_syntax="a1111",
+        clip_skip=2,
+        **START_IMAGE,
     )
     target = Target(7, "shapes@2", "sha256:12", spec.fingerprint, ())
     metadata = metadata_for(request, spec, seed=9, target=target)

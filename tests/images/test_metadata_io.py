@@ -139,6 +139,105 @@ def test_files_of_other_programs_are_read(read, data):
     assert read(data) == GenerationMetadata("a cat", None, 5, 512, 512, 20, 7.0, "euler-a")
 
 
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_what_stands_behind_an_image_hides_no_metadata(read, file_format):
+    """A WebP of another length would have a thousand chunks of zeros."""
+    without = read_error(read, encode_image(None, file_format) + bytes(100_000))
+    assert without == "has no generation metadata"
+    assert read(encode_image(WHOLE, file_format) + bytes(100_000)) == WHOLE
+
+
+def read_error(read, data):
+    with pytest.raises(ImageFileError) as error:
+        read(data)
+    return " ".join(error.value.message.split()[1:]).rstrip(".")
+
+
+def text_png(**texts: str) -> bytes:
+    info = PngInfo()
+    for keyword, text in texts.items():
+        info.add_itxt(
+            {"XML_com_adobe_xmp": "XML:com.adobe.xmp", "sd_metadata": "sd-metadata"}.get(keyword, keyword), text
+        )
+    file = io.BytesIO()
+    PIXELS.save(file, format="png", pnginfo=info)
+    return file.getvalue()
+
+
+def image_with_tags(file_format: str, **tags: str) -> bytes:
+    exif = Image.Exif()
+    for name, text in tags.items():
+        exif[{"make": 0x010F, "model": 0x0110, "software": 0x0131, "description": 0x010E}[name]] = text
+    file = io.BytesIO()
+    PIXELS.save(file, format=file_format, exif=exif.tobytes())
+    return file.getvalue()
+
+
+GRAPH = '{"6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a castle"}}}'
+FOOOCUS = '{"prompt": "a castle", "seed": "1", "steps": 30, "metadata_scheme": "fooocus", "base_model": "x"}'
+SWARM = '{"sui_image_params": {"prompt": "a castle", "seed": 1}, "sui_extra_data": {}}'
+DRAW_THINGS = '{"c": "a castle", "uc": "blurry", "seed": 1, "v2": {"steps": 4}}'
+NOVELAI = '{"prompt": "a castle", "uc": "blurry", "steps": 28, "sampler": "k_euler"}'
+XMP = "<x:xmpmeta xmlns:x='adobe:ns:meta/'><xmp:CreatorTool>Draw Things</xmp:CreatorTool></x:xmpmeta>"
+NOT_READ = {
+    "ComfyUI": [
+        text_png(prompt=GRAPH, workflow="{}"), text_png(prompt=GRAPH), text_png(workflow='{"last_node_id": 9}'),
+        image_with_tags("webp", make=f"workflow:{GRAPH}", model=f"prompt:{GRAPH}"),
+        image_with_tags("jpeg", make=f"prompt:{GRAPH}"),
+        text_png(parameters=GRAPH), image_with_comment(b"ASCII\0\0\0" + GRAPH.encode(), "webp"),
+    ],
+    "InvokeAI": [
+        text_png(invokeai_metadata='{"app_version": "4.2"}', invokeai_graph="{}"), text_png(Dream="a castle -s 50"),
+        text_png(sd_metadata='{"model": "x", "app_id": "invoke-ai/InvokeAI"}'),
+    ],
+    "Fooocus": [
+        text_png(parameters=FOOOCUS, fooocus_scheme="fooocus"), text_png(parameters=FOOOCUS),
+        image_with_comment(FOOOCUS.encode(), "jpeg"), image_with_comment(b"UNICODE\0" + FOOOCUS.encode("utf-16-be")),
+    ],
+    "SwarmUI": [text_png(parameters=SWARM), image_with_comment(b"UNICODE\0" + SWARM.encode("utf-16-le"))],
+    "NovelAI": [
+        text_png(Title="AI generated image", Software="NovelAI", Description="a castle", Comment=NOVELAI),
+        text_png(Comment=NOVELAI), image_with_tags("webp", software="NovelAI"),
+    ],
+    "Draw Things": [text_png(XML_com_adobe_xmp=XMP), image_with_comment(b"ASCII\0\0\0" + DRAW_THINGS.encode())],
+    "Easy Diffusion": [text_png(use_stable_diffusion_model="sd-v1-5", prompt="a castle", seed="1")],
+    "an unknown program": [text_png(parameters='{"prompt": "a castle", "seed": 1}'), text_png(parameters="[]")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", NOT_READ)
+def test_metadata_of_a_program_that_is_not_read_are_rejected_by_its_name(read, program):
+    for data in NOT_READ[program]:
+        with pytest.raises(ImageFileError, match=f"has metadata of {program}, which are not read; those of Noria"):
+            read(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        text_png(parameters=TEXT, prompt=GRAPH, workflow="{}"),  # as some nodes of ComfyUI write it
+        text_png(parameters=TEXT, fooocus_scheme="a1111"),
+        text_png(parameters=TEXT, Software="NovelAI"),
+        png((b"tEXt", b"parameters\0" + TEXT.encode()), (b"iTXt", b"workflow\0damaged")),
+    ],
+)
+def test_a1111s_text_is_read_whatever_else_a_program_writes(read, data):
+    assert read(data).prompt == "a cat"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        image_with_tags("jpeg", make="Canon", model="EOS R5: {x}", software="Adobe Lightroom"),
+        text_png(Software="gnome-screenshot", Title="a workflow", prompt="a castle"),
+        png((b"iTXt", b"workflow\0damaged")),
+    ],
+)
+def test_what_no_generator_wrote_has_no_generation_metadata(read, data):
+    with pytest.raises(ImageFileError, match="has no generation metadata"):
+        read(data)
+
+
 BOMB = b"noria\0\0" + zlib.compress(b" " * 10_000_000)
 HOSTILE = {
     "empty": (b"", "is not an image"),

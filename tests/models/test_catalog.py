@@ -4,15 +4,20 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from noria.errors import ModelError
-from noria.models.catalog import count_parameters, have_same_architecture, open_model
+from noria.models.catalog import count_parameters, fingerprint_of, have_same_architecture, open_model
+from noria.models.families import FAMILIES
 from noria.models.location import BUNDLED
-from noria.models.weights import read_header, variant, weight_files
+from noria.models.needed_files import select_needed_files
+from noria.models.weights import read_header, read_weights, shell_command, variant, weight_files
 from noria.testing.fake_encoder import FAKE_ENCODER
 
 UNET, VAE, TEXT = (
@@ -159,6 +164,16 @@ def test_the_fingerprint_depends_on_the_model_and_not_on_the_folder(
     assert open_model(str(folder)).fingerprint not in (before, changed)
 
 
+@pytest.mark.parametrize("files", [["1_Pooling/config.json"], ["1_Pooling/config.json", "2_Normalize/config.json"]])
+def test_versions_of_noria_agree_on_the_fingerprint_of_an_encoder(tmp_path: pathlib.Path, files: list[str]) -> None:
+    """A registered model is found by it; current sentence-transformers writes 2_Normalize/config.json, too."""
+    for file in ("config.json", "modules.json", *files):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    write_safetensors(tmp_path / "model.safetensors", {"embeddings.word_embeddings.weight": (4, 4)})
+    assert fingerprint_of(tmp_path, FAMILIES["text-encoder"]) == "69c22dd792d0"
+
+
 def test_the_fp16_variant_is_used_if_there_is_no_other(folder: pathlib.Path) -> None:
     (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.fp16.safetensors")
     stem = "diffusion_pytorch_model"
@@ -186,6 +201,32 @@ def test_full_precision_shards_are_preferred_to_a_single_fp16_file(sharded: path
     write_safetensors(sharded / "unet/diffusion_pytorch_model.fp16.safetensors", {"conv_in.weight": (48, 4, 3, 3)})
     assert variant(sharded / "unet", "diffusion_pytorch_model") is None
     assert len(weight_files(sharded, "unet", "diffusion_pytorch_model")) == 2
+
+
+@pytest.mark.parametrize(
+    ("shard", "index"),
+    [
+        ("{stem}.fp16-0000{k}-of-00002", "{stem}.safetensors.index.fp16"),
+        ("{stem}-0000{k}-of-00002.fp16", "{stem}.safetensors.fp16.index"),  # naming of diffusers 0.29 and 0.30
+    ],
+)
+def test_shards_of_fp16_are_read_in_the_naming_of_any_version(sharded: pathlib.Path, shard: str, index: str) -> None:
+    stem = "diffusion_pytorch_model"
+    names = [f"{shard.format(stem=stem, k=k)}.safetensors" for k in (1, 2)]
+    for k, name in enumerate(names, 1):
+        (sharded / f"unet/{stem}-0000{k}-of-00002.safetensors").rename(sharded / "unet" / name)
+    (sharded / f"unet/{stem}.safetensors.index.json").unlink()
+    shards = dict(zip(("conv_in.weight", "conv_in.bias"), names, strict=True))
+    file = sharded / f"unet/{index.format(stem=stem)}.json"
+    file.write_text(json.dumps({"weight_map": shards}))
+    assert open_model(str(sharded)).num_parameters == 48 * 4 * 9 + 48
+    assert variant(sharded / "unet", stem) == "fp16"
+    listed = [str(each.relative_to(sharded)) for each in sharded.rglob("*") if each.is_file()]
+    needed = select_needed_files(listed, FAMILIES["stable-diffusion"], "hf://org/shapes")
+    assert {f"unet/{name}" for name in (*names, file.name)} <= set(needed)
+    file.write_text(json.dumps({"weight_map": shards | {"conv_out.bias": names[0]}}))
+    with pytest.raises(ModelError, match=r"lists 'conv_out.bias', which no shard contains"):
+        open_model(str(sharded))
 
 
 def test_shards_are_read_as_one_part(sharded: pathlib.Path) -> None:
@@ -243,15 +284,15 @@ DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
     "index is binary": ("model_index.json", lambda file: file.write_bytes(b"\xff\xfe"), "not JSON"),
     "Kandinsky 5": ("model_index.json", lambda file: edit(file, _class_name="Kandinsky5T2IPipeline"), "Kandinsky5T2IPipeline.*Known are: StableDiffusionPipeline.*StableDiffusionXLPipeline"),
     "the refiner of SDXL": ("model_index.json", lambda file: edit(file, _class_name="StableDiffusionXLImg2ImgPipeline"), "XLImg2ImgPipeline is the refiner.*engine.refiners"),
-    "SDXL without its parts": ("model_index.json", lambda file: edit(file, _class_name="StableDiffusionXLPipeline"), "tokenizer_2 is a None"),
+    "SDXL without its parts": ("model_index.json", lambda file: edit(file, _class_name="StableDiffusionXLPipeline"), "tokenizer_2 is a null"),
     "no class": ("model_index.json", lambda file: edit(file, _class_name="DELETE"), "_class_name"),
     "no unet in the index": ("model_index.json", lambda file: edit(file, unet="DELETE"), "unet"),
     "another tokenizer": ("model_index.json", lambda file: edit(file, tokenizer=["transformers", "T5Tokenizer"]), "T5Tokenizer.*CLIPTokenizer"),
-    "no vae": ("model_index.json", lambda file: edit(file, vae=[None, None]), "None.*AutoencoderKL"),
+    "no vae": ("model_index.json", lambda file: edit(file, vae=[None, None]), "null.*AutoencoderKL"),
     "no unet config": ("unet/config.json", pathlib.Path.unlink, "missing"),
     "unet config cut": ("unet/config.json", lambda file: file.write_text(file.read_text()[:100]), "not JSON"),
     "wrong unet class": ("unet/config.json", lambda file: edit(file, _class_name="UNet2DModel"), "UNet2DModel"),
-    "wrong type": ("unet/config.json", lambda file: edit(file, in_channels="four"), "Expected `int`.*in_channels"),
+    "wrong type": ("unet/config.json", lambda file: edit(file, in_channels="four"), "in_channels is 'four'; allowed is an integer"),
     "no blocks": ("unet/config.json", lambda file: edit(file, down_block_types=[]), "down_block_types"),
     "SDXL's unet": ("unet/config.json", lambda file: edit(file, addition_embed_type="text_time"), "addition_embed_type"),
     "class-conditional": ("unet/config.json", lambda file: edit(file, class_embed_type="timestep"), "class_embed_type"),
@@ -296,17 +337,17 @@ DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
     "a pipe for a config": ("vae/config.json", lambda file: (file.unlink(), os.mkfifo(file)), "not a file"),
     "a pipe for weights": (UNET, lambda file: (file.unlink(), os.mkfifo(file)), "not a file"),
     "a huge config": ("vae/config.json", lambda file: os.truncate(file, 2**26 + 1), "67108865 bytes"),
-    "huge images": ("unet/config.json", lambda file: edit(file, sample_size=513), "<= 512"),
+    "huge images": ("unet/config.json", lambda file: edit(file, sample_size=513), "≤ 512"),
     "a hundred blocks": ("vae/config.json", lambda file: edit(file, block_out_channels=[4] * 100), "block_out_channels"),
     "no tokenizer config": ("tokenizer/tokenizer_config.json", pathlib.Path.unlink, "missing"),
-    "no length of prompts": ("tokenizer/tokenizer_config.json", lambda file: edit(file, model_max_length="DELETE"), "model_max_length is None"),
+    "no length of prompts": ("tokenizer/tokenizer_config.json", lambda file: edit(file, model_max_length="DELETE"), "model_max_length is null"),
     "endless prompts": ("tokenizer/tokenizer_config.json", lambda file: edit(file, model_max_length=10**30), "takes 2 to 24"),
     "an added token without a row": ("tokenizer/tokenizer.json", lambda file: edit(file, added_tokens=[{"id": 176}]), "up to 176"),
     "added tokens of words": ("tokenizer/tokenizer.json", lambda file: edit(file, added_tokens=["a"]), "no vocabulary"),
     "a folder for weights": (UNET, lambda file: (file.unlink(), file.mkdir()), "cannot be read"),
     "unknown key": ("noria.json", lambda file: file.write_text('{"steps": 3}'), "steps"),
     "steps out of bounds": ("noria.json", lambda file: file.write_text('{"default_steps": 0}'), "default_steps"),
-    "guidance out of bounds": ("noria.json", lambda file: file.write_text('{"default_guidance": 51}'), "<= 50"),
+    "guidance out of bounds": ("noria.json", lambda file: file.write_text('{"default_guidance": 51}'), "≤ 50"),
     "a name that no header carries": ("noria.json", lambda file: file.write_text('{"name": "mod\u00e8le"}'), "name"),
     "a name of two lines": ("noria.json", lambda file: file.write_text('{"name": "a\\n"}'), "name"),
     "unknown scheduler": ("noria.json", lambda file: file.write_text('{"default_scheduler": "dmp++2m"}'), "dpm\\+\\+2m"),
@@ -350,11 +391,42 @@ def test_a_tokenizer_in_two_files_needs_both(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
-def test_pickles_are_rejected_with_the_command_that_converts_them(folder: pathlib.Path, part: str) -> None:
+def test_other_pickles_are_rejected(folder: pathlib.Path, part: str) -> None:
     file = next((folder / part).glob("*.safetensors"))
-    file.rename(file.with_suffix(".bin"))
-    with pytest.raises(ModelError, match=rf"{part}/.*\.bin: .*only safetensors.*save_pretrained\('.*-safetensors'\)"):
+    file.rename(file.with_suffix(".ckpt"))
+    with pytest.raises(ModelError, match=rf"{part}/.*\.ckpt: .*only safetensors.* Convert it to .*\.safetensors"):
         open_model(str(folder))
+
+
+def test_the_command_for_pickles_makes_the_same_model(folder: pathlib.Path) -> None:
+    """A single run of it converts all parts, shards of one into one file, and changes no other file."""
+    import torch
+    from safetensors.torch import load_file
+
+    expected, weights = open_model(str(folder)), dict[str, dict[str, torch.Tensor]]()
+    for file in list(folder.glob("*/*.safetensors")):
+        tensors = weights[file.parent.name] = load_file(file)
+        name = "diffusion_pytorch_model" if file.parent.name in ("unet", "vae") else "pytorch_model"
+        halves = list(tensors)[::2], list(tensors)[1::2]
+        for index, names in enumerate(halves if file.parent.name == "unet" else [list(tensors)]):
+            shard = f"-0000{index + 1}-of-00002" if file.parent.name == "unet" else ""
+            torch.save({key: tensors[key] for key in names}, file.with_name(f"{name}{shard}.bin"))
+        file.unlink()
+    (folder / "unet/more.pt").write_bytes(b"not of the model")
+    with pytest.raises(ModelError, match=r"_model.*\.bin: the weights are a pickle") as rejected:
+        open_model(str(folder))
+    command = rejected.value.message[rejected.value.message.index("python -c") :]
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True)
+    assert {
+        part: set(read_weights(folder, part, FAMILIES[expected.family].weight_stems[part])) for part in weights
+    } == {part: set(tensors) for part, tensors in weights.items()}
+    assert msgspec.structs.replace(open_model(str(folder)), fingerprint=expected.fingerprint) == expected
+
+
+def test_a_command_holds_for_any_name_of_a_folder(tmp_path: pathlib.Path) -> None:
+    name = str(tmp_path / """a "b" $HOME `id` 'c' !! \\! d""")
+    code = f"import sys; sys.stdout.write({name!r})"
+    assert subprocess.run(shell_command(code), shell=True, check=True, capture_output=True, text=True).stdout == name
 
 
 def test_versions_have_the_same_architecture_whatever_their_weights_and_origin(

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -69,13 +70,14 @@ def test_a_folder_without_model_index_json_is_known_by_its_config_json(
 @pytest.mark.parametrize(
     ("config", "got"),
     [
-        ('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}', r"\['LlamaForCausalLM'\] and .* is 'llama'"),
-        ('{"architectures": 5}', "5 and model_type is None"),
+        ('{"architectures": ["LongformerModel"], "model_type": "longformer"}',
+          r"\['LongformerModel'\] and .* 'longformer'"),
+        ('{"architectures": 5}', "5 and model_type is null"),
     ],
 )  # fmt: skip
 def test_an_unknown_config_json_is_rejected_with_what_it_says(tmp_path: pathlib.Path, config: str, got: str) -> None:
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ModelError, match=f"architectures is {got}.*: Stable"):
+    with pytest.raises(ModelError, match=f"architectures is {got}.*: albert"):
         identify_family(tmp_path)
 
 
@@ -88,7 +90,7 @@ def test_a_folder_with_neither_file_is_rejected(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("name", ["loaders", "DiffusionPipeline", "__loader__", None, ["AutoencoderKL"]])
 def test_a_part_class_that_the_family_does_not_list_is_rejected(family: Family, name: object) -> None:
     for part_name, part in family.parts.items():
-        with pytest.raises(ModelError, match=f"{part_name} .*{', '.join(part.classes)}"):
+        with pytest.raises(ModelError, match=f"{re.escape(part_name)} .*{', '.join(part.classes)}"):
             family.check_class(pathlib.Path("model_index.json"), part_name, name)
 
 

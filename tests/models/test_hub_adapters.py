@@ -10,7 +10,7 @@ import pytest
 
 from controlnet_folders import save_controlnet
 from noria.config import Config
-from noria.errors import ConfigError, ModelError
+from noria.errors import ConfigError, ModelError, UnavailableNow
 from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
 from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner
 from noria.models.families import FAMILIES
@@ -63,7 +63,7 @@ def test_a_file_is_called_like_its_repository_and_several_have_their_names_too(
         ("tiny=hf://org/one/file.ckpt", ConfigError, "The form is"),
         ("hf://org/one/../../x.safetensors", ModelError, "has no"),
         ("hf://org/one/missing.safetensors", ModelError, "'org/one' on the hub has no missing.safetensors"),
-        ("hf://org/none", ModelError, "'org/none' could not be downloaded from the hub: no route Check"),
+        ("hf://org/none", UnavailableNow, "'org/none' could not be downloaded from the hub: no route Check"),
     ],
 )
 def test_a_wrong_entry_is_an_error_at_the_start(
@@ -133,7 +133,7 @@ def test_a_controlnet_is_called_like_its_repository(
     model, _, folder = depth.partition("=")
     assert (model, pathlib.Path(folder).name) == ("tiny", "depth")
     assert inspect(pathlib.Path(folder)).num_parameters
-    assert len(hub_of_controlnets) == 2 * 2 + 1  # of fp16 once, where there was nothing else
+    assert len(hub_of_controlnets) == 2 * 2 + 1  # download of fp16 once, where there was nothing else
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, controlnets=("hf://org",)))
     with pytest.raises(ConfigError, match=r"names no ControlNet of the hub\. The form is hf://ORG/NAME"):
         download_hub_adapters(config, {})

@@ -1,11 +1,17 @@
 """Where a model's folder is: on this machine or on the hub."""
 
+import os
 import pathlib
+import socket
+import subprocess
+import sys
 
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from noria.errors import ModelError
+from noria.config import EngineConfig
+from noria.errors import ModelError, SetupError, UnavailableNow
 from noria.models.location import locate
 
 
@@ -18,7 +24,23 @@ from noria.models.location import locate
         ("~/no-such-model", "no such folder: /"),
         ("a/b/c", "no such folder"),
         ("existing/missing", "no such folder: existing/missing"),
-        ("checkpoint.safetensors", "is a file.*from_single_file"),
+        ("checkpoint.safetensors", "checkpoint.safetensors: truncated"),
+        ("checkpoint.ckpt", "is a file.*a pickle, which can run code"),
+        ("model.zip", "is a file.*served as .safetensors"),
+        ("model.gguf", "is a file.*GGUF file is served as the transformer of a folder"),
+        ("https://huggingface.co/org/name", "is a URL; give the hub id org/name.$"),
+        (
+            "https://huggingface.co/org/name/blob/main/a/b.safetensors",
+            "org/name, or its file as hf://org/name/a/b.sa.*@main",
+        ),
+        ("https://huggingface.co/org/name.v1.5/tree/main", "give the hub id org/name.v1.5.$"),
+        ("http://hf.co/org/name.git", "give the hub id org/name.$"),
+        ("hf://org/name@main", "give the hub id org/name.$"),
+        ("git@hf.co:org/name.git", "give the hub id org/name.$"),
+        ("https://huggingface.co/org", "is a URL; give a folder"),
+        ("https://huggingface.co/datasets/org/name", "is a URL; give a folder"),
+        ("https://elsewhere.example/org/name", "is a URL; give a folder"),
+        ("s3://bucket/model", "is a URL; give a folder"),
     ],
 )
 def test_a_missing_folder_is_not_looked_up_on_the_hub(
@@ -27,7 +49,8 @@ def test_a_missing_folder_is_not_looked_up_on_the_hub(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
     (tmp_path / "existing").mkdir()
-    (tmp_path / "checkpoint.safetensors").touch()
+    for file in ("checkpoint.safetensors", "checkpoint.ckpt", "model.gguf", "model.zip"):
+        (tmp_path / file).touch()
     with pytest.raises(ModelError, match=words):
         locate(name)
 
@@ -60,8 +83,9 @@ def test_a_hub_model_is_downloaded_without_pickles_and_named_by_its_id(
 ) -> None:
     assert locate("org/tiny") == (diffusion_folder, "org/tiny")
     index, needed = downloads
-    assert index == ["model_index.json", "config.json"]
-    assert all(pattern.endswith((".json", ".txt", ".safetensors")) and "fp16" not in pattern for pattern in needed)
+    assert index == ["model_index.json", "config.json", "adapter_config.json", "modules.json"]
+    endings = (".json", ".jinja", ".metadata", ".safetensors", ".txt")
+    assert all(pattern.endswith(endings) and "fp16" not in pattern for pattern in needed)
 
 
 def test_a_hub_models_fp16_variant_is_downloaded_only_if_there_is_no_other(
@@ -89,9 +113,27 @@ def test_of_a_hub_model_of_no_family_no_weights_are_downloaded(
     tmp_path: pathlib.Path, downloads: list[list[str]]
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelError, match="which no model family has"):
+    with pytest.raises(ModelError, match="llama is a decoder"):
         locate("org/tiny")
-    assert downloads == [["model_index.json", "config.json"]]
+    assert downloads == [["model_index.json", "config.json", "adapter_config.json", "modules.json"]]
+
+
+def test_a_file_of_the_hub_is_downloaded_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads: list[tuple[str, str, str | None]] = []
+
+    def download(hub_id: str, path: str, revision: str | None) -> str:
+        downloads.append((hub_id, path, revision))
+        return str(tmp_path / "model.safetensors")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(ModelError, match=f"{tmp_path}/model.safetensors: cannot be read: No such file"):
+        locate("hf://org/name/a/model.safetensors@v1")
+    assert downloads == [("org/name", "a/model.safetensors", "v1")]
+    (tmp_path / "b.safetensors").touch()
+    downloads.clear()
+    with pytest.raises(ModelError, match="truncated: its header"):
+        locate(str(tmp_path / "b.safetensors"), EngineConfig(vae="hf://org/name/a/model.safetensors@v1"))
+    assert downloads == [("org/name", "a/model.safetensors", "v1")]
 
 
 def test_minilm_is_the_folder_in_its_package() -> None:
@@ -100,10 +142,31 @@ def test_minilm_is_the_folder_in_its_package() -> None:
     assert (folder / "model.safetensors").is_file()
 
 
-def test_a_failed_download_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause", "kind"),
+    [
+        (LocalEntryNotFoundError, ConnectionError(), UnavailableNow),
+        (LocalEntryNotFoundError, OfflineModeIsEnabled(), ModelError),
+        (ValueError, None, ModelError),
+    ],
+)
+def test_a_failed_download_is_reported_in_one_line(
+    error: type[Exception], cause: Exception | None, kind: type[SetupError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def download(hub_id: str, allow_patterns: list[str]) -> str:
-        raise huggingface_hub.errors.LocalEntryNotFoundError("no route\nto the hub")
+        raise error("no route\nto the hub") from cause
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ModelError, match=r"'org/tiny' could not be downloaded from the hub: no route.*HF_TOKEN"):
+    with pytest.raises(kind, match=r"'org/tiny' could not be downloaded from the hub: no route.*HF_TOKEN"):
         locate("org/tiny")
+
+
+def test_a_hub_that_cannot_be_reached_may_be_there_later(tmp_path: pathlib.Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        closed_port = taken.getsockname()[1]
+    environment = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port}", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "noria", "serve", "org/tiny", "--data-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment | {"HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == UnavailableNow.exit_status, done.stderr

@@ -1,4 +1,6 @@
-"""Which LoRA files a model has, and their digests."""
+"""LoRA files that a model has, and their digests."""
+
+import unicodedata
 
 import pytest
 
@@ -22,7 +24,15 @@ def folders(tmp_path):
 def test_names_are_those_of_the_files_of_all_models_and_of_the_model(folders, tmp_path):
     assert list(folders.files("other")) == ["a", "b b"]
     assert list(folders.files("tiny")) == ["a", "b b", "ä.v2"]
-    assert folders.files("tiny")["a"] == tmp_path / "one" / "a.safetensors"  # of the first folder
+    assert folders.files("tiny")["a"] == tmp_path / "one" / "a.safetensors"  # the file of the first folder
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_name_is_found_in_any_form_of_unicode(folders, tmp_path, form):
+    (tmp_path / "all" / f"{unicodedata.normalize('NFD', 'é')}.safetensors").write_bytes(bytes(8))
+    for name, of_file in (("ä.v2", "ä.v2"), ("é", "e\u0301")):
+        found = folders.find(Lora(unicodedata.normalize(form, name)), "tiny")
+        assert found.stem == of_file
 
 
 def test_an_entry_may_name_a_model_of_the_hub_or_a_folder_with_an_equals_sign(folders, tmp_path):

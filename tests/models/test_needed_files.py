@@ -1,4 +1,4 @@
-"""Which files of a listing serving a model needs."""
+"""Files of a listing that serving a model needs."""
 
 import pytest
 
@@ -54,14 +54,21 @@ def test_of_z_image_all_shards_are_needed():
     assert select_needed_files(needed + others, FAMILIES["z-image"], "hf://org/z-image") == needed
 
 
-def test_of_a_text_encoder_its_own_files_and_its_pooling_are_needed():
-    needed = ["1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
-    others = ["onnx/model.onnx", "pytorch_model.bin", "openvino/config.json", "tf_model.h5"]
+def test_of_a_text_encoder_its_own_files_and_those_of_its_modules_are_needed():
+    needed = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json",
+              "model.safetensors", "tokenizer.json", "vocab.txt"]  # fmt: skip
+    others = [
+        "onnx/model.onnx",
+        "pytorch_model.bin",
+        "openvino/config.json",
+        "tf_model.h5",
+        "2_Dense/pytorch_model.bin",
+    ]
     assert select_needed_files(needed + others, TEXT_ENCODER, "hf://org/words") == needed
 
 
 def test_pickles_are_rejected_where_there_are_no_other_weights():
-    with pytest.raises(ModelError, match=r"'unet/diffusion_pytorch_model.bin' are a pickle.*save_pretrained"):
+    with pytest.raises(ModelError, match=r"'unet/diffusion_pytorch_model.bin' are a pickle.*noria doctor COPY"):
         select_needed_files(["model_index.json", "unet/diffusion_pytorch_model.bin"], STABLE_DIFFUSION, "s3://b/m")
 
 

@@ -1,4 +1,4 @@
-"""Which refiners the operator can name, and for which models."""
+"""Refiners that the operator can name, and for which models."""
 
 import json
 import pathlib

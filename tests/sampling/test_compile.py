@@ -119,7 +119,7 @@ def test_threads_can_compile_at_once(monkeypatch):
 def test_the_cache_counts_the_times_in_its_keys():
     cache, rejection = compiler._Cache(100_000), InvalidField("no", field="scheduler")
     setup = SchedulerSetup.of(find("ddim"), {})
-    keys = [(setup, 500, Schedule(tuple(float(each + time) for time in range(500))), None) for each in range(8)]
+    keys = [(setup, 500, Schedule(tuple(float(each + time) for time in range(500))), None, None) for each in range(8)]
     for key in keys:
         cache.put(key, rejection)  # 2 kB, and 16 kB for 500 floats and their places
     assert [cache.get(key) is not None for key in keys] == [False] * 3 + [True] * 5

@@ -274,7 +274,7 @@ def test_a_shift_with_the_size_follows_diffusers(name):
 @pytest.mark.parametrize("config", [{}, {"shift_terminal": 0.02}, {"stochastic_sampling": True}], ids=str)
 @pytest.mark.parametrize("num_steps", [2, 4, 12, 50])
 def test_sigmas_and_shift_of_the_pipelines_follow_diffusers_exactly(config, num_steps):
-    """As the pipelines of FLUX and Qwen-Image set them; without sigmas, other times result."""
+    """The pipelines of FLUX and Qwen-Image set them so; without sigmas, other times result."""
     sigmas, mu = np.linspace(1.0, 1 / num_steps, num_steps), 0.81
     schedule = Schedule(sigmas=tuple(sigmas.tolist()), mu=mu)
     arguments = {"sigmas": sigmas, "mu": mu}

@@ -15,19 +15,27 @@ reading never raises, and takes time linear in the length of the text.
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Control, Lora, Refinement
+from noria.protocol.diffusion import Control, Lora, PromptSyntax, Refinement
 
 _NEGATIVE_PREFIX = "Negative prompt:"
+_NUMBER = r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?"
 _VERSION_PREFIX = "noria "  # A1111 interprets a bare "v0.1" as an old version of its own and generates as that did
 _MIN_SETTINGS = 3  # a last line with fewer is part of the prompt, as in A1111
-_LORA_TAG = re.compile(r"<lora:([^<>]*)>")
+_FIRST_SETTING = "Steps: "  # in A1111's order
+_WEIGHTS = re.compile(r"[()\[\]]|\bBREAK\b")  # A1111's syntax
+_NAME = re.compile(r"[A-Z][\w ]{0,40}", re.ASCII)  # the name of a setting on a line of its own
+_NETWORK_TAG = re.compile(r"<(\w+):([^<>]+)>")
+_LORA_KINDS = frozenset({"lora", "lyco"})
+_BAR_SEPARATED = re.compile(r"[^:,|]*:[^,|]*\|")
+_MAX_JSON_VALUES = 20  # nested ones that are damaged take time for each level, from each of their colons on
 _JSON_DECODER = json.JSONDecoder(strict=False)
 
 
@@ -57,6 +65,9 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Model hash": metadata.model_version,
         "Model": metadata.model,
         "Denoising strength": None if metadata.strength is None else _number(metadata.strength),
+        "Clip skip": metadata.clip_skip,
+        "Prompt syntax": metadata.prompt_syntax,
+        "Calls": None if metadata.calls in (None, 1) else _number(metadata.calls),
         "Lora hashes": ", ".join(f"{lora.name}: {lora.digest}" for lora in metadata.loras if lora.digest) or None,
         **{f"ControlNet {k}": _describe_control(control) for k, control in enumerate(metadata.controls)},
         **{f"Reference {k}": each.digest for k, each in enumerate(metadata.reference_images)},
@@ -97,50 +108,83 @@ def from_infotext(text: str) -> GenerationMetadata:
     """Parse a text in A1111's form; a text without settings is all prompt."""
     lines = text.strip().split("\n")
     settings = dict(_parse_settings(lines[-1]))
-    if len(settings) < _MIN_SETTINGS:
-        settings = {}
-    else:
+    if len(settings) >= _MIN_SETTINGS:
         lines.pop()
+    else:
+        lines, settings = _split_settings(lines)
     lines = [line.strip() for line in lines]
     first_negative = next((index for index, line in enumerate(lines) if line.startswith(_NEGATIVE_PREFIX)), len(lines))
     negative = [line.removeprefix(_NEGATIVE_PREFIX).strip() for line in lines[first_negative:]]
     return _metadata_from("\n".join(lines[:first_negative]), "\n".join(negative), settings)
 
 
-def split_loras(prompt: str) -> tuple[str, tuple[Lora, ...]]:
-    """Return a prompt without its `<lora:NAME:WEIGHT>`, and these; without a weight it is 1, as in A1111.
+def _split_settings(lines: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the lines before the last one of settings, and these; extensions write lines `Template: …` behind it."""
+    index = next((k for k in reversed(range(len(lines))) if lines[k].startswith(_FIRST_SETTING)), len(lines))
+    behind = [line.partition(": ") for line in lines[index + 1 :]]
+    if index == len(lines) or not all(_NAME.fullmatch(name) for name, _, _ in behind):
+        return lines, {}
+    settings = dict(_parse_settings(lines[index]))
+    if len(settings) < _MIN_SETTINGS:
+        return lines, {}
+    return lines[:index], settings | {name: value.strip() for name, _, value in behind}
+
+
+class ExtraNetwork(NamedTuple):
+    """A tag of a prompt, such as `<lora:NAME:WEIGHT>`."""
+
+    tag: str
+    lora: str | None  # its part after the kind, if it is a LoRA
+
+
+def split_networks(prompt: str) -> tuple[str, list[ExtraNetwork]]:
+    """Return a prompt without its tags of extra networks, and these, as A1111 does; `lyco` is a LoRA, too."""
+    networks = [
+        ExtraNetwork(tag[0], tag[2] if tag[1].lower() in _LORA_KINDS else None) for tag in _NETWORK_TAG.finditer(prompt)
+    ]
+    return (_NETWORK_TAG.sub("", prompt).strip(), networks) if networks else (prompt, [])
+
+
+def loras_of(networks: Sequence[ExtraNetwork]) -> list[Lora]:
+    """Return the LoRAs among `networks`; without a weight it is 1, as in A1111, and equal weights are one.
 
     Raises:
-        InvalidField: there is no name, or a weight is no number; A1111's separate weights for text encoder and UNet
-            are not supported.
+        InvalidField: a weight is no number; A1111's separate weights for text encoder and UNet are not supported.
 
     """
     loras = []
-    for tag in _LORA_TAG.findall(prompt):
-        name, _, weight = tag.partition(":")
+    for tag, lora in networks:
+        if lora is None:
+            continue
+        name, *weights = lora.split(":")
         try:
-            loras.append(Lora(name, float(weight) if weight else 1.0))
+            (weight,) = {float(each) if each else 1.0 for each in weights} or {1.0}
         except ValueError as error:
             raise InvalidField(
-                f"prompt has {short_repr(f'<lora:{tag}>')}, whose weight is not one number; allowed is "
-                "<lora:NAME:WEIGHT>.",
+                f"prompt has {short_repr(tag)}, whose weight is not one number; allowed is <lora:NAME:WEIGHT>.",
                 field="prompt",
             ) from error
-    return (_LORA_TAG.sub("", prompt).strip(), tuple(loras)) if loras else (prompt, ())
+        loras.append(Lora(name, weight))
+    return loras
 
 
 def _parse_settings(line: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings of `Name: value, Name: "a value, in quotes", …`."""
-    position = 0
+    """Yield the settings of `Name: value, Name: "a value, in quotes", Name: [JSON], …`; SD.Next has "|" for ","."""
+    position, separator = 0, "|" if _BAR_SEPARATED.match(line) else ","
+    starts: tuple[str, ...] = ('"', "[", "{")
+    num_json = 0
     while (colon := line.find(":", position)) >= 0:
-        name = line[position:colon].rpartition(",")[2].strip()
+        name = line[position:colon].rpartition(separator)[2].strip()
         start = colon + 1 + (line[colon + 1 : colon + 2] == " ")
-        end, value = line.find(",", start), None
-        if line.startswith('"', start):
-            with contextlib.suppress(ValueError):
-                value, end = _JSON_DECODER.raw_decode(line, start)
+        end, value = line.find(separator, start), None
+        if line.startswith(starts, start):
+            num_json += line[start] != '"'
+            starts = starts if num_json < _MAX_JSON_VALUES else starts[:1]
+            with contextlib.suppress(ValueError, RecursionError):
+                decoded, after = _JSON_DECODER.raw_decode(line, start)
+                value = decoded if isinstance(decoded, str) else line[start:after]
                 value = value.encode("utf-8", "replace").decode()  # unpaired surrogates, which JSON can contain
-                end = line.find(",", end)
+                end = line.find(separator, after)
         end = len(line) if end < 0 else end
         yield name, line[start:end].strip() if value is None else value
         position = end + 1
@@ -156,14 +200,27 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
         text = take(name, r"\d{1,19}")
         return None if text is None else int(text)
 
+    has_settings = bool(settings)
     size = take("Size", r"\d{1,6}x\d{1,6}")
     width, height = (int(side) for side in size.split("x")) if size else (None, None)
-    guidance = take("CFG scale", r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?")
+    guidance = take("CFG scale", _NUMBER)
+    # Forge's name for what FLUX was distilled from; its CFG scale is then 1, which is none.
+    if guidance in (None, "1", "1.0") and (distilled := take("Distilled CFG Scale", _NUMBER)) is not None:
+        guidance = distilled
     strength = None if "Hires upscale" in settings else take("Denoising strength", r"[01](\.\d{1,17})?")
     version = take("Version", rf"{_VERSION_PREFIX}\S+")
+    calls = take("Calls", r"0\.\d{1,17}") if version else None
+    clip_skip = take("Clip skip", r"[1-9]\d?")
+    syntax: PromptSyntax | None = None
+    if version:
+        syntax = "a1111" if take("Prompt syntax", "a1111") else None
+    elif has_settings and _WEIGHTS.search(f"{prompt} {negative_prompt}"):
+        syntax = "a1111"
     loras: tuple[Lora, ...] = ()
     with contextlib.suppress(InvalidField):  # then the tags stay in the prompt
-        prompt, loras = split_loras(prompt)
+        plain, networks = split_networks(prompt)
+        if all(network.lora is not None for network in networks):
+            loras, prompt = tuple(loras_of(networks)), plain
     refiner = None
     if "Refiner" in settings and (start := take("Refiner switch at", r"0\.\d{1,17}")) is not None:
         name, _, digest = settings.pop("Refiner").partition(" [")
@@ -186,6 +243,9 @@ def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) 
         noria=version and version.removeprefix(_VERSION_PREFIX),
         strength=None if strength is None else float(strength),
         refiner=refiner,
+        calls=None if calls is None else float(calls),
+        prompt_syntax=syntax,
+        clip_skip=None if clip_skip is None else int(clip_skip),
         other=settings,
     )
 

@@ -5,9 +5,10 @@ name contained both ("DPM++ 2M Karras"), which newer versions still accept. The 
 sampler's default, for some Karras. Names that A1111 itself does not have (DEIS, TCD, …) are those of its forks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from noria.errors import InvalidField, short_repr
 from noria.images import scheduler_names
 
 KARRAS, UNIFORM, AUTOMATIC = "Karras", "Uniform", "Automatic"  # "Uniform" is A1111's name of the model's own timesteps
@@ -83,7 +84,54 @@ def scheduler_for(sampler: str, schedule_type: str | None = None) -> str:
     return scheduler_names.find(f"{sampler} {schedule_type}").name
 
 
-def samplers_and_types(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def select_scheduler(sampler: str, schedule_type: str, schedulers: Sequence[str], model: str) -> str:
+    """Return the one of a model's `schedulers` that is A1111's `sampler` with a schedule type.
+
+    Raises:
+        InvalidField: a name is not known, the model has no such sampler, or the two are not combinable; in A1111's
+            names.
+
+    """
+    samplers, types = samplers_and_types(schedulers)
+    kind = next((each for each in SCHEDULE_TYPES if each.lower() == schedule_type.strip().lower()), None)
+    if kind is None:
+        raise InvalidField(
+            f"scheduler is {short_repr(schedule_type)}; allowed are {', '.join(types)}.", field="sampler_name"
+        )
+    name = scheduler_names.find(sampler, samplers).name
+    found = _with_type(name, kind, schedulers)
+    if found is not None:
+        return found
+    fitting_types = [each for each in types if _with_type(name, each, schedulers)]
+    if not fitting_types:
+        raise InvalidField(
+            f"sampler_name is {short_repr(sampler)}, which {model} cannot be sampled with. Allowed are: "
+            f"{', '.join(samplers)}.",
+            field="sampler_name",
+        )
+    fitting = [each for each in samplers if _with_type(scheduler_names.find(each).name, kind, schedulers)]
+    others = f", or {kind} with {' or '.join(fitting)}" if fitting else ""
+    raise InvalidField(
+        f"sampler_name {short_repr(sampler)} and scheduler {kind!r} are not combinable; send {sampler} with "
+        f"{' or '.join(fitting_types)}{others}.",
+        field="sampler_name",
+    )
+
+
+def _with_type(name: str, schedule_type: str, schedulers: Sequence[str]) -> str | None:
+    """Return the one of `schedulers` that is the scheduler `name` with A1111's schedule type; None: there is none."""
+    plain = name.removesuffix("-karras")
+    wanted = [name]
+    if name == plain and name not in _WITHOUT_SCHEDULE_TYPE:
+        if schedule_type == KARRAS:
+            wanted = [f"{name}-karras"]
+        elif schedule_type == AUTOMATIC and name in _AUTOMATIC_IS_KARRAS:
+            wanted = [f"{name}-karras", name]  # flow models have no Karras
+    spellings = [spelling for each in wanted for spelling in (f"flow-{each}", each)]
+    return next((each for each in spellings if each in schedulers), None)
+
+
+def samplers_and_types(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the samplers and the schedule types with which A1111's clients can select the schedulers `names`."""
     a1111 = [a1111_name(name)[0] for name in names]
     samplers = list(dict.fromkeys(name.removesuffix(f" {KARRAS}") for name in a1111))

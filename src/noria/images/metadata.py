@@ -9,7 +9,7 @@ import msgspec
 
 from noria import __version__
 from noria.errors import ImageFileError, InvalidField, short_repr
-from noria.protocol.diffusion import Control, ImageSettings, Lora, Reference, Refinement
+from noria.protocol.diffusion import Control, ImageSettings, Lora, PromptSyntax, Reference, Refinement
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
 from noria.protocol.routes import Target
@@ -31,14 +31,17 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     other: dict[str, str] = msgspec.field(default_factory=dict)  # other programs' settings that Noria does not have
     deployment: int | None = None  # its number in the registry, if the model was deployed
     registered_version: str | None = None  # the version that was deployed, MODEL@NUMBER
-    model_digest: str | None = None  # of the version's files
+    model_digest: str | None = None  # digest of the version's files
     loras: tuple[Lora, ...] = ()  # with digests
-    strength: float | None = None  # of a start image; None: there was none
-    image_digest: str | None = None  # of the start image's file: 12 digits of SHA-256
-    mask_digest: str | None = None  # of its mask's
+    strength: float | None = None  # strength of a start image; None: there was none
+    image_digest: str | None = None  # digest of the start image's file: 12 digits of SHA-256
+    mask_digest: str | None = None  # digest of its mask's file
     controls: tuple[Control, ...] = ()  # with digests
     reference_images: tuple[Reference, ...] = ()  # likewise
     refiner: Refinement | None = None  # with name and digest
+    calls: float | None = None  # the share of the model's calls that were made
+    prompt_syntax: PromptSyntax | None = None  # None: plain, if Noria generated it
+    clip_skip: int | None = None  # the layer of the text encoder from the end; None: that of the model's family
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -69,6 +72,9 @@ def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Targ
         controls=request.payload.controls,
         reference_images=request.payload.reference_images,
         refiner=request.payload.refiner,
+        calls=request.payload.calls,
+        prompt_syntax=request.payload.prompt_syntax,
+        clip_skip=request.payload.clip_skip,
     )
 
 

@@ -31,9 +31,9 @@ class UnknownFormatError(ValueError):
 
 @dataclass(frozen=True)
 class MetadataChunks:
-    """What was found in a file."""
+    """The metadata that was found in a file."""
 
-    texts: dict[str, str] = field(default_factory=dict)  # of a PNG, by keyword; of the wanted keywords only
+    texts: dict[str, str] = field(default_factory=dict)  # texts of a PNG, by keyword; of the wanted keywords only
     exif: bytes = b""
 
 
@@ -56,7 +56,7 @@ def find_metadata(file: IO[bytes], keywords: tuple[str, ...]) -> MetadataChunks:
 
 
 def _find_in_png(file: IO[bytes], keywords: set[bytes]) -> MetadataChunks:
-    texts: dict[bytes, tuple[bytes, int, int]] = {}  # of several with one keyword, the last; unpacked below
+    texts: dict[bytes, tuple[bytes, int, int]] = {}  # the last of several with one keyword; unpacked below
     exif = b""
     for kind, start, length in _png_chunks(file):
         if kind in (b"tEXt", b"zTXt", b"iTXt"):
@@ -110,12 +110,19 @@ def _unpack(content: bytes) -> bytes:
     return unpacked
 
 
+def riff_end(head: bytes) -> int:
+    """Return where a RIFF file ends, by its first eight bytes."""
+    (length,) = struct.unpack_from("<4xI", head)
+    return 8 + int(length)
+
+
 def _find_in_webp(file: IO[bytes]) -> bytes:
-    offset = 12
+    file.seek(0)
+    offset, end = 12, riff_end(file.read(8))
     for _ in range(MAX_CHUNKS):
         file.seek(offset)
         head = file.read(8)
-        if len(head) < 8:
+        if len(head) < 8 or offset >= end:
             return b""
         kind, length = struct.unpack("<4sI", head)
         if kind == b"EXIF":
@@ -179,6 +186,25 @@ def read_exif(exif: bytes, tags: tuple[int, ...]) -> dict[int, bytes | str]:
         tag: content.removesuffix(b"\0").decode("latin-1") if kind == _ASCII else content
         for tag, (kind, content) in _read_entries(exif, order, exif_ifd, tags).items()
         if kind not in (_SHORT, _LONG, _IFD)
+    }
+
+
+def read_exif_texts(exif: bytes, tags: tuple[int, ...]) -> dict[int, str]:
+    """Return the ASCII texts with these tags of the first IFD, such as make and software.
+
+    Raises:
+        ValueError: an entry is outside of `exif`.
+
+    """
+    exif = exif.removeprefix(_EXIF_PREFIX)
+    order = _BYTE_ORDERS.get(exif[:4])
+    if order is None or len(exif) < 8:
+        return {}
+    (first_ifd,) = struct.unpack_from(f"{order}I", exif, 4)
+    return {
+        tag: content.removesuffix(b"\0").decode("utf-8", "replace")
+        for tag, (kind, content) in _read_entries(exif, order, first_ifd, tags).items()
+        if kind == _ASCII
     }
 
 

@@ -12,6 +12,7 @@ time and memory, so a hostile file costs nothing.
 import contextlib
 import pathlib
 import zlib
+from collections.abc import Iterator
 from typing import IO, Any
 
 from PIL import Image
@@ -19,12 +20,14 @@ from PIL.PngImagePlugin import PngInfo
 
 from noria.errors import ImageFileError, short_repr
 from noria.images.a1111_metadata import from_infotext, to_infotext
+from noria.images.foreign_metadata import KEYWORDS, is_json, name_program
 from noria.images.metadata import GenerationMetadata, from_json, to_json
-from noria.images.metadata_chunks import UnknownFormatError, find_metadata, read_exif
+from noria.images.metadata_chunks import UnknownFormatError, find_metadata, read_exif, read_exif_texts
 from noria.protocol.request import ImageFormat
 
 _NORIA_KEYWORD, _A1111_KEYWORD = "noria", "parameters"  # PNG's keywords
 _SOFTWARE, _EXIF_IFD, _MAKER_NOTE, _USER_COMMENT = 0x0131, 0x8769, 0x927C, 0x9286  # tags of EXIF 2.32
+_PROGRAM_TAGS = (0x010E, 0x010F, 0x0110, _SOFTWARE)  # description, make, model and software
 _MAKER_NOTE_PREFIX = b"noria\0"  # distinguishes Noria's MakerNote from those of cameras
 _UNICODE_PREFIX = b"UNICODE\0"
 _MAX_TEXT_CHARS = 2**20  # Noria's have a few thousand; a hostile text takes seconds per million characters
@@ -83,14 +86,40 @@ def read_metadata(file: pathlib.Path | IO[bytes], name: str = "") -> GenerationM
             return from_json(noria_json)
     except ImageFileError as error:
         raise ImageFileError(f"{name}: {error.message}") from error
-    if not infotext or not infotext.strip():
-        raise ImageFileError(f"{name} has no generation metadata.")
+    has_text = bool(infotext and infotext.strip())
+    if infotext is None or not has_text or is_json(infotext):
+        program = name_program({**_read_other_texts(file), "": infotext or ""})
+        if program is None and not has_text:
+            raise ImageFileError(f"{name} has no generation metadata.")
+        raise ImageFileError(
+            f"{name} has metadata of {program or 'an unknown program'}, which are not read; those of Noria and of "
+            "A1111 are, and many programs can write the latter."
+        )
     return from_infotext(infotext)
+
+
+def _read_other_texts(file: pathlib.Path | IO[bytes]) -> dict[str, str]:
+    """Return the texts by which other programs are known, by keyword; those of EXIF by any other name."""
+    texts: dict[str, str] = {}
+    with contextlib.suppress(ValueError, zlib.error, OSError), _opened(file) as opened:
+        found = find_metadata(opened, KEYWORDS)
+        texts = dict(found.texts)
+        for tag, text in read_exif_texts(found.exif, _PROGRAM_TAGS).items():
+            keyword, _, content = text.partition(":")  # as ComfyUI's "workflow:{…}"
+            texts |= {keyword: content} if is_json(content) else {f"EXIF {tag}": text}
+    return texts
+
+
+@contextlib.contextmanager
+def _opened(file: pathlib.Path | IO[bytes]) -> Iterator[IO[bytes]]:
+    with file.open("rb") if isinstance(file, pathlib.Path) else contextlib.nullcontext(file) as opened:
+        opened.seek(0)
+        yield opened
 
 
 def _read_texts(file: pathlib.Path | IO[bytes]) -> tuple[str | bytes | None, str | None]:
     """Return Noria's JSON and A1111's text, each None if there is none."""
-    with file.open("rb") if isinstance(file, pathlib.Path) else contextlib.nullcontext(file) as opened:
+    with _opened(file) as opened:
         found = find_metadata(opened, (_NORIA_KEYWORD, _A1111_KEYWORD))
     if found.texts:
         return found.texts.get(_NORIA_KEYWORD), found.texts.get(_A1111_KEYWORD)

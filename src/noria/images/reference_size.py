@@ -12,7 +12,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 FIELD = "reference_images"
 
 _MAX_AREA_PX = 1024 * 1024
-_MIN_SIDE_PX, _MAX_RATIO = 64, 8  # of `Flux2ImageProcessor`
+_MIN_SIDE_PX, _MAX_RATIO = 64, 8  # limits of `Flux2ImageProcessor`
 _PREFERRED = (  # widths and heights that FLUX.1 Kontext was trained at; turned ones, too
     (1568, 672),
     (1504, 688),

@@ -10,7 +10,7 @@ them. This module has no arithmetic and imports neither torch nor diffusers.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -30,7 +30,7 @@ class SchedulerChoice:
     overrides: Mapping[str, object]
     aliases: tuple[str, ...]  # other tools' names, and diffusers classes with the same arithmetic
     description: str
-    family: Family  # of models that it can sample
+    family: Family  # family of models that it can sample
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", MappingProxyType(dict(self.overrides)))
@@ -45,8 +45,35 @@ class SchedulerChoice:
         """Whether a refiner can make its last steps: whether its timesteps are those of the training."""
         return self.family == "diffusion" and self.diffusers_class != "IPNDMScheduler"
 
+    @property
+    def needs_all_calls(self) -> str | None:
+        """Why none of its calls can be skipped; None: they can."""
+        if str(self.overrides.get("algorithm_type")).startswith("sde"):
+            return _DRAWS_NOISE
+        return _NEEDS_ALL_CALLS.get(self.diffusers_class)
+
 
 _WITHOUT_ADDED_NOISE = frozenset({"IPNDMScheduler", "LTXEulerAncestralRFScheduler"})
+
+_DRAWS_NOISE = "it draws noise at each call"
+_TWO_CALLS = "it makes two calls a step"
+# On the bundled model LMS with half of its calls is further from the full image than with half of its steps.
+_OF_ORDER_4 = "it extrapolates from four calls already"
+_NEEDS_ALL_CALLS: Mapping[str, str] = {
+    "DDPMScheduler": _DRAWS_NOISE,
+    "EulerAncestralDiscreteScheduler": _DRAWS_NOISE,
+    "KDPM2AncestralDiscreteScheduler": _DRAWS_NOISE,
+    "SASolverScheduler": _DRAWS_NOISE,
+    "LCMScheduler": _DRAWS_NOISE,
+    "LTXEulerAncestralRFScheduler": _DRAWS_NOISE,
+    "FlowMatchLCMScheduler": _DRAWS_NOISE,
+    "HeunDiscreteScheduler": _TWO_CALLS,
+    "KDPM2DiscreteScheduler": _TWO_CALLS,
+    "FlowMatchHeunDiscreteScheduler": _TWO_CALLS,
+    "PNDMScheduler": _OF_ORDER_4,
+    "LMSDiscreteScheduler": _OF_ORDER_4,
+    "IPNDMScheduler": _OF_ORDER_4,
+}
 
 _EVEN: Settings = {"use_karras_sigmas": False, "use_exponential_sigmas": False, "use_beta_sigmas": False}
 _KARRAS: Settings = _EVEN | {"use_karras_sigmas": True}
@@ -196,8 +223,8 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
 )
 
 
-def find(name: str) -> SchedulerChoice:
-    """Return the choice with the short name, alias or diffusers class `name`.
+def find(name: str, names_elsewhere: Sequence[str] = ()) -> SchedulerChoice:
+    """Return the choice with the short name, alias or diffusers class `name`; errors list `names_elsewhere`, if any.
 
     Raises:
         InvalidField: not supported, with the reason, or unknown, with the nearest name and all names.
@@ -206,7 +233,7 @@ def find(name: str) -> SchedulerChoice:
     normalized = _normalized(name)
     if normalized in _BY_KEY:
         return _BY_KEY[normalized]
-    known = [choice.name for choice in SCHEDULERS]
+    known = names_elsewhere or [choice.name for choice in SCHEDULERS]
     for unsupported, reason in UNSUPPORTED.items():
         if normalized == _normalized(unsupported):
             raise InvalidField(
@@ -216,7 +243,7 @@ def find(name: str) -> SchedulerChoice:
     spellings = [
         spelling for choice in SCHEDULERS for spelling in (choice.name, *choice.aliases, choice.diffusers_class)
     ]
-    hint = did_you_mean(name.lower(), spellings) or did_you_mean(name, spellings)
+    hint = did_you_mean(name, names_elsewhere or spellings)
     raise InvalidField(
         f"scheduler {short_repr(name)} is not known.{hint} Known are: {', '.join(known)}.", field="scheduler"
     )
@@ -253,6 +280,23 @@ def check_refiner(name: str, schedulers: Iterable[str]) -> None:
             f"scheduler {choice.name!r} cannot be handed over to a refiner: its timesteps are not those of the "
             f"training. With a refiner, use one of {allowed}.",
             field="scheduler",
+        )
+
+
+def check_skipped_calls(name: str, schedulers: Iterable[str]) -> None:
+    """Check that calls of a scheduler can be skipped; `schedulers` are the names that the model supports.
+
+    Raises:
+        InvalidField: field "calls": they cannot, or `find` raises it.
+
+    """
+    choice = find(name)
+    if choice.needs_all_calls:
+        allowed = ", ".join(each for each in schedulers if not find(each).needs_all_calls)
+        raise InvalidField(
+            f"calls: none of scheduler {choice.name!r} can be skipped: {choice.needs_all_calls}. Leave calls out, or "
+            f"use one of {allowed}.",
+            field="calls",
         )
 
 

@@ -25,7 +25,23 @@ from noria.protocol.diffusion import DiffusionModelSpec
 MAX_PIXELS = 16_000_000
 """Photos of phones have 12 million; models take at most 4 million."""
 MAX_SIDE_PX = 16_383
-"""That of WebP. Resizing a side takes memory and time, and the interpreter's lock, in proportion to it."""
+"""The limit of WebP. Resizing a side takes memory and time, and the interpreter's lock, in proportion to it."""
+_OTHER_FORMATS = {  # by the start of a file, and of ISO's containers by their brand
+    **{b"ftyp" + brand: "HEIC" for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")},
+    b"ftypavif": "AVIF",
+    b"ftypavis": "AVIF",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\0\0\1\0": "ICO",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+    b"%PDF": "PDF",
+    b"<svg": "SVG",
+    b"<": "HTML, XML or SVG",
+}
 _NUM_DIGEST_CHARS = 12  # as a model's fingerprint
 _TURNS = {  # by EXIF's orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -44,7 +60,7 @@ _UPRIGHT_TURNS = (
 _ERRORS_OF_PILLOW = (OSError, SyntaxError, ValueError, IndexError, EOFError, struct.error, zlib.error)
 
 MaskRule = Literal["white", "transparent", "alpha or white"]
-"""What of a mask is repainted: white; what is transparent; what is opaque or, in a mask that is opaque, white."""
+"""The repainted part of a mask: white; what is transparent; what is opaque or, in a mask that is opaque, white."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ class ImageFiles:
 
 
 class StartImageFacts(NamedTuple):
-    """What is known of a start image without its pixels. Digests are of the files: 12 digits of SHA-256."""
+    """The facts about a start image without its pixels. Digests are of the files: 12 digits of SHA-256."""
 
     width_px: int
     height_px: int
@@ -74,7 +90,7 @@ class StartImageFacts(NamedTuple):
 
 
 class ImageFacts(NamedTuple):
-    """What is known of another image without its pixels. The digest is of the file: 12 digits of SHA-256."""
+    """The facts about another image without its pixels. The digest is of the file: 12 digits of SHA-256."""
 
     width_px: int
     height_px: int
@@ -82,7 +98,7 @@ class ImageFacts(NamedTuple):
 
 
 class RequestImageFacts(NamedTuple):
-    """What is known of the images of a request."""
+    """The facts about the images of a request."""
 
     start: StartImageFacts | None = None
     controls: tuple[ImageFacts, ...] = ()
@@ -172,7 +188,7 @@ class _Source:
 
     def __init__(self, name: str, file: bytes) -> None:
         self.name, self._field = name, name.partition("[")[0]
-        with self._readable():
+        with self._readable(file[:16]):
             self._chunks: PixelChunks = find_pixels(file)
         size = self._chunks.width_px, self._chunks.height_px
         if not 0 < size[0] * size[1] <= MAX_PIXELS or max(size) > MAX_SIDE_PX:
@@ -198,14 +214,23 @@ class _Source:
             yield _with_8_bits(image)
 
     @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Raise UnreadableImage in place of the errors of those who read it."""
+    def _readable(self, head: bytes = b"") -> Iterator[None]:
+        """Raise UnreadableImage in place of the errors of those who read it; `head` is how the file begins."""
         try:
             yield
         except UnknownFormatError as error:
-            raise UnreadableImage(f"{self.name} is no PNG, WebP or JPEG.", field=self._field) from error
+            raise UnreadableImage(
+                f"{self.name} is no PNG, WebP or JPEG{_format_of(head)}.", field=self._field
+            ) from error
         except _ERRORS_OF_PILLOW as error:
             raise UnreadableImage(f"{self.name} is damaged, or not supported: {error}.", field=self._field) from error
+
+
+def _format_of(head: bytes) -> str:
+    """Return what a file that begins with `head` is instead, if that is known: ": it is HEIC"."""
+    known = next((name for start, name in _OTHER_FORMATS.items() if head.startswith(start) or head[4:12] == start), "")
+    known = known or ("" if head else "empty")
+    return known and f": it is {known}"
 
 
 def _orientation(file: bytes) -> int:

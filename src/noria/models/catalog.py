@@ -5,7 +5,6 @@ what is in it. Here is what all families share: a model's name and its fingerpri
 torch.
 """
 
-import hashlib
 import pathlib
 from collections.abc import Iterator
 from typing import Annotated, TypeVar
@@ -13,6 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.models.families import FAMILIES, identify_family
 from noria.models.family import Family
@@ -25,6 +25,7 @@ from noria.models.weights import (
     read_struct,
     read_text,
     read_weights,
+    short_digest,
     weight_files,
 )
 from noria.protocol.kinds import AnyModelSpec
@@ -41,17 +42,17 @@ class _Overrides(Struct, frozen=True):
     name: Name | None = None
 
 
-def open_model(name: str) -> AnyModelSpec:
+def open_model(name: str, engine: EngineConfig | None = None) -> AnyModelSpec:
     """Check a model and return its spec.
 
-    `name` is `bundled`, `minilm`, a folder in diffusers or transformers format, or a hub id, which is downloaded once.
+    `name` is what `locate` takes; `engine` says where a single file is converted to, and with which VAE.
 
     Raises:
         MissingExtra: a package that serving it needs is not installed.
         ModelError: the model does not exist, a file is damaged, or its family or a part is not supported.
 
     """
-    folder, default_name = locate(name)
+    folder, default_name = locate(name, engine)
     family = identify_family(folder)
     spec = family.inspect(folder)
     overrides = read_struct(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
@@ -59,14 +60,12 @@ def open_model(name: str) -> AnyModelSpec:
     return msgspec.structs.replace(spec, name=overrides.name or default_name, fingerprint=fingerprint)
 
 
-def open_model_of(spec_type: type[SpecT], name: str) -> SpecT:
+def open_model_of(spec_type: type[SpecT], name: str, engine: EngineConfig) -> SpecT:
     """Check a model of one kind and return its spec.
 
-    Raises:
-        ModelError: as `open_model`, or the model is of another kind.
-
+    Raises ModelError: as `open_model`, or the model is of another kind.
     """
-    spec = open_model(name)
+    spec = open_model(name, engine)
     if isinstance(spec, spec_type):
         return spec
     raise ModelError(f"{name} is a model of kind {spec.kind}; this needs one of kind {spec_type.kind}.")
@@ -74,7 +73,7 @@ def open_model_of(spec_type: type[SpecT], name: str) -> SpecT:
 
 def count_parameters(spec: ModelSpec) -> int:
     """Count the parameters of all parts, from the headers of the weights."""
-    stems = FAMILIES[spec.family].weight_stems
+    stems = FAMILIES[spec.family].weight_stems_in(spec.path)
     return sum(num_tensor_parameters(read_weights(spec.path, part, stem)) for part, stem in stems.items())
 
 
@@ -93,7 +92,7 @@ def have_same_architecture(first: ModelSpec, second: ModelSpec) -> bool:
 
 def _architecture(spec: ModelSpec) -> list[dict[str, object]]:
     """The configurations of the parts with weights, without the keys that say where they come from."""
-    folders = [spec.path / part for part in FAMILIES[spec.family].weight_stems]
+    folders = [spec.path / part for part in FAMILIES[spec.family].weight_stems_in(spec.path)]
     return [
         {key: value for key, value in read_object(folder / "config.json").items() if not key.startswith("_")}
         for folder in folders
@@ -102,23 +101,29 @@ def _architecture(spec: ModelSpec) -> list[dict[str, object]]:
 
 def fingerprint_of(folder: pathlib.Path, family: Family) -> str:
     """Return 12 digits of a SHA-256 over what identifies a folder, as `ModelSpec.fingerprint`."""
-    digest = hashlib.sha256()
-    for part in _fingerprint_parts(folder, family):
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:12]
+    return short_digest(_fingerprint_parts(folder, family))
 
 
 def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
-    """Yield what identifies a model: all configurations, and `identifying_bytes` of the weights."""
-    for part in family.parts:
+    """Yield what identifies a model: all configurations, and `identifying_bytes` of the weights.
+
+    Of the same folder it must be the same in all versions of Noria: registered models are found by it.
+    """
+    for part in (name for name, each in family.parts_in(folder).items() if each.is_identifying):
         for file in sorted((folder / part).glob("*")):
             if file.suffix in (".json", ".txt") or (file.name == SPIECE and needs_pieces(folder / part)):
                 yield file.name.encode()
                 yield read_text(file)
+    for name in ("chat_template.jinja", "artifact.metadata"):  # rerankers' and ColBERT's, which have no pooling
+        if "" in family.parts and (folder / name).exists() and not (folder / "1_Pooling").exists():
+            yield name.encode()
+            yield read_text(folder / name)
+    for file in sorted(folder.glob("*_linear.safetensors")) if "" in family.parts else ():  # bge-m3's
+        yield from identifying_bytes(file)
     defaults = folder / "noria.json"
     if "" not in family.parts and defaults.exists():
         yield defaults.name.encode()
         yield read_text(defaults)
-    for part, stem in family.weight_stems.items():
+    for part, stem in family.weight_stems_in(folder).items():
         for file in weight_files(folder, part, stem):
             yield from identifying_bytes(file)

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError, ControlNetNotFound, short_repr
+from noria.errors import ConfigError, ControlNetNotFound, short_list, short_repr
 from noria.models.diffusion.folders.unet_models.controlnet_folder import ControlNetFolder, inspect, misfit
 from noria.models.folder_entries import split_entry
 from noria.protocol.diffusion import Control, DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 
 NO_CONTROLNETS = "it has none; the operator sets folders of them: engine.controlnets"
-"""What messages say of a model without ControlNets."""
+"""The words of messages about a model without ControlNets."""
 
 
 class ControlNetFolders:
@@ -67,9 +67,7 @@ class ControlNetFolders:
     def for_model(self, spec: DiffusionModelSpec) -> Mapping[str, ControlNetFolder]:
         """Return the ControlNets for a model by name, in the order of names; of equal names, the first folder's.
 
-        Raises:
-            ModelError: a folder is damaged or not supported.
-
+        Raises ModelError: a folder is damaged or not supported.
         """
         found: dict[str, ControlNetFolder] = {}
         for only_for, folder in self._folders:
@@ -80,14 +78,12 @@ class ControlNetFolders:
     def complete(self, controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[Control, ...]:
         """Return `controls` with the digests of their ControlNets.
 
-        Raises:
-            ControlNetNotFound: the model has none of this name; with the names that it has.
-
+        Raises ControlNetNotFound: the model has none of this name; with the names that it has.
         """
         known = self.for_model(spec)
         for k, control in enumerate(controls):
             if control.name not in known:
-                allowed = f"allowed are {', '.join(map(short_repr, known))}" if known else NO_CONTROLNETS
+                allowed = f"allowed are {short_list(map(short_repr, known), 50)}" if known else NO_CONTROLNETS
                 raise ControlNetNotFound(
                     f"controls[{k}]: {spec.name} has no ControlNet {short_repr(control.name)}; {allowed}.",
                     field="controls",

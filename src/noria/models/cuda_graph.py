@@ -20,9 +20,7 @@ class CudaGraph(Generic[Result]):
 
         In the first calls of a shape, libraries allocate memory and choose kernels, which cannot be captured.
 
-        Raises:
-            RuntimeError: the memory does not suffice, or the call does what cannot be captured, such as waiting.
-
+        Raises RuntimeError: the memory does not suffice, or the call does what cannot be captured, such as waiting.
         """
         self._device = device
         # Torch leaves the thread on the stream of a capture that is broken off; the last context restores its own.

@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from noria.errors import ModelError, short_repr
-from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES
+from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES, DENSE_PATHS
 from noria.models.family import MASKLESS_ATTENTION, Family, Part
-from noria.models.weights import REDOWNLOAD_HINT, read_object
+from noria.models.foreign_folders import describe_config, describe_folder
+from noria.models.weights import read_object
 
 INDEX_FILES: Mapping[str, tuple[str, ...]] = {
     "model_index.json": ("_class_name",),
@@ -22,7 +23,7 @@ INDEX_FILES: Mapping[str, tuple[str, ...]] = {
 """Where a folder names its class: in the first of these files that it has, under these keys."""
 
 _UNET_ATTENTION = ("sdpa", "plain", "sliced", "xformers")
-# Of transformers that call diffusers' dispatcher of attention, with masks of numbers, of padded tokens, or none.
+# For transformers that call diffusers' dispatcher of attention, with masks of numbers, of padded tokens, or none.
 _WITH_ANY_MASK = ("sdpa", "_native_cudnn", "_native_efficient", "_native_math")
 _WITH_PADDING = (*_WITH_ANY_MASK, "flash_varlen", "sage_varlen", "_flash_varlen_3")
 
@@ -253,8 +254,18 @@ _ROWS = (
         name="text-encoder",
         description="text encoders: embeddings, classification, reranking",
         index_file="config.json",
-        class_names=tuple(CLASS_PREFIXES),
-        parts=MappingProxyType({"": Part(CLASSES, "model"), "1_Pooling": Part()}),
+        class_names=(*CLASS_PREFIXES, "model2vec"),
+        parts=MappingProxyType(
+            {
+                "": Part(CLASSES, "model"),
+                "1_Pooling": Part(),
+                **{name: Part(weights="model", is_optional=True) for name in ("2_Dense", "3_Dense", DENSE_PATHS)},
+                **{f"{number}_Normalize": Part(is_identifying=False) for number in range(2, 6)},
+                "1_LogitScore": Part(),
+                "1_SpladePooling": Part(),
+                "[0-9]*_MultiVectorMask": Part(),
+            }
+        ),
         extra="encoders",
         packages=("tokenizers", "onnxruntime"),
         inspect_with="noria.models.encoder.encoder_folder:inspect",
@@ -268,25 +279,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for famil
 def identify_family(folder: pathlib.Path) -> Family:
     """Return the family of a model folder.
 
-    Raises:
-        ModelError: the folder names no class, or only classes that no family has.
-
+    Raises ModelError: the folder names no class, or only classes that no family has.
     """
     file = next((folder / name for name in INDEX_FILES if (folder / name).exists()), None)
     if file is None:
-        raise ModelError(
-            f"{folder / 'model_index.json'}: missing, and so is config.json: the folder is not a model in diffusers or "
-            f"transformers format. {REDOWNLOAD_HINT}"
-        )
+        raise ModelError(describe_folder(folder))
     return family_of(file.name, read_object(file), str(file))
 
 
 def family_of(index_file: str, tree: Mapping[str, Any], source: str) -> Family:
     """Return the family whose class an index file names; `source` is the file's name for messages.
 
-    Raises:
-        ModelError: it names no class, or only classes that no family has.
-
+    Raises ModelError: it names no class, or only classes that no family has.
     """
     found = {key: tree.get(key) for key in INDEX_FILES[index_file]}
     architectures = found.get("architectures")
@@ -294,6 +298,8 @@ def family_of(index_file: str, tree: Mapping[str, Any], source: str) -> Family:
     for family in FAMILIES.values():
         if family.index_file == index_file and any(name in family.class_names for name in names):
             return family
+    if index_file == "config.json" and (what := describe_config(tree)):
+        raise ModelError(f"{source}: {what}")
     got = " and ".join(f"{key} is {short_repr(value)}" for key, value in found.items())
-    known = "; ".join(f"{', '.join(family.class_names)} ({family.description})" for family in FAMILIES.values())
-    raise ModelError(f"{source}: {got}, which no model family has. Known are: {known}.")
+    known = [name for family in FAMILIES.values() if family.index_file == index_file for name in family.class_names]
+    raise ModelError(f"{source}: {got}, which no model family has. Known are: {', '.join(known)}.")

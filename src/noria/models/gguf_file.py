@@ -17,10 +17,10 @@ SUFFIX = ".gguf"
 
 _MAX_HEADER_BYTES = 2**24  # FLUX.1's 780 tensors take 60 kB
 _MAX_TENSORS, _MAX_FIELDS, _MAX_AXES = 65_536, 4096, 4
-_MAX_ITEMS = 65_536  # of all arrays; only language models, with their vocabularies, have more
-_FIXED_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of a value, by its type
+_MAX_ITEMS = 65_536  # items of all arrays; only language models, with their vocabularies, have more
+_FIXED_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
 _UINT32, _STRING, _ARRAY = 4, 8, 9
-_PREFIX = "model.diffusion_model."  # of checkpoints with all parts of a model, which diffusers removes, too
+_PREFIX = "model.diffusion_model."  # the prefix in checkpoints with all parts of a model, which diffusers removes, too
 
 
 class _Type(NamedTuple):
@@ -66,7 +66,7 @@ class GgufTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What stands before the tensors' data."""
+    """The part of a file before the tensors' data."""
 
     num_bytes: int
     architecture: str  # what the file calls its model; empty: nothing
@@ -81,9 +81,7 @@ class GgufHeader:
 def read_gguf_header(file: pathlib.Path) -> GgufHeader:
     """Return the header of a file, having checked that its tensors are in it and of types that diffusers knows.
 
-    Raises:
-        ModelError: it is missing, damaged, truncated, or has other types or sizes.
-
+    Raises ModelError: it is missing, damaged, truncated, or has other types or sizes.
     """
     try:
         with file.open("rb") as opened:

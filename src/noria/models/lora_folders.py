@@ -5,27 +5,27 @@ that files can be added and replaced while the server runs; what a file contains
 """
 
 import functools
-import hashlib
 import os
 import pathlib
+import unicodedata
 from collections.abc import Sequence
 
 import msgspec
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError, InvalidField, LoraNotFound, ModelError, short_repr
+from noria.errors import ConfigError, InvalidField, LoraNotFound, ModelError, short_list, short_repr
 from noria.models.folder_entries import split_entry
 from noria.models.location import BUNDLED
-from noria.models.weights import file_size_bytes, identifying_bytes
+from noria.models.weights import file_size_bytes, identifying_bytes, short_digest
 from noria.protocol.diffusion import Lora
 
 _SUFFIX = ".safetensors"
-_BUNDLED_ENTRY = "bundled"  # the LoRAs that come with the bundled model, for this model alone
+BUNDLED_ENTRY = "bundled"  # the LoRAs that come with the bundled model, for this model alone
 _BUNDLED_MODEL = "noria-shapes"
 _MAX_NAME_CHARS = 128
 _MAX_NAMES_IN_MESSAGES = 50
 NO_LORAS = "it has none; the operator sets folders of them: engine.loras"
-"""What messages say of a model without adapters."""
+"""The words of messages about a model without adapters."""
 
 
 class LoraFolders:
@@ -33,14 +33,14 @@ class LoraFolders:
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._folders = [
-            (_BUNDLED_MODEL, BUNDLED.with_name("bundled_loras")) if entry == _BUNDLED_ENTRY else split_entry(entry)
+            (_BUNDLED_MODEL, BUNDLED.with_name("bundled_loras")) if entry == BUNDLED_ENTRY else split_entry(entry)
             for entry in entries
         ]
 
     @classmethod
     def of(cls, config: EngineConfig) -> "LoraFolders":
         """Return the folders of an engine: without those of the bundled model if models are compiled."""
-        return cls([entry for entry in config.loras if not (config.compile and entry == _BUNDLED_ENTRY)])
+        return cls([entry for entry in config.loras if not (config.compile and entry == BUNDLED_ENTRY)])
 
     def __bool__(self) -> bool:
         """Whether there are folders, which may be empty."""
@@ -74,8 +74,7 @@ class LoraFolders:
         file = self._file(lora.name, model)
         if file is None:
             names = [short_repr(name) for name in self.files(model)]
-            more = f" and {len(names) - _MAX_NAMES_IN_MESSAGES} more" if len(names) > _MAX_NAMES_IN_MESSAGES else ""
-            allowed = f"allowed are {', '.join(names[:_MAX_NAMES_IN_MESSAGES])}{more}" if names else NO_LORAS
+            allowed = f"allowed are {short_list(names, _MAX_NAMES_IN_MESSAGES)}" if names else NO_LORAS
             raise LoraNotFound(f"loras: {model} has no LoRA {short_repr(lora.name)}; {allowed}.", field="loras")
         check_digest(lora, file)
         return file
@@ -85,11 +84,18 @@ class LoraFolders:
         return tuple(msgspec.structs.replace(lora, digest=digest_of(self.find(lora, model))) for lora in loras)
 
     def _file(self, name: str, model: str) -> pathlib.Path | None:
-        """Return `files(model).get(name)` without listing folders: a request that names what exists costs a stat."""
+        """Return the file of `files(model)` that has this name, in any form of Unicode.
+
+        A request that names what exists costs a stat: folders are not listed.
+        """
         if not _is_name(name):
             return None
         files = (folder / f"{name}{_SUFFIX}" for only_for, folder in self._folders if only_for in (None, model))
-        return next((file for file in files if os.path.isfile(file)), None)  # False for names too long for a disk
+        found = next((file for file in files if os.path.isfile(file)), None)  # False for names too long for a disk
+        if found is None and not name.isascii():  # a disk may have it in another form of Unicode than a keyboard
+            composed = {unicodedata.normalize("NFC", each): file for each, file in self.files(model).items()}
+            found = composed.get(unicodedata.normalize("NFC", name))
+        return found
 
 
 @functools.lru_cache(maxsize=256)
@@ -121,9 +127,7 @@ def check_digest(lora: Lora, file: pathlib.Path) -> None:
 def digest_of(file: pathlib.Path) -> str:
     """Return the first 12 hexadecimal digits of a SHA-256, as of a model's fingerprint: size, header, start and end.
 
-    Raises:
-        InvalidField: the file cannot be read, or its header is too long.
-
+    Raises InvalidField: the file cannot be read, or its header is too long.
     """
     try:
         status = file.stat()
@@ -135,7 +139,4 @@ def digest_of(file: pathlib.Path) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(file: pathlib.Path, *_version: int) -> str:
-    digest = hashlib.sha256()
-    for part in identifying_bytes(file):
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:12]
+    return short_digest(identifying_bytes(file))

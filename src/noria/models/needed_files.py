@@ -1,4 +1,4 @@
-"""Which files serving a model needs: configurations, vocabularies, and weights as safetensors. Pure.
+"""The files that serving a model needs: configurations, vocabularies, and weights as safetensors. Pure.
 
 Of weights those in full precision; fp16 ones only where there are no others. Patterns are those of fnmatch, relative to
 the model's folder.
@@ -15,15 +15,14 @@ from noria.models.sentencepiece_file import SPIECE
 from noria.models.weights import GGUF_PART, PICKLES
 
 _MAX_NAMED = 3
+_HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")  # bge-m3's
 FP16 = ".fp16"
 
 
 def find_model_root(paths: Collection[str], source: str) -> str:
     """Return the folder of a listing that is the model: "", or for instance "pipeline/", as MLflow has it.
 
-    Raises:
-        ModelError: there is none, or there are several side by side.
-
+    Raises ModelError: there is none, or there are several side by side.
     """
     for name in INDEX_FILES:
         folders = {path[: -len(name)] for path in paths if f"/{path}".endswith(f"/{name}")}
@@ -42,24 +41,23 @@ def text_patterns(family: Family) -> list[str]:
     """Return the patterns of the files of a model that are no weights."""
     of_parts = [f"{_prefix(part)}*.{suffix}" for part in family.parts for suffix in ("json", "txt")]
     of_t5 = [f"{_prefix(name)}{SPIECE}" for name, part in family.parts.items() if "T5Tokenizer" in part.classes]
-    return [family.index_file, "noria.json", *of_parts, *of_t5]
+    return [family.index_file, "noria.json", "chat_template.jinja", "artifact.metadata", *_HEADS, *of_parts, *of_t5]
 
 
 def weight_patterns(family: Family, part: str, variant: str = "") -> list[str]:
     """Return the patterns of the weights of a part; `variant` is empty or `FP16`."""
-    stem = f"{_prefix(part)}{family.weight_stems[part]}{variant}"
-    return [f"{stem}.safetensors", f"{stem}-?????-of-?????.safetensors"]
+    stem = f"{_prefix(part)}{family.parts[part].weights}"
+    patterns = [f"{stem}{variant}.safetensors", f"{stem}{variant}-?????-of-?????.safetensors"]
+    return patterns if not variant else [*patterns, f"{stem}-?????-of-?????{variant}.safetensors"]  # the older form
 
 
 def select_needed_files(paths: Collection[str], family: Family, source: str) -> list[str]:
     """Return those of `paths`, which are relative to the model's folder, that serving it can need, in order.
 
-    Raises:
-        ModelError: a part has weights, but only as pickles.
-
+    Raises ModelError: a part has weights, but only as pickles.
     """
     needed = _matching(paths, text_patterns(family))
-    for part in family.weight_stems:
+    for part in (name for name, each in family.parts.items() if each.weights):
         patterns = [weight_patterns(family, part, variant) for variant in ("", FP16)]
         if part == GGUF_PART:
             patterns.append([f"{_prefix(part)}*{GGUF_SUFFIX}"])
@@ -68,10 +66,9 @@ def select_needed_files(paths: Collection[str], family: Family, source: str) -> 
         elif pickles := _matching(paths, [f"{_prefix(part)}*{suffix}" for suffix in PICKLES]):
             raise ModelError(
                 f"{source}: the weights {short_repr(pickles[0])} are a pickle, which can run code when loaded; only "
-                "safetensors are supported. If you trust it, load it with diffusers or transformers, and add the "
-                "folder that save_pretrained writes."
+                "safetensors are supported. Convert a copy with the command that `noria doctor COPY` prints."
             )
-    return sorted(needed)
+    return sorted(set(needed))
 
 
 def _prefix(part: str) -> str:

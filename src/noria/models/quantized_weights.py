@@ -55,9 +55,7 @@ def logical_shapes(shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, b
 
     `states` are the contents of those tensors that `is_quant_state` names.
 
-    Raises:
-        ModelError: one of them describes no tensor, or one of another size than that which is there.
-
+    Raises ModelError: one of them describes no tensor, or one of another size than that which is there.
     """
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
@@ -90,9 +88,7 @@ def logical_shapes(shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, b
 def check_metadata(metadata: Sequence[Mapping[str, str]]) -> None:
     """Check that the metadata of a part's safetensors files names only classes and values of torchao that are served.
 
-    Raises:
-        ModelError: it names another.
-
+    Raises ModelError: it names another.
     """
     if not any("tensor_names" in of_file for of_file in metadata):  # by which the libraries recognise torchao's
         return

@@ -24,7 +24,7 @@ from noria.protocol.kinds import AnyModelSpec
 FAMILY = FAMILIES["stable-diffusion-xl-refiner"]
 
 NO_REFINER = "it has none; the operator sets its folder: engine.refiners"
-"""What messages say of a model without a refiner."""
+"""The words of messages about a model without a refiner."""
 
 
 class RefinerFolder(NamedTuple):
@@ -35,7 +35,7 @@ class RefinerFolder(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of the folder."""
+        """The folder's name."""
         return self.path.absolute().name
 
     def shares_text_encoder(self, spec: DiffusionModelSpec) -> bool:
@@ -91,21 +91,14 @@ class RefinerFolders:
                 )
 
     def for_model(self, spec: DiffusionModelSpec) -> RefinerFolder | None:
-        """Return the refiner of a model, if it has one.
-
-        Raises:
-            ModelError: its folder is damaged or not supported.
-
-        """
+        """Return the refiner of a model, if it has one. Raises ModelError: its folder is damaged or not supported."""
         found = self._folders_for(spec)
         return _open(found[0]) if found else None
 
     def complete(self, refinement: Refinement, spec: DiffusionModelSpec) -> Refinement:
         """Return `refinement` with the name and the digest of the model's refiner.
 
-        Raises:
-            RefinerNotFound: the model has none, or one of another name or digest.
-
+        Raises RefinerNotFound: the model has none, or one of another name or digest.
         """
         folder = self.for_model(spec)
         if folder is None:

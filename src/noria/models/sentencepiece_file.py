@@ -15,10 +15,10 @@ from noria.models.weights import REDOWNLOAD_HINT, read_text
 
 SPIECE = "spiece.model"
 
-_UNIGRAM = 1  # of T5, and the kind if none is named
+_UNIGRAM = 1  # the kind of T5, and of a file that names none
 _UNKNOWN = 2  # the number of T5's piece for what has none
 _ZERO = memoryview(b"\0\0\0\0")  # a score, if there is none
-# Of all messages in the file: a piece is a field with three. Those of T5 are 32,000, of multilingual models 256,000.
+# All messages in the file: a piece is a field with three. T5 has 32,000 pieces, multilingual models 256,000.
 _MAX_FIELDS = 2_000_000
 
 
@@ -74,9 +74,7 @@ def _message(value: "int | memoryview | None") -> memoryview:
 def _fields(data: memoryview, budget: Iterator[int]) -> Iterator[tuple[int, "int | memoryview"]]:
     """Yield number and value of each field of a message, each of which uses up one of the `budget` of a file.
 
-    Raises:
-        ValueError, IndexError: it is damaged, or has more fields.
-
+    Raises ValueError, IndexError: it is damaged, or has more fields.
     """
     at = 0
     while at < len(data):

@@ -9,18 +9,20 @@ A part's *stem* is the name of its weight files, without variant, shard and ".sa
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import pathlib
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from safetensors import SafetensorError, safe_open
 
 from noria.errors import ModelError, short_repr
+from noria.errors.decode_text import rejection, value_at
 from noria.models import gguf_file
 from noria.models.quantized_weights import MAX_STATE_BYTES, check_metadata, is_quant_state, logical_shapes
 
@@ -55,9 +57,7 @@ def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathli
 
     `part_name` is that of the part's subfolder; empty: `folder` itself has the files.
 
-    Raises:
-        ModelError: there are none, or only pickles, or it is not clear which are meant.
-
+    Raises ModelError: there are none, or only pickles, or it is not clear which are meant.
     """
     part = folder / part_name
     single, index = _candidates(part, stem, variant(part, stem))
@@ -78,38 +78,70 @@ def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathli
         return [single]
     if index.exists():
         return [part / shard for shard in sorted(set(_shards(index).values()))]
-    pickles = sorted(file.name for file in part.glob("*") if file.suffix in PICKLES)
-    if pickles:
+    if pickles := [file for file in part.glob("*") if file.suffix in PICKLES and not _OF_TRAINER.fullmatch(file.name)]:
+        pickle = min(pickles, key=lambda file: (_PICKLED_WEIGHTS.fullmatch(file.name) is None, file.name))
         raise ModelError(
-            f"{part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "
-            f"are supported. If you trust the file, convert it once: {_conversion_command(folder)}"
+            f"{pickle}: the weights are a pickle, which can run code when loaded; only safetensors are supported. "
+            + _conversion_advice(folder, pickle, single)
         )
     if ggufs:
         raise ModelError(
             f"{single}: missing, and files in the format GGUF are read only of a {GGUF_PART}. Other quantized weights "
             "are served as safetensors of torchao or bitsandbytes, as save_pretrained writes them."
         )
-    raise ModelError(f"{single}: missing, so the {part_name or 'model'} has no weights. {REDOWNLOAD_HINT}")
+    missing = f"{single}: missing, so the {part_name or 'model'} has no weights"
+    unread = sorted(file.name for file in part.glob("*") if file.suffix in (*_OTHER_LIBRARIES, single.suffix))
+    if not unread:
+        raise ModelError(f"{missing}. {REDOWNLOAD_HINT}")
+    whose = _OTHER_LIBRARIES.get(pathlib.Path(unread[0]).suffix)
+    what = f" of {whose}, which is not read" if whose else ""
+    raise ModelError(f"{missing}; beside it is {unread[0]}{what}. Put the model's safetensors here, in this name.")
 
 
 def _candidates(part: pathlib.Path, stem: str, kind: str | None) -> tuple[pathlib.Path, pathlib.Path]:
     """Return the paths of a part's single file and of its shard index, as diffusers and transformers name them."""
     infix = f".{kind}" if kind else ""
-    return part / f"{stem}{infix}.safetensors", part / f"{stem}.safetensors.index{infix}.json"
+    index, older = (part / f"{stem}.safetensors{name}.json" for name in (f".index{infix}", f"{infix}.index"))
+    has_older = not index.exists() and older.exists()  # as diffusers 0.29 and 0.30 named that of fp16
+    return part / f"{stem}{infix}.safetensors", older if has_older else index
 
 
-def _conversion_command(folder: pathlib.Path) -> str:
-    """Return the command that converts a model's pickles to safetensors."""
-    if (folder / "model_index.json").exists():
-        library, loader = "diffusers", "DiffusionPipeline"
-    elif read_object(folder / "config.json").get("_class_name") == "ControlNetModel":
-        library, loader = "diffusers", "ControlNetModel"
-    else:
-        library, loader = "transformers", "AutoModel"
-    return (
-        f'python -c "from {library} import {loader} as M; '
-        f"M.from_pretrained('{folder}', use_safetensors=False).save_pretrained('{folder}-safetensors')\""
+_PICKLED_WEIGHTS = re.compile(r"(diffusion_)?pytorch_model(-\d+-of-\d+)?(\.fp16)?(-\d+-of-\d+)?\.bin")
+"""The pickles that the libraries write: group 1 is only in the names of diffusers' parts."""
+
+
+_OF_TRAINER = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*)\.(bin|pt|pth)")
+"""Files that transformers' Trainer writes beside the weights."""
+_OTHER_LIBRARIES = {
+    ".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX", ".ot": "Rust's tch", ".tflite": "TensorFlow Lite"
+}  # fmt: skip
+"""Libraries by the suffix of their weights."""
+
+
+def _conversion_advice(folder: pathlib.Path, pickle: pathlib.Path, wanted: pathlib.Path) -> str:
+    """Say how all of a model's pickles become safetensors, beside them, so that no other file of the model changes."""
+    targets: dict[str, list[str]] = {}
+    for file in sorted([*folder.glob("*.bin"), *folder.glob("*/*.bin")]):
+        if match := _PICKLED_WEIGHTS.fullmatch(file.name):
+            stem = "diffusion_pytorch_model" if match[1] else "model"
+            target = file.with_name(f"{stem}{match[3] or ''}.safetensors")
+            targets.setdefault(str(target), []).append(str(file))
+    if not _PICKLED_WEIGHTS.fullmatch(pickle.name):
+        return f"Convert it to {wanted.name}, whose tensors have the names of the library's class."
+    code = (
+        "import torch, safetensors.torch as s; [s.save_file({k: v.clone().contiguous() for f in files for d in "
+        "[torch.load(f, map_location='cpu', weights_only=True)] for k, v in d.get('state_dict', d).items() "
+        "if torch.is_tensor(v)}, target, {'format': 'pt'}) "
+        f"for target, files in {targets}.items()]"
     )
+    return f"Convert it once, beside the others, without running its code: {shell_command(code)}"
+
+
+def shell_command(code: str) -> str:
+    """Return the line for a shell that runs `code` in Python, where `!` is in string literals alone."""
+    # An interactive shell replaces !WORD by an earlier command.
+    escaped = re.sub(r'(["$`\\])', r"\\\1", code.replace("!", r"\x21"))
+    return f'python -c "{escaped}"'
 
 
 def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
@@ -131,7 +163,7 @@ def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
         states |= _read_states(file)
         with _opened(file) as opened:
             metadata.append(opened.metadata() or {})
-    for file in (folder / part_name).glob(f"{stem}.safetensors.index*.json"):
+    for file in (folder / part_name).glob(f"{stem}.safetensors.*index*.json"):
         missing = sorted(set(_shards(file)) - set(shapes))
         if missing:
             raise ModelError(f"{file}: lists {short_repr(missing[0])}, which no shard contains. {REDOWNLOAD_HINT}")
@@ -223,9 +255,7 @@ def num_tensor_parameters(shapes: Shapes) -> int:
 def read_header(file: pathlib.Path) -> Shapes:
     """Return the shapes of the tensors in a safetensors file, which the library checks against the file's size.
 
-    Raises:
-        ModelError: missing, truncated, longer than its header says, or not a safetensors file.
-
+    Raises ModelError: missing, truncated, longer than its header says, or not a safetensors file.
     """
     with _opened(file) as opened:
         names = opened.keys()
@@ -260,9 +290,7 @@ def identifying_bytes(file: pathlib.Path) -> Iterator[bytes]:
     Start and end, because further training changes neither header nor size, and reading all data of a large model takes
     minutes.
 
-    Raises:
-        ModelError: the header is longer than the library allows.
-
+    Raises ModelError: the header is longer than the library allows.
     """
     size_bytes = file.stat().st_size
     with file.open("rb") as opened:
@@ -276,6 +304,14 @@ def identifying_bytes(file: pathlib.Path) -> Iterator[bytes]:
         yield opened.read(header_bytes + _SAMPLED_BYTES)
         opened.seek(max(0, size_bytes - _SAMPLED_BYTES))
         yield opened.read(_SAMPLED_BYTES)
+
+
+def short_digest(parts: Iterable[bytes], before: bytes = b"") -> str:
+    """Return 12 hexadecimal digits of a SHA-256: of what is `before`, and of each part after its length."""
+    digest = hashlib.sha256(before)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:12]
 
 
 def _describe_damage(file: pathlib.Path, size_bytes: int, error: SafetensorError) -> str:
@@ -325,7 +361,11 @@ def convert(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: {str(error).replace('$.', '')}.") from error
+        path, reason = rejection(error, kind)
+        where = f"{path} is {short_repr(value_at(tree, path))}; " if path else ""
+        raise ModelError(f"{file}: {where}{reason}.") from error
+    except UnicodeEncodeError as error:  # an unpaired surrogate
+        raise ModelError(f"{file}: {error}.") from error
 
 
 def read_text(file: pathlib.Path, missing: str = "") -> bytes:

@@ -24,8 +24,8 @@ from noria.sampling.tables import NOISE_COLUMN, NUM_COLUMNS, WINDOW, SamplerTabl
 _EXACT_RESIDUAL = 2e-7
 # All tables of one model take 41 MB with the default `max_steps` of 200, and 790 MB with 1000.
 _MAX_CACHE_BYTES = 128 * 2**20
-_ENTRY_BYTES = 2000  # of a table without its arrays, or of a rejection
-_TIME_BYTES = 32  # of a number in the tuples of a key's schedule
+_ENTRY_BYTES = 2000  # size of a table without its arrays, or of a rejection
+_TIME_BYTES = 32  # size of a number in the tuples of a key's schedule
 _FIT_TOLERANCE = 1e-6  # too short a recurrence is off by 1e-3 at 20 steps, but by little more than this at hundreds
 
 
@@ -35,25 +35,28 @@ def compile_sampler(
     num_steps: int,
     schedule: Schedule = DEFAULT_SCHEDULE,
     first_step: int | None = None,
+    num_calls: int | None = None,
 ) -> SamplerTable:
     """Compile `choice` for a model whose scheduler_config.json is `model_config`; cached.
 
     `schedule` is what the model's pipeline says of the steps' times; `first_step` < `num_steps` is where a sampler
-    begins that is given an image.
+    begins that is given an image. `num_calls`: so many calls are made, and the others skipped, as `skipped_calls.py`
+    says; None: all.
 
     Raises:
         InvalidField: field "scheduler": the scheduler cannot be used with this model, or cannot begin with an image;
-            field "inference_steps": it cannot make that many steps, with diffusers' reason.
+            field "inference_steps": it cannot make that many steps, with diffusers' reason; field "calls": some are to
+            be skipped, and it draws noise.
 
     """
     if isinstance(choice, str):
         choice = scheduler_names.find(choice)
     if first_step is not None:
         _check_start_image(choice.name, model_config)
-    key = (SchedulerSetup.of(choice, model_config), num_steps, schedule, first_step)
+    key = (SchedulerSetup.of(choice, model_config), num_steps, schedule, first_step, num_calls)
     compiled = _cache.get(key)
     if compiled is None:
-        compiled = _compile_in_thread(*key)
+        compiled = _compile_in_thread(key)
         _cache.put(key, compiled)
     if isinstance(compiled, InvalidField):
         raise InvalidField(compiled.message, field=compiled.field) from compiled
@@ -66,6 +69,7 @@ def is_compiled(
     num_steps: int,
     schedule: Schedule = DEFAULT_SCHEDULE,
     first_step: int | None = None,
+    num_calls: int | None = None,
 ) -> bool:
     """Whether `compile_sampler` would return or raise at once; the answer is held until a cache's worth is compiled."""
     try:
@@ -74,7 +78,7 @@ def is_compiled(
             _check_start_image(choice.name, model_config)
     except InvalidField:
         return True
-    return _cache.get((SchedulerSetup.of(choice, model_config), num_steps, schedule, first_step)) is not None
+    return _cache.get((SchedulerSetup.of(choice, model_config), num_steps, schedule, first_step, num_calls)) is not None
 
 
 def _check_start_image(scheduler: str, model_config: Mapping[str, object]) -> None:
@@ -82,7 +86,7 @@ def _check_start_image(scheduler: str, model_config: Mapping[str, object]) -> No
     scheduler_names.check_start_image(scheduler, (each.name for each in scheduler_names.choices_of_family(family)))
 
 
-_Key = tuple[SchedulerSetup, int, Schedule, int | None]
+_Key = tuple[SchedulerSetup, int, Schedule, int | None, int | None]
 
 
 class _Cache:
@@ -123,22 +127,21 @@ def _size_bytes(key: _Key, entry: SamplerTable | InvalidField) -> int:
     return num_bytes + sum(array.nbytes for array in arrays if array is not None)
 
 
-def _compile_in_thread(
-    setup: SchedulerSetup, num_steps: int, schedule: Schedule, first_step: int | None
-) -> SamplerTable | InvalidField:
+def _compile_in_thread(key: _Key) -> SamplerTable | InvalidField:
     """Return the table, or the rejection."""
     # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
     # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
     # loop's thread.
     with ThreadPoolExecutor(1) as executor:
         try:
-            return executor.submit(_compile, setup, num_steps, schedule, first_step).result()
+            return executor.submit(_compile, key).result()
         except InvalidField as rejection:
             return rejection
 
 
-def _compile(setup: SchedulerSetup, num_steps: int, schedule: Schedule, first_step: int | None) -> SamplerTable:
-    return _fit_table(setup.name, num_steps, probe(setup, num_steps, schedule, first_step))
+def _compile(key: _Key) -> SamplerTable:
+    setup, num_steps, *_ = key
+    return _fit_table(setup.name, num_steps, probe(*key))
 
 
 def _fit_table(name: str, num_steps: int, trace: Trace) -> SamplerTable:

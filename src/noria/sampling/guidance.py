@@ -74,4 +74,4 @@ def _patches(outputs_BCHW: "torch.Tensor") -> "torch.Tensor":
 
 
 CLASSIFIER_FREE = Guidance()
-"""That of Stable Diffusion."""
+"""The guidance of Stable Diffusion."""

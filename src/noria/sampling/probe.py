@@ -8,10 +8,11 @@ vectors. So the scheduler of diffusers runs once, in float64, on a sample of man
     channel 1 + calls + i   1 in the noise n_i
     the last few            large random numbers in all of these: the witnesses
 
-After every call the sample *is* the vector of its coefficients. A sampler that begins with an image, or with another
-model's latents, makes the last of the calls, from `first_step` or below a timestep; the scheduler keeps all of its
-timesteps, as in the pipelines, because some schedulers look at their neighbours. The witnesses reveal a scheduler that
-is not linear (it clips, or thresholds): then they are not the same combination.
+After every call the sample *is* the vector of its coefficients. A skipped call (`skipped_calls.py`) has no channel of
+its own: its output is a combination of those before it. A sampler that begins with an image, or with another model's
+latents, makes the last of the calls, from `first_step` or below a timestep; the scheduler keeps all of its timesteps,
+as in the pipelines, because some schedulers look at their neighbours. The witnesses reveal a scheduler that is not
+linear (it clips, or thresholds): then they are not the same combination.
 
 Clipping, which is not linear, is always off, as diffusers' Stable Diffusion pipeline has it. During a probe the
 `randn_tensor` of the scheduler's module is replaced, under a lock of this module: that is safe in all threads of Noria,
@@ -27,7 +28,7 @@ import inspect
 import json
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -40,6 +41,7 @@ from noria.errors import InvalidField
 from noria.images import scheduler_names
 from noria.images.scheduler_names import SchedulerChoice
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
+from noria.sampling.skipped_calls import evenly_spread, extrapolation_weight
 from noria.sampling.tables import NoiseDtype
 
 Array = NDArray[np.float64]
@@ -76,7 +78,7 @@ class SchedulerSetup:
 class Trace:
     """The coefficients of every sample in one run of a linear scheduler.
 
-    P = calls + 1 samples, N = calls, K = 1 + 2·calls basis vectors.
+    P = calls + 1 samples, N = calls that are made, K = 1 + 2·calls basis vectors.
     """
 
     timesteps_N: NDArray[np.float32]
@@ -87,7 +89,7 @@ class Trace:
     noise_dtype: NoiseDtype
     image_weights_P2: (
         Array | None
-    )  # of an image and of noise, as the scheduler adds it before x_i; the last are 1 and 0
+    )  # weights of an image and of noise, as the scheduler adds it before x_i; the last are 1 and 0
 
 
 def probe(
@@ -95,12 +97,16 @@ def probe(
     num_steps: int,
     schedule: Schedule = DEFAULT_SCHEDULE,
     first_step: int | None = None,
+    num_calls: int | None = None,
 ) -> Trace:
     """Run the scheduler with `num_steps` of `schedule` on the basis vectors; with an image, from `first_step` on.
 
+    `num_calls`: so many of the calls are made, the others skipped; None: all are made.
+
     Raises:
         InvalidField: field "scheduler": the scheduler cannot be used with this model, or is not linear; field
-            "inference_steps": it cannot make that many steps, with diffusers' reason.
+            "inference_steps": it cannot make that many steps, with diffusers' reason; field "calls": some are to be
+            skipped, and it draws noise.
 
     """
     if not 1 <= num_steps <= MAX_STEPS:
@@ -115,7 +121,8 @@ def probe(
                 timesteps = _begin_below(scheduler, num_steps, schedule.begins_below)
             elif first_step is not None:
                 timesteps = _begin(scheduler, first_step * scheduler.order)
-            trace, witnesses = _run(setup.name, scheduler, timesteps, begins_with_image=first_step is not None)
+            made = range(len(timesteps)) if num_calls is None else evenly_spread(len(timesteps), num_calls)
+            trace, witnesses = _run(setup.name, scheduler, timesteps, made, begins_with_image=first_step is not None)
         except InvalidField:
             raise
         except Exception as error:
@@ -217,14 +224,20 @@ class _Witnesses:
 class _NoiseRecorder:
     """Replaces `randn_tensor`: returns the basis vector of the call's noise and records the draw and its dtype."""
 
-    def __init__(self, name: str, noise_1NC11: torch.Tensor) -> None:
-        self._name = name
+    def __init__(self, name: str, noise_1NC11: torch.Tensor, *, skips_calls: bool) -> None:
+        self._name, self._skips_calls = name, skips_calls
         self._noise_1NC11 = noise_1NC11
         self.call = 0
         self.drawn = np.zeros(noise_1NC11.shape[1], dtype=bool)
         self.dtypes: set[NoiseDtype] = set()
 
     def __call__(self, shape: object, *_: object, dtype: torch.dtype | None = None, **__: object) -> torch.Tensor:
+        if self._skips_calls:
+            raise InvalidField(
+                f"calls: scheduler {self._name!r} draws noise at its calls for this model, so none can be skipped. "
+                "Leave calls out, or use another scheduler.",
+                field="calls",
+            )
         noise = self._noise_1NC11[:, self.call]
         if self.drawn[self.call] or tuple(noise.shape) != tuple(torch.Size(shape)):  # type: ignore[arg-type]
             raise unusable(self._name, "it draws more noise in a call than one tensor of the sample's shape")
@@ -242,35 +255,48 @@ def pipeline_options(scheduler: Any, generator: torch.Generator) -> dict[str, ob
     return {key: value for key, value in {"eta": 0.0, "generator": generator}.items() if key in accepted}
 
 
-def _run(name: str, scheduler: Any, timesteps: torch.Tensor, *, begins_with_image: bool) -> tuple[Trace, _Witnesses]:
-    """Run `scheduler` at `timesteps`, all of its own or the last ones, on the basis vectors and the witnesses."""
-    calls = len(timesteps)
+def _run(
+    name: str, scheduler: Any, timesteps: torch.Tensor, made: Sequence[int], *, begins_with_image: bool
+) -> tuple[Trace, _Witnesses]:
+    """Run `scheduler` at `timesteps`, all of its own or the last ones, on the basis vectors and the witnesses.
+
+    The calls `made` have outputs of their own.
+    """
+    calls = len(made)
     num_basis = 1 + 2 * calls
     witnesses_KW = _WITNESS_AMPLITUDE * np.random.default_rng(0).standard_normal((num_basis, _NUM_WITNESSES))
     given = torch.from_numpy(np.concatenate([np.eye(num_basis), witnesses_KW], axis=1))[None, :, :, None, None]
-    noise_recorder = _NoiseRecorder(name, given[:, 1 + calls :])
+    noise_recorder = _NoiseRecorder(name, given[:, 1 + calls :], skips_calls=calls < len(timesteps))
     untouched = torch.Generator()
     state = untouched.get_state()
     options = pipeline_options(scheduler, untouched)
     scale = getattr(scheduler, "scale_model_input", None)
 
     sample = given[:, 0]
-    samples, inputs, image_weights = [_vector(sample)], [], []
+    samples: list[Array] = []
+    inputs, image_weights = [], []
     with _replace_randn(importlib.import_module(type(scheduler).__module__), noise_recorder):
         for call, timestep in enumerate(timesteps):
-            noise_recorder.call = call
-            if begins_with_image:
-                image_weights.append(_image_weights(scheduler, timestep))
-            inputs.append(_vector(scale(sample, timestep) if scale else sample)[:num_basis])
-            sample = scheduler.step(given[:, 1 + call], timestep, sample, return_dict=False, **options)[0].double()
-            samples.append(_vector(sample))
+            # Also of a skipped call: some schedulers find their place here.
+            scaled = scale(sample, timestep) if scale else sample
+            if call in made:
+                noise_recorder.call = len(samples)
+                samples.append(_vector(sample))
+                inputs.append(_vector(scaled)[:num_basis])
+                if begins_with_image:
+                    image_weights.append(_image_weights(scheduler, timestep))
+                output = given[:, len(samples)]
+            else:
+                output = _extrapolate(given, call, made, len(samples))
+            sample = scheduler.step(output, timestep, sample, return_dict=False, **options)[0].double()
+    samples.append(_vector(sample))
     if not torch.equal(state, untouched.get_state()):
         raise unusable(name, "it draws random numbers without diffusers' randn_tensor")
     if len(noise_recorder.dtypes) > 1:
         raise unusable(name, "it draws noise in more than one dtype")
     all_samples = np.stack(samples)
     trace = Trace(
-        timesteps_N=timesteps.numpy().astype(np.float32),
+        timesteps_N=timesteps[list(made)].numpy().astype(np.float32),
         init_noise_sigma=float(getattr(scheduler, "init_noise_sigma", 1.0)),
         samples_PK=all_samples[:, :num_basis],
         inputs_NK=np.stack(inputs),
@@ -279,6 +305,14 @@ def _run(name: str, scheduler: Any, timesteps: torch.Tensor, *, begins_with_imag
         image_weights_P2=np.array([*image_weights, [1.0, 0.0]]) if image_weights else None,
     )
     return trace, _Witnesses(witnesses_KW, all_samples[:, num_basis:])
+
+
+def _extrapolate(given: torch.Tensor, call: int, made: Sequence[int], num_before: int) -> torch.Tensor:
+    """Return a skipped call's output from those of the calls made before it, which `given` has from channel 1 on."""
+    if num_before == 1:
+        return given[:, 1]
+    weight = extrapolation_weight(call, made, num_before)
+    return (1 + weight) * given[:, num_before] - weight * given[:, num_before - 1]
 
 
 def _begin_below(scheduler: Any, num_steps: int, timestep: int) -> torch.Tensor:

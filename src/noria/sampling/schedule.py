@@ -1,4 +1,4 @@
-"""What a pipeline passes to `set_timesteps` of its scheduler. This module knows neither torch nor diffusers."""
+"""The arguments of a pipeline to `set_timesteps` of its scheduler. This module knows neither torch nor diffusers."""
 
 import functools
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""One denoising step for a batch of images with any schedulers, step counts and positions; no Python per image.
+"""A denoising step for a batch of images with any schedulers, step counts and positions; no Python per image.
 
 Each running image has a slot of the history `[S, K, E]` and a cursor, the index of its next call. The columns are laid
 out as in `tables.py`, for the history's own window: the smallest of `WINDOWS` that no image's table exceeds. A step is
@@ -18,14 +18,14 @@ import torch
 
 from noria.sampling.tables import num_columns, window_of
 
-_AXIS = 1  # of the columns
+_AXIS = 1  # the axis of the columns
 
 
 @dataclass(frozen=True)
 class KeptLatents:
-    """What the next samples of images with a mask are where they are not repainted."""
+    """The next samples of images with a mask, where they are not repainted."""
 
-    indices_M: torch.Tensor  # of these images in the batch
+    indices_M: torch.Tensor  # indices of these images in the batch
     repainted_ME: torch.Tensor  # bool
     latents_ME: torch.Tensor
 

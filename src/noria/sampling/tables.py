@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 4  # PNDM, LMS and IPNDM use the last four model outputs; no supported scheduler uses more
-NUM_COLUMNS = 2 * WINDOW + 1  # of a table
+NUM_COLUMNS = 2 * WINDOW + 1  # columns of a table
 NOISE_COLUMN = 2 * WINDOW
 
 WINDOWS = (1, 2, WINDOW)
@@ -75,7 +75,7 @@ def fold(coefficients_NK: NDArray[np.float32], window: int) -> NDArray[np.float3
 
 @dataclass(frozen=True, eq=False)
 class SamplerTable:
-    """One scheduler at one number of steps. Created by `compile.compile_sampler`.
+    """A scheduler at one number of steps. Created by `compile.compile_sampler`.
 
     Raises:
         ValueError: an invariant does not hold; the message names it.
@@ -90,7 +90,7 @@ class SamplerTable:
     noise: NDArray[np.bool_]  # [calls]: whether noise is drawn; with coefficient 0 it still advances the generator
     noise_dtype: NoiseDtype  # "model": the dtype of the model's output; "float32": always float32
     init_noise_sigma: float  # factor of the initial noise
-    window: int  # of the fit, ≤ WINDOW
+    window: int  # the window of the fit, ≤ WINDOW
     residual: float  # largest error of the fit, relative to the sample it predicts
     image_weights: NDArray[np.float32] | None = None  # [calls + 1, 2]; None: it begins with noise
 

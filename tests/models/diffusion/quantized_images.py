@@ -1,4 +1,4 @@
-"""A program for a Python with torchao and gguf: quantizes tiny models, serves them, and prints how images differ.
+"""A program for a Python with torchao, bitsandbytes and gguf: serves quantized tiny models, and compares their images.
 
 Prints a JSON object: for each case the largest differences of 255 to the images of diffusers' pipeline, to each image
 alone, to those of the model before, and of what a LoRA changes in its own image and in others.
@@ -6,12 +6,14 @@ alone, to those of the model before, and of what a LoRA changes in its own image
 
 import json
 import pathlib
+import re
 import shutil
 import sys
 import warnings
 from collections.abc import Callable
 
 import diffusers
+import msgspec
 import numpy as np
 import torch
 import transformers
@@ -22,13 +24,18 @@ from torchao.quantization import (
 )
 
 import tiny_models
-from generating import difference, generate
+from generating import difference, generate, moved_image
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.loading import load_executor
 from noria.engine.diffusion.sizing.memory_estimate import estimate_memory
+from noria.engine.diffusion.sizing.weight_bytes import weights_of
+from noria.engine.diffusion.warmup.calibration import device_name
+from noria.engine.diffusion.warmup.quantized_loading import precision_of
 from noria.errors import ModelError
 from noria.models.catalog import count_parameters, open_model
+from noria.models.diffusion.block_quantization import denoiser_part
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
@@ -153,9 +160,9 @@ def load(folder, dtype, **settings):
     return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
 
 
-def piped(folder, spec, dtype):
-    """The images of diffusers' own pipeline, loaded from the same folder."""
-    parts = {}
+def piped(folder, spec, dtype, denoiser=None, lora=None):
+    """The images of diffusers' own pipeline, loaded from the same folder, or with this denoiser; all with a LoRA."""
+    parts = {} if denoiser is None else {denoiser_part(spec): denoiser}
     for file in (folder / "transformer").glob("*.gguf"):
         transformer_class = getattr(diffusers, json.loads((folder / "model_index.json").read_text())["transformer"][1])
         config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
@@ -164,6 +171,9 @@ def piped(folder, spec, dtype):
         )
     pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=dtype, **parts)
     pipe.set_progress_bar_config(disable=True)
+    if lora is not None:
+        pipe.load_lora_weights(str(lora.parent), weight_name=lora.name, adapter_name="all")
+        pipe.set_adapters("all", 0.7)
     if spec.family in ("stable-diffusion", "stable-diffusion-xl"):
         from noria.images import scheduler_names
 
@@ -175,7 +185,7 @@ def piped(folder, spec, dtype):
 
 
 def examine(name, folder):
-    """What is printed of a case."""
+    """Return what is printed of a case."""
     save, quantize, dtype = CASES[name]
     save(folder)
     _, before = load(folder, dtype)
@@ -202,18 +212,94 @@ def examine(name, folder):
         "estimated_bytes": sum(estimate_memory(spec, executor.config).weights.values()),
     }
     if executor.model.lora_parts:
-        layers = ("to_q", "to_k", "to_v", "w1", "w2") if spec.family == "z-image" else ()  # not those that merge rows
-        save_diffusers_lora(folder.parent / "all.safetensors", executor.model.lora_parts, *layers, rank=2)
-        lora = Lora("all", 0.7, digest_of(folder.parent / "all.safetensors"))
-        adapted = DiffusionExecutor(
-            executor.model, EngineConfig(dtype=dtype, slots=8, threads=1, loras=(str(folder.parent),))
-        )
-        mixed, by_itself = generate(adapted, make_requests(spec, (lora,))), {}
-        by_itself = generate(adapted, make_requests(spec, (lora,))[1:2])
-        found["lora"] = difference(mixed["r1", 0], together["r1", 0])
-        found["lora alone"] = difference(mixed["r1", 0], by_itself["r1", 0])
-        found["lora others"] = max(difference(mixed[key], together[key]) for key in mixed if key[0] != "r1")
+        found |= adapted(folder, spec, executor, together)
+        del found["lora image"]
     return found
+
+
+def adapted(folder, spec, executor, together):
+    """How images with a LoRA differ from those without, and from each alone and diffusers' with peft."""
+    layers = ("to_q", "to_k", "to_v", "w1", "w2") if spec.family == "z-image" else ()  # not those that merge rows
+    file = folder.parent / "all.safetensors"
+    save_diffusers_lora(file, {denoiser_part(spec): executor.model.network}, *layers, rank=2)
+    lora = Lora("all", 0.7, digest_of(file))
+    config = msgspec.structs.replace(executor.config, loras=(str(folder.parent),))
+    with_loras = DiffusionExecutor(executor.model, config)
+    requests = make_requests(spec, (lora,))
+    mixed, by_itself = generate(with_loras, requests), generate(with_loras, requests[1:2])
+    return {
+        "lora image": mixed["r1", 0],
+        "lora": difference(mixed["r1", 0], together["r1", 0]),
+        "lora alone": difference(mixed["r1", 0], by_itself["r1", 0]),
+        "lora others": max(difference(mixed[key], together[key]) for key in mixed if key[0] != "r1"),
+    }
+
+
+ON_LOAD = {
+    "flux": (tiny_models.save_flux, ("int8", "nf4")),
+    "z-image": (tiny_models.save_z_image, ("int8", "nf4")),
+    "stable-diffusion": (tiny_models.save_stable_diffusion, ("int8", "nf4")),
+    "stable-diffusion-xl": (tiny_models.save_stable_diffusion_xl, ("int8",)),
+    "stable-diffusion-3": (tiny_models.save_stable_diffusion_3, ("int8",)),
+}
+
+
+def load_quantized(folder, kind, floor=0.9):
+    """Load as an engine does; all calls have as many rows. Random weights keep less than those of models."""
+    spec, rows = open_model(str(folder)), 6
+    settings = {"quantize": kind, "quantize_min_fidelity": floor, "cache_dir": str(folder.parent / "cache")}
+    config = EngineConfig(dtype="float32", slots=8, threads=1, buckets=(rows,), **settings)
+    return spec, load_executor(spec, config, "cpu")[0]
+
+
+def examine_on_load(name, kind, folder):
+    """Return what is printed of a model that is quantized when it is loaded."""
+    ON_LOAD[name][0](folder)
+    spec, executor = load_quantized(folder, kind)
+    _, second = load_quantized(folder, kind)  # which quantizes in the host's memory
+    requests, alone = make_requests(spec), {}
+    together = generate(executor, requests, arrivals=[0, 1, 2])
+    for request in requests:
+        alone |= generate(executor, [request])
+    moved = {request.request_id: moved_image(executor, request, 1, company=requests[:1]) for request in requests[1:]}
+    network = executor.model.network
+    linear = {name: each for name, each in network.named_modules() if isinstance(each, torch.nn.Linear)}
+    plain = {name: each.weight.shape for name, each in linear.items() if type(each.weight) is torch.nn.Parameter}
+    of_blocks = {name: shape for name, shape in plain.items() if re.search(r"transformer_blocks|^layers", name)}
+    theirs = piped(folder, spec, torch.float32, network)
+    found = {
+        "pipeline": max(difference(together[key], theirs[key]) for key in together),
+        "alone": max(difference(together[key], alone[key]) for key in together),
+        "moved": max(difference(together[key, 0], image) for key, image in moved.items()),
+        "second start": max(difference(image, together[key]) for key, image in generate(second, requests).items()),
+        "fidelity": precision_of(spec, executor.config, device_name(executor.model.device)).fidelity,
+        "num_quantized": len(linear) - len(plain),
+        "kept": sorted(name for name, shape in of_blocks.items() if all(size % 16 == 0 for size in shape)),
+        "refusal": refusal(folder, kind),
+        "bytes": [weights_of(spec, executor.config).here[denoiser_part(spec)], num_bytes(network)],
+        **adapted(folder, spec, executor, together),
+    }
+    with_peft = piped(folder, spec, torch.float32, network, folder.parent / "all.safetensors")
+    return found | {"lora pipeline": difference(with_peft["r1", 0], found.pop("lora image"))}
+
+
+def refusal(folder, kind):
+    """The message of a start that allows no difference."""
+    try:
+        load_quantized(folder, kind, floor=1.0)
+    except ModelError as error:
+        return error.message
+
+
+def num_bytes(module):
+    """The bytes of a module's numbers, of quantized ones with their factors."""
+    total = 0
+    for each in module.parameters():
+        if type(each).__name__ == "Int8Tensor":
+            total += each.qdata.nbytes + each.scale.nbytes
+        else:
+            total += each.nbytes + (each.quant_state.absmax.nbytes if hasattr(each, "quant_state") else 0)
+    return total
 
 
 def refusals(folder):
@@ -244,12 +330,16 @@ def main() -> None:
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
-    found = {}
-    for name in sys.argv[2:] or CASES:
-        folder = pathlib.Path(sys.argv[1]) / name.replace(" ", "-") / "model"
+    root, found = pathlib.Path(sys.argv[1]), {"folders": {}, "on load": {}, "errors": {}}
+    on_load = {f"{name} {kind} on load": (name, kind) for name, (_, kinds) in ON_LOAD.items() for kind in kinds}
+    for case in sys.argv[2:] or [*CASES, *on_load]:
+        folder = root / case.replace(" ", "-") / "model"
         folder.parent.mkdir()
-        found[name] = examine(name, folder)
-    found["errors"] = refusals(pathlib.Path(sys.argv[1]) / "errors" / "model")
+        if case in on_load:
+            found["on load"][case] = examine_on_load(*on_load[case], folder)
+        else:
+            found["folders"][case] = examine(case, folder)
+    found["errors"] = refusals(root / "errors" / "model")
     print(json.dumps(found))
 
 

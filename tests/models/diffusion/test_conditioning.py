@@ -1,5 +1,6 @@
-"""Prompts of different lengths share a model call: padded and masked, a row is what it is alone."""
+"""Prompts of different lengths share a model call: padded and masked, or repeated, a row is what it is alone."""
 
+import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
@@ -8,12 +9,13 @@ from noria.models.diffusion.conditioning import Conditioning, collate
 WIDTH = 32
 
 
-def prompts(*lengths):
+def prompts(*lengths, is_repeatable=False):
     generator = torch.Generator().manual_seed(0)
     return [
         Conditioning(
             {"encoder_hidden_states": torch.randn(length, WIDTH, generator=generator)},
             {"pooled": torch.full((3,), float(length))},
+            is_repeatable=is_repeatable,
         )
         for length in lengths
     ]
@@ -35,7 +37,18 @@ def test_shorter_prompts_are_padded_and_masked():
     assert rows.tokens["encoder_hidden_states"][0, :2].equal(short.tokens["encoder_hidden_states"])
 
 
-def test_a_padded_row_of_a_unet_is_that_of_the_prompt_alone():
+def test_prompts_that_can_be_are_repeated_up_to_a_small_common_multiple():
+    short, long = prompts(4, 6, is_repeatable=True)
+    rows = collate([short, long])
+    assert (rows.mask_RT, rows.lengths) == (None, (12, 12))
+    assert rows.tokens["encoder_hidden_states"][0].equal(short.tokens["encoder_hidden_states"].repeat(3, 1))
+    assert collate(prompts(77, 4 * 77, 2 * 77, is_repeatable=True)).lengths == (4 * 77,) * 3
+    assert collate(prompts(77, 2 * 77, 3 * 77, is_repeatable=True)).lengths == (6 * 77,) * 3
+    assert collate(prompts(3 * 77, 4 * 77, is_repeatable=True)).mask_RT.shape == (2, 4 * 77)
+
+
+@pytest.mark.parametrize("is_repeatable", [False, True])
+def test_a_row_of_a_unet_beside_others_is_that_of_the_prompt_alone(is_repeatable):
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
         sample_size=8,
@@ -48,7 +61,7 @@ def test_a_padded_row_of_a_unet_is_that_of_the_prompt_alone():
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
     ).eval()
     latents, times = torch.randn(3, 4, 8, 8), torch.tensor([900.0, 500.0, 20.0])
-    texts = prompts(3, 7, 5)
+    texts = prompts(3, 7, 5, is_repeatable=is_repeatable)
 
     def predict(chosen):
         rows = collate([texts[k] for k in chosen])

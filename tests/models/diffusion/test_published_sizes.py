@@ -35,8 +35,11 @@ from transformers import (
     T5EncoderModel,
 )
 
+import single_files
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, collate
+from noria.models.diffusion.single_file.checkpoint import read_checkpoint
+from noria.models.diffusion.single_file.folder_plan import FolderPlan
 from noria.models.diffusion.transformer_models.qwen_image import QwenImage
 from noria.models.diffusion.transformer_models.transformer_model import TransformerParts
 
@@ -106,7 +109,7 @@ def test_parameters_of_stable_diffusion_xl(xl):
 
 
 def test_memory_of_stable_diffusion_xl(xl):
-    """That of docs/models.md."""
+    """The figure of docs/models.md."""
     weights = sum(parameter.nbytes for part in xl.values() for parameter in part.parameters())
     assert round(weights / 1e9, 1) == 7.1
     tokens, pooled = torch.empty(77, 2048, dtype=torch.float16), torch.empty(1280, dtype=torch.float16)
@@ -160,7 +163,7 @@ def z_image():
 
 
 def test_parameters_and_memory_of_z_image(z_image):
-    """Those of docs/models.md."""
+    """The figures of docs/models.md."""
     parameters = {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in z_image.items()}
     assert parameters == {"transformer": 6_154_908_736, "text_encoder": 4_022_468_096, "vae": 83_819_683}
     assert round(2 * sum(parameters.values()) / 1e9, 1) == 20.5
@@ -201,7 +204,7 @@ def qwen_image():
 
 
 def test_parameters_and_memory_of_qwen_image(qwen_image):
-    """Those of docs/models.md."""
+    """The figures of docs/models.md."""
     parameters = {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in qwen_image.items()}
     assert parameters == {"transformer": 20_430_401_088, "text_encoder": 7_070_619_136, "vae": 126_892_531}
     assert round(2 * sum(parameters.values()) / 1e9, 1) == 55.3
@@ -226,7 +229,7 @@ def test_the_transformer_of_qwen_image_takes_rows_of_several_sizes(qwen_image):
 
 
 def test_parameters_and_memory_of_krea_2(z_image):
-    """Those of docs/models.md; its text encoder has the sizes of that of Z-Image, its VAE is that of Qwen-Image."""
+    """The figures of docs/models.md; its text encoder has the sizes of Z-Image's, its VAE is that of Qwen-Image."""
     with torch.device("meta"):
         parts = Krea2Transformer2DModel(), z_image["text_encoder"], AutoencoderKLQwenImage()
     parameters = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
@@ -237,7 +240,7 @@ def test_parameters_and_memory_of_krea_2(z_image):
 
 
 def test_parameters_and_memory_of_lumina_2(z_image):
-    """Those of docs/models.md; its VAE has the sizes of that of Z-Image."""
+    """The figures of docs/models.md; its VAE has the sizes of that of Z-Image."""
     with torch.device("meta"):
         parts = Lumina2Transformer2DModel(cap_feat_dim=2304), Gemma2Model(Gemma2Config()), z_image["vae"]
     parameters = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
@@ -255,7 +258,7 @@ def flux():
 
 
 def test_parameters_and_memory_of_flux(flux):
-    """Those of docs/models.md; CLIP and the VAE add 0.4 GB."""
+    """The figures of docs/models.md; CLIP and the VAE add 0.4 GB."""
     counts = [sum(parameter.numel() for parameter in part.parameters()) for part in flux]
     assert counts == [11_901_408_320, 4_762_310_656]
     assert round(2 * sum(counts) / 1e9 + 0.4, 1) == 33.7
@@ -300,20 +303,20 @@ def test_the_transformer_takes_what_the_family_gives_it(flux):
     ids=["3 medium", "3.5 large"],
 )
 def test_parameters_of_stable_diffusion_3(config, expected):
-    """Those of docs/models.md, in billions."""
+    """The figures of docs/models.md, in billions."""
     with torch.device("meta"):
         transformer = SD3Transformer2DModel(**config)
     assert round(sum(parameter.numel() for parameter in transformer.parameters()) / 1e9, 2) == expected
 
 
 def test_parameters_and_memory_of_flux_2_klein():
-    """Those of docs/models.md; of Qwen3 28 layers are kept."""
+    """The figures of docs/models.md; of Qwen3 28 layers are kept."""
     with torch.device("meta"):
         transformer = Flux2Transformer2DModel(
             num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False
         ).bfloat16()
         parts = transformer, Qwen3Model(qwen3_4b(28)), AutoencoderKLFlux2()
-        height, width = 76, 52  # of 1216 × 832
+        height, width = 76, 52  # tokens of an image of 1216 × 832 px
         (output,) = transformer(
             hidden_states=torch.empty(2, height * width, 128, dtype=torch.bfloat16),
             encoder_hidden_states=torch.empty(2, 512, 7680, dtype=torch.bfloat16),
@@ -330,7 +333,7 @@ def test_parameters_and_memory_of_flux_2_klein():
 
 
 def test_parameters_of_chroma():
-    """Those of docs/models.md; T5 and the VAE are those of FLUX.1."""
+    """The figures of docs/models.md; T5 and the VAE are those of FLUX.1."""
     rows, dtype = 2, torch.bfloat16
     with torch.device("meta"):
         transformer = ChromaTransformer2DModel().to(dtype)
@@ -373,7 +376,7 @@ _SANA_600M = {
 
 @pytest.mark.parametrize(("settings", "parameters", "gigabytes"), [(_SANA_600M, 0.59, 7.0), ({}, 1.60, 9.1)])
 def test_parameters_and_memory_of_sana(deep_vae, settings, parameters, gigabytes):
-    """Those of docs/models.md."""
+    """The figures of docs/models.md."""
     with torch.device("meta"):
         transformer = SanaTransformer2DModel(**settings).bfloat16()
         parts = transformer, Gemma2Model(Gemma2Config()), deep_vae
@@ -392,7 +395,7 @@ def test_parameters_and_memory_of_sana(deep_vae, settings, parameters, gigabytes
 
 
 def test_parameters_and_memory_of_pixart_sigma(xl):
-    """Those of docs/models.md; its VAE is that of Stable Diffusion XL."""
+    """The figures of docs/models.md; its VAE is that of Stable Diffusion XL."""
     dtype = torch.float16
     with torch.device("meta"):
         transformer = PixArtTransformer2DModel(caption_channels=4096, use_additional_conditions=False).to(dtype)
@@ -410,3 +413,67 @@ def test_parameters_and_memory_of_pixart_sigma(xl):
     assert round(2 * sum(counts) / 1e9, 1) == 10.9
     assert output.shape == (2, 8, 104, 152)
     assert round(Conditioning({"tokens": torch.empty(300, 4096, dtype=dtype)}).nbytes / 1e6, 1) == 2.5
+
+
+_SD2_UNET = {"cross_attention_dim": 1024, "attention_head_dim": (5, 10, 20, 20), "use_linear_projection": True}
+_TWO_TEXTS = {"addition_embed_type": "text_time", "addition_time_embed_dim": 256}
+_REFINER_UNET = {
+    **_TWO_TEXTS,
+    "sample_size": 128,
+    "block_out_channels": (384, 768, 1536, 1536),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 4, 4, 4),  # the first block has none, so any number
+    "attention_head_dim": (6, 12, 24, 24),
+    "cross_attention_dim": 1280,
+    "projection_class_embeddings_input_dim": 2560,
+    "use_linear_projection": True,
+}
+_CLIP_L = {"vocab_size": 49408, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+_OPEN_CLIP_H = {
+    "vocab_size": 49408, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 23,
+    "num_attention_heads": 16, "hidden_act": "gelu",
+}  # fmt: skip
+_OPEN_CLIP_G = _OPEN_CLIP_H | {
+    "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20,
+    "projection_dim": 1280,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "unet", "texts"),
+    [
+        ("sd1", {"cross_attention_dim": 768}, {"text_encoder": _CLIP_L}),
+        ("sd2", _SD2_UNET, {"text_encoder": _OPEN_CLIP_H}),
+        ("sdxl", XL_UNET, {"text_encoder": _CLIP_L, "text_encoder_2": _OPEN_CLIP_G}),
+        ("refiner", _REFINER_UNET, {"text_encoder_2": _OPEN_CLIP_G}),
+    ],
+)
+def test_published_models_get_their_configurations(family, unet, texts, tmp_path):
+    """By the shapes alone, in a file without numbers."""
+    classes = {
+        "text_encoder": CLIPTextModel,
+        "text_encoder_2": CLIPTextModelWithProjection,
+    }
+    vae = {
+        "block_out_channels": (128, 256, 512, 512),
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "layers_per_block": 2,
+    }
+    with torch.device("meta"):
+        models = {"unet": UNet2DConditionModel(**unet), "vae": AutoencoderKL(**vae)}
+        configs = {part: CLIPTextConfig(**settings) for part, settings in texts.items()}
+        models |= {part: classes[part](config) for part, config in configs.items()}
+    parts = {part: model.state_dict() for part, model in models.items()}
+    file = single_files.save_header(tmp_path / "a.safetensors", single_files.checkpoint_tensors(parts, family))
+    found = FolderPlan(read_checkpoint(file), None).configs
+    for name, value in unet.items():
+        assert found["unet"][name] == (list(value) if isinstance(value, tuple) else value)
+    for part, settings in texts.items():
+        assert {name: found[part][name] for name in settings} == settings
+    if family != "refiner":
+        assert {name: found["vae"][name] for name in vae} == {
+            name: list(value) if isinstance(value, tuple) else value for name, value in vae.items()
+        }
+        assert found["unet"]["sample_size"] == (128 if family == "sdxl" else 64)

@@ -213,7 +213,7 @@ def test_prompts_guidance_and_the_words_before_a_prompt_change_the_image(model, 
     assert min(difference(image, other) for other in images) > PARITY_TOLERANCE
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of diffusers' Krea 2
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # warning of diffusers' Krea 2
 def test_images_in_bfloat16_lose_what_those_of_the_pipeline_lose(model):
     """Rounding errors grow in random models, by more on a GPU than on a CPU."""
     spec, executor, _ = model

@@ -19,7 +19,7 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.request import reference_class_px
-from noria.engine.loop import EngineLoop
+from noria.engine.loop import StepLoop
 from noria.errors import InvalidField
 from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFiles, RequestImages
@@ -28,7 +28,7 @@ from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora, Reference
 from noria.scheduling.step.scheduler import StepScheduler
 
-# Of images that both pipelines accept, with 9, 12, 10, 8 and 16 patches a side.
+# Sizes of images that both pipelines accept, with 9, 12, 10, 8 and 16 patches a side.
 SHAPES = [(72, 72), (96, 64), (80, 72), (64, 64), (64, 128)]
 LATENTS_TOLERANCE = 1e-5  # relative
 
@@ -172,7 +172,7 @@ def test_requests_with_nearly_as_many_tokens_share_calls(model, monkeypatch):
 
 @pytest.mark.parametrize("num_references", [1, 2])
 def test_with_a_start_image_and_a_mask_it_is_the_pipeline_for_masks(model, num_references, monkeypatch):
-    """Which shows the image itself, and one more to FLUX.2 klein, or another one in its place to Kontext."""
+    """The pipeline shows the image itself, and one more to FLUX.2 klein, or another one in its place to Kontext."""
     spec, executor, pipe = model
     width, height = 72, 64
     image, other = np.random.default_rng(1).integers(0, 256, (2, height, width, 3), np.uint8)
@@ -230,7 +230,7 @@ def test_adapters_are_those_of_their_rows(model, tmp_path):
 def test_images_of_a_request_share_its_references_until_it_ends(model):
     _, executor, _ = model
     request = make_request(0, n=3, reference_images=of_shapes((72, 72)))
-    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
     loop.submit(executor.prepare(request, frames([request])["r0"]))
     (references,) = executor._preparer._start_frames._alive
     assert references.waiting_bytes == 72 * 72 * 3

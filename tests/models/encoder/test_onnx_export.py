@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from encoders import change_json, make_encoder, sentence_transformer
+from encoders import change_json, make_encoder, open_encoder, sentence_transformer
+from noria.config import EngineConfig
 from noria.errors import ConfigError, MissingExtra, ModelError
 from noria.models.catalog import open_model_of
 from noria.models.encoder import onnx_export
@@ -32,18 +33,8 @@ class WithoutMask(torch.nn.Module):
 
 
 @pytest.fixture
-def folder(embedding_folder: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
-    """A copy that a test may change."""
-    return shutil.copytree(embedding_folder, tmp_path / "model")
-
-
-@pytest.fixture
 def cache(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "cache"
-
-
-def open_encoder(folder: pathlib.Path) -> EncoderModelSpec:
-    return open_model_of(EncoderModelSpec, str(folder))
 
 
 def test_an_export_is_kept_privately_and_found_by_its_weights(folder: pathlib.Path, cache: pathlib.Path) -> None:
@@ -113,6 +104,24 @@ def test_a_graph_with_the_mask_of_its_example_is_not_used(
     assert list((cache / "encoders").iterdir()) == []
 
 
+def test_a_large_graph_has_its_weights_in_a_file_beside_it(
+    folder: pathlib.Path, cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's older exporter does so by itself; a file of protobuf has at most 2 GiB."""
+    original = onnx_export._export
+
+    def fail_unless_dynamo(*arguments: Any, dynamo: bool) -> None:
+        assert dynamo
+        original(*arguments, dynamo=dynamo)
+
+    monkeypatch.setattr(onnx_export, "_export", fail_unless_dynamo)
+    monkeypatch.setattr(onnx_export, "_MAX_INLINE_BYTES", 0)
+    made = export(open_encoder(folder), cache)
+    assert made.record.exporter == "dynamo"
+    assert sorted(path.name for path in made.file.parent.iterdir()) == ["export.json", "model.onnx", "model.onnx.data"]
+    assert onnx_export._input_names(made.file) == made.record.inputs  # it loads where it was moved to
+
+
 def test_an_export_that_others_could_change_is_not_used(folder: pathlib.Path, cache: pathlib.Path) -> None:
     spec = open_encoder(folder)
     export(spec, cache)
@@ -133,7 +142,7 @@ def test_an_error_of_the_exporting_process_is_reported(
 ) -> None:
     spec = open_encoder(folder)
     change_json(folder / "config.json", num_hidden_layers=3)
-    with pytest.raises(ModelError, match=r"parameters are missing .*layer\.2"):
+    with pytest.raises(ModelError, match=r"parameters are missing.*layer\.2"):
         find_or_export(spec, cache)
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(ModelError, match="ended with status 1"):
@@ -141,7 +150,7 @@ def test_an_error_of_the_exporting_process_is_reported(
 
 
 def test_checked_rows_hold_no_padding_token() -> None:
-    spec = open_model_of(EncoderModelSpec, "minilm")
+    spec = open_model_of(EncoderModelSpec, "minilm", EngineConfig())
     rows = onnx_export._sample_rows(spec, 7)
     assert [len(row.ids) for row in rows] == [3, 8, 21, 64]
     assert all(7 not in row.ids and row.ids.max() < spec.vocab_size for row in rows)

@@ -24,7 +24,7 @@ LatentRows = torch.Tensor | list[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class InpaintingInput:
-    """What the denoiser of a model for inpainting takes after the latents: a mask, and the latents of what it keeps."""
+    """The denoiser's inputs after the latents in a model for inpainting: a mask, and the latents of what it keeps."""
 
     mask_channels: int  # 1: of each latent the pixel at its top left; more: all pixels of its block, row by row
     mask_is_first: bool
@@ -36,7 +36,7 @@ class InpaintingInput:
 
 
 class Denoiser(Protocol):
-    """What makes the calls for an image: a model or, for the last ones, its refiner."""
+    """The part that makes the calls for an image: a model or, for the last ones, its refiner."""
 
     device: torch.device
     dtype: torch.dtype
@@ -69,9 +69,10 @@ class Denoiser(Protocol):
 class DiffusionModel(Denoiser, Protocol):
     """A loaded diffusion model."""
 
+    network: torch.nn.Module  # the denoiser of diffusers
     noise_dtype: torch.dtype  # in which its pipeline draws the start of an image
     lora_parts: Mapping[str, torch.nn.Module]  # what LoRA files can change, by diffusers' names; the denoiser first
-    inpainting: InpaintingInput | None  # of a model for inpainting
+    inpainting: InpaintingInput | None  # inputs of a model for inpainting
     preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:

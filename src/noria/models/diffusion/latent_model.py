@@ -1,4 +1,4 @@
-"""What diffusion models share, whatever their denoiser: the VAE, and the sizes of its latents.
+"""The base of diffusion models, whatever their denoiser: the VAE, and the sizes of its latents.
 
 Shapes: B images, C latent channels, H × W latent size.
 """
@@ -32,6 +32,7 @@ class LatentModel:
     ) -> None:
         """`config` has no "auto" left; device and dtype are those of the denoiser."""
         self.scheduler_config, self.guidance = scheduler_config, guidance
+        self.network: torch.nn.Module = denoiser
         self.device: torch.device = denoiser.device
         self.dtype = self.noise_dtype = unquantized_dtype(denoiser)
         self._latent_channels = latent_channels

@@ -5,20 +5,26 @@ and then put the file's tensors in their place; else a part would first be fille
 """
 
 import contextlib
+import logging
 import pathlib
+import time
 from typing import Any
 
 import torch
 
 from noria.config import EngineConfig
 from noria.errors import ModelError, short_repr
+from noria.models.diffusion.block_quantization import denoiser_part, quantize_blocks
 from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
 from noria.models.families import FAMILIES
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.gguf_file import read_gguf_header
 from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
 from noria.models.weights import REDOWNLOAD_HINT, variant, weight_files
+from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
+
+_log = logging.getLogger("noria.models")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,15 +43,26 @@ def text_encoder_placement(config: EngineConfig, device: str) -> tuple[torch.dty
 def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch.dtype, device: str) -> Any:
     """Load one part onto a device, to be called and not trained; onto "meta" without its weights.
 
-    Raises:
-        ModelError: weights are missing, which the libraries would silently fill with random numbers.
-
+    Raises ModelError: weights are missing, which the libraries would silently fill with random numbers.
     """
     return load_weights(part_class, spec.path / name, FAMILIES[spec.family].weight_stems[name], dtype, device)
 
 
+def load_denoiser(part_class: Any, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> Any:
+    """Load the denoiser as `load_part`, and quantize its blocks if `config`, which has no "auto" left, says so.
+
+    It was checked before that they can be.
+    """
+    name, dtype = denoiser_part(spec), DTYPES[config.dtype]
+    if config.quantize == "none":
+        return load_part(part_class, spec, name, dtype, device)
+    part = load_part(part_class, spec, name, dtype, "cpu")
+    quantize_blocks(part, config.quantize, device)
+    return part
+
+
 def load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.dtype, device: str) -> Any:
-    """Load the part in `folder`, whose weight files are called `stem`, as `load_part` does."""
+    """Load the part in `folder`, whose weight files are called `stem`, as `load_part` does. The log says how long."""
     if device == "meta":
         with torch.device("meta"):
             is_of_diffusers = hasattr(part_class, "load_config")
@@ -55,6 +72,15 @@ def load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.
                 else part_class(part_class.config_class.from_pretrained(folder, local_files_only=True))
             )
         return configured.to(dtype).eval().requires_grad_(requires_grad=False)
+    started_s = time.monotonic()
+    part = _load_weights(part_class, folder, stem, dtype, device)
+    seconds = time.monotonic() - started_s
+    extra = fields(event="part_loaded", folder=str(folder), device=device, seconds=round(seconds, 3))
+    _log.info("loaded %s in %.1f s", "/".join(folder.parts[-2:]), seconds, extra=extra)
+    return part
+
+
+def _load_weights(part_class: Any, folder: pathlib.Path, stem: str, dtype: torch.dtype, device: str) -> Any:
     if device == "cpu" and isinstance(read_quantization(folder / "config.json"), BitsAndBytes):
         raise ModelError(
             f"{folder}: its weights are quantized by bitsandbytes, whose loader needs a GPU. Use a GPU, or a folder "
@@ -99,7 +125,7 @@ def _load_gguf(part_class: Any, file: pathlib.Path, dtype: torch.dtype, device: 
             local_files_only=True,
         )
     except (ValueError, RuntimeError, LookupError, AttributeError, TypeError) as error:
-        is_missing = isinstance(error, NotImplementedError | LookupError)  # of torch's meta device, of the converters
+        is_missing = isinstance(error, NotImplementedError | LookupError)  # torch's meta device or converters raise it
         reason = f"tensors are missing ({error!r})" if is_missing else str(error).partition(" If you want")[0]
         raise ModelError(
             f"{file}: of the architecture {short_repr(read_gguf_header(file).architecture)}, it cannot be read as the "
@@ -128,9 +154,7 @@ def load_text_encoder(
 ) -> tuple[Any, Any]:
     """Load the tokenizer and the text encoder of this suffix, of the two classes.
 
-    Raises:
-        ModelError: as `load_part` and `load_tokenizer`.
-
+    Raises ModelError: as `load_part` and `load_tokenizer`.
     """
     tokenizer_class, encoder_class = classes
     text_encoder = load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
@@ -141,9 +165,7 @@ def load_text_encoder(
 def load_tokenizer(tokenizer_class: Any, folder: pathlib.Path, text_encoder: Any, **options: Any) -> Any:
     """Load the tokenizer of a text encoder.
 
-    Raises:
-        ModelError: it cannot be read, or has token ids beyond the text encoder's, of which any file may add some.
-
+    Raises ModelError: it cannot be read, or has token ids beyond the text encoder's, of which any file may add some.
     """
     try:
         if needs_pieces(folder):
@@ -154,7 +176,7 @@ def load_tokenizer(tokenizer_class: Any, folder: pathlib.Path, text_encoder: Any
             tokenizer = tokenizer_class.from_pretrained(folder, local_files_only=True, **options)
     except (KeyboardInterrupt, SystemExit, ModelError):
         raise
-    except BaseException as error:  # of a panic in Rust not Exception
+    except BaseException as error:  # a panic in Rust is no Exception
         raise ModelError(f"{folder}: not a tokenizer: {error}. {REDOWNLOAD_HINT}") from error
     max_token_id, num_tokens = max(tokenizer.get_vocab().values()), len(text_encoder.get_input_embeddings().weight)
     if max_token_id >= num_tokens:

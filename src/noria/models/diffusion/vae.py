@@ -20,7 +20,7 @@ One of so many takes 6.4 GB in Stable Diffusion XL's VAE in float16, in tiles 1.
 
 @dataclass(frozen=True, eq=False)
 class LatentDistribution:
-    """What a VAE makes of images, in the denoiser's scale and the VAE's dtype."""
+    """The distribution that a VAE makes of images, in the denoiser's scale and the VAE's dtype."""
 
     mean_BCHW: torch.Tensor
     deviation_BCHW: torch.Tensor | None  # None: the mean is all, and no noise is drawn to sample it

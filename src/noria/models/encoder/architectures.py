@@ -15,11 +15,15 @@ CLASS_PREFIXES: Mapping[str, str] = {
     "electra": "Electra",
     "ernie": "Ernie",
     "eurobert": "EuroBert",
+    "gemma3_text": "Gemma3Text",
     "gte": "Gte",
     "megatron-bert": "MegatronBert",
+    "mistral": "Mistral",
     "modernbert": "ModernBert",
     "mpnet": "MPNet",
     "nomic_bert": "NomicBert",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
     "rembert": "RemBert",
     "roberta": "Roberta",
     "roberta-prelayernorm": "RobertaPreLayerNorm",
@@ -30,6 +34,12 @@ CLASS_PREFIXES: Mapping[str, str] = {
 }
 """The start of the classes' names by `model_type`. Encoders whose result for a text depends on padding are left out."""
 
+CAUSAL = frozenset({"mistral", "qwen2", "qwen3"})
+"""Model types of decoders that embed: each token sees only those before it."""
+
+EMBEDDING_ONLY = CAUSAL | {"gemma3_text"}
+"""Model types whose other classes are of decoders."""
+
 OFFSET_POSITIONS = frozenset(
     {"camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
 )
@@ -39,10 +49,29 @@ HEADS: Mapping[str, EncoderTask] = {
     "Model": "embedding",
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "token_classification",
+    "ForMaskedLM": "sparse_embedding",
 }
-"""What a model computes, by the end of its class's name."""
+"""The task of a model, by the end of its class's name."""
 
 PRETRAINING_HEADS = frozenset({"ForMaskedLM", "ForPreTraining"})
-"""Classes that end like this are served without their head, as embeddings."""
+"""Classes that end like this are served without their head, as embeddings, if nothing says that they are sparse."""
 
-CLASSES = tuple(prefix + head for prefix in CLASS_PREFIXES.values() for head in HEADS)
+POOLED_CLASSES = frozenset(
+    prefix + head
+    for prefix in CLASS_PREFIXES.values()
+    for head in (
+        *HEADS, "ForPreTraining", "ForCausalLM", "ForMultipleChoice", "ForNextSentencePrediction",
+        "ForQuestionAnswering", "LMHeadModel",
+    )
+)  # fmt: skip
+"""Classes of a folder with a pooling, which is loaded by its `model_type`, without the head."""
+
+DENSE_PATHS = "[0-9]*_Dense*"
+"""The names of the subfolders in which sentence-transformers' modules Dense may have their weights."""
+
+CLASSES = tuple(
+    prefix + head
+    for model_type, prefix in CLASS_PREFIXES.items()
+    for head, task in HEADS.items()
+    if task == "embedding" or model_type not in EMBEDDING_ONLY
+)

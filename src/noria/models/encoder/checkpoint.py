@@ -7,8 +7,10 @@ Shapes: B texts, T tokens of the longest, D numbers of a token.
 """
 
 import contextlib
-import json
-from collections.abc import Iterator
+import pathlib
+import re
+import types
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,25 +18,51 @@ import torch
 from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.extras import require
-from noria.protocol.text import EncoderModelSpec, Pooling
+from noria.models.encoder.architectures import CAUSAL
+from noria.models.encoder.config_files import read_config
+from noria.models.encoder.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS
+from noria.models.families import FAMILIES
+from noria.models.weights import REDOWNLOAD_HINT, weight_files
+from noria.protocol.text import DenseLayer, EncoderModelSpec, Pooling, Splade, TokenHead
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CODE_KEYS = frozenset({
     *(f"{prefix}{part}_implementation{suffix}"
       for prefix in ("", "_") for part in ("attn", "experts") for suffix in ("", "_internal")),
-    "auto_map", "custom_pipelines", "dtype", "quantization_config", "compression_config", "reference_compile",
-    "torch_dtype", "transformers_weights", "trust_remote_code", "use_kernels",
+    "auto_map", "custom_pipelines", "compression_config", "dtype", "output_attentions", "output_hidden_states",
+    "quantization_config", "reference_compile", "return_dict", "torch_dtype", "torchscript", "transformers_weights",
+    "trust_remote_code", "use_kernels",
 })  # fmt: skip
-"""Keys of config.json by which a model would choose code, files or precision; the loader chooses them itself."""
+"""Keys of config.json by which a model would choose code, files, precision or outputs; the loader does so itself."""
+_NUMBERED_LAYER = re.compile(r"\.\d+\.")
+_BUFFERS = ("position_ids", "inv_freq", "masked_bias")
 
 
 class EncoderModule(torch.nn.Module):
-    """A model of transformers whose result is one tensor: embeddings [B, D], logits [B, labels] or [B, T, labels]."""
+    """A model of transformers whose result is one tensor: embeddings [B, D], logits [B, labels], or both by token.
 
-    def __init__(self, model: Any, pooling: tuple[Pooling, ...]) -> None:
-        """`pooling` is empty for models with labels."""
+    Those of tokens are [B, T, …]. Sparse embeddings are [B, tokens of the vocabulary], mostly zeros.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pooling: tuple[Pooling, ...],
+        dense: Sequence[tuple[DenseLayer, torch.nn.Linear]] = (),
+        *,
+        splade: Splade | None = None,
+        normalizes_tokens: bool = False,
+        is_causal: bool = False,
+    ) -> None:
+        """`pooling` is empty for encoders with labels; `is_causal` says that each token sees those before it alone."""
         super().__init__()
-        self.model, self.pooling = model, pooling
+        self._normalizes_tokens = normalizes_tokens
+        self.model, self.pooling, self._splade, self._is_causal = model, pooling, splade, is_causal
+        self.dense = torch.nn.ModuleList(
+            torch.nn.Sequential(linear, getattr(torch.nn, layer.activation)()) for layer, linear in dense
+        )
+        self._normalizes_first = [layer.normalizes_first for layer, _ in dense]
 
     @property
     def pad_token_id(self) -> int:
@@ -45,14 +73,20 @@ class EncoderModule(torch.nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute texts [B, T] that are padded on the right, where `attention_mask` is 0."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs = {"input_ids": input_ids}
+        if not self._is_causal:  # else no token sees the padding behind it: attention is plainly causal
+            inputs["attention_mask"] = attention_mask
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
         result: torch.Tensor = self.model(**inputs)[0]
         if self.pooling:
             mask_BT1 = attention_mask.unsqueeze(-1)
             result = torch.cat([pool(mode, result.float(), mask_BT1) for mode in self.pooling], dim=-1)
-        return result.float()
+        if self._splade is not None:
+            return pool_sparsely(self._splade, result.float(), attention_mask.unsqueeze(-1))
+        for dense, normalizes_first in zip(self.dense, self._normalizes_first, strict=True):
+            result = dense(torch.nn.functional.normalize(result, dim=-1) if normalizes_first else result.float())
+        return torch.nn.functional.normalize(result, dim=-1) if self._normalizes_tokens else result.float()
 
 
 def pool(mode: Pooling, hidden_BTD: torch.Tensor, mask_BT1: torch.Tensor) -> torch.Tensor:
@@ -75,6 +109,16 @@ def pool(mode: Pooling, hidden_BTD: torch.Tensor, mask_BT1: torch.Tensor) -> tor
             return hidden_BTD.gather(1, last_B[:, None, None].expand(-1, 1, hidden_BTD.shape[-1])).squeeze(1)
 
 
+def pool_sparsely(splade: Splade, logits_BTV: torch.Tensor, mask_BT1: torch.Tensor) -> torch.Tensor:
+    """Combine the logits of each text's tokens, as sentence-transformers' SpladePooling does, to [B, V]."""
+    masked_BTV = (logits_BTV * mask_BT1).relu()
+    pooled = masked_BTV.amax(1) if splade.strategy == "max" else masked_BTV  # the logarithm keeps the order
+    pooled = pooled.log1p()
+    if splade.activation == "log1p_relu":
+        pooled = pooled.log1p()
+    return pooled if splade.strategy == "max" else pooled.sum(1)
+
+
 def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: str = "sdpa") -> EncoderModule:
     """Read the checkpoint in `spec.folder` onto `device`, in `config.dtype`; `attention` is one of transformers' names.
 
@@ -83,34 +127,144 @@ def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: s
         ModelError: transformers cannot load it, or weights are missing.
 
     """
+    if spec.architecture == ARCHITECTURE:
+        table = _load_table(spec, _DTYPES[config.dtype])
+        return EncoderModule(table, spec.pooling).eval().requires_grad_(requires_grad=False).to(device)
     transformers = require("transformers", "encoders-export", f"loading the checkpoint of {spec.name}")
+    from huggingface_hub.errors import StrictDataclassError  # transformers requires it
+
     model_class = getattr(transformers, spec.architecture)  # `encoder_folder.py` has looked it up in a list
-    tree = json.loads((spec.path / "config.json").read_bytes())
+    tree = _without_code(read_config(spec.path)) | {
+        "use_cache": False
+    }  # which would keep keys and values for more tokens
+    if spec.labels:  # as `encoder_folder.py` has read them, where transformers would fail or count others
+        by_id = dict(enumerate(spec.labels))
+        tree |= {"id2label": by_id, "label2id": None, "num_labels": len(by_id), "problem_type": None}
     with _quietly(transformers):
         try:
             model, info = model_class.from_pretrained(
                 spec.folder,
-                config=model_class.config_class.from_dict(_without_code(tree)),
+                config=model_class.config_class.from_dict(tree),
                 dtype=_DTYPES[config.dtype],
                 attn_implementation=attention if model_class._supports_sdpa else "eager",
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are looked for below; the library's error names none
             )
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"the model in {spec.folder} cannot be loaded: {error}") from error
-    missing = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if not _is_unused(str(key), spec)]
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+            raise ModelError(f"the model in {spec.folder} cannot be loaded: {' '.join(str(error).split())}") from error
+    missing = [str(key) for key in info["missing_keys"] if not _is_unused(str(key), spec)]
     if missing:
         raise ModelError(
-            f"the weights in {spec.folder} do not match its configuration: {len(missing)} parameters are missing or "
-            f"have another shape, the first is {min(missing)}. Save the model again with save_pretrained."
+            f"the weights in {spec.folder} do not match its configuration: {len(missing)} parameters are missing, the "
+            f"first is {min(missing)}. Save the model again with save_pretrained."
         )
-    return EncoderModule(model, spec.pooling).eval().requires_grad_(requires_grad=False).to(device)
+    others = [each for each in info["mismatched_keys"] if not _is_unused(each[0], spec)]
+    if others:
+        name, has, wants = min(others)
+        raise ModelError(
+            f"the weights in {spec.folder} do not match its configuration: {len(others)} parameters have another "
+            f"shape, the first is {name}: {list(has)}, and by config.json {list(wants)}. {REDOWNLOAD_HINT}"
+        )
+    unexpected = [
+        str(key) for key in info["unexpected_keys"] if _NUMBERED_LAYER.search(key) and not str(key).endswith(_BUFFERS)
+    ]
+    if unexpected:
+        raise ModelError(
+            f"the weights in {spec.folder} have {len(unexpected)} parameters that {spec.architecture} has not, the "
+            f"first is {min(unexpected)}: it computes something else."
+        )
+    _check_finite(spec.path, model)
+    dense = [(layer, _load_dense(spec.path, layer)) for layer in spec.dense]
+    if spec.head is not None:
+        linear = _load_head(spec, spec.head)
+        dense = [(DenseLayer(spec.head.tensor, linear.in_features, 1, has_bias=False, activation="Identity"), linear)]
+    is_causal = model.config.model_type in CAUSAL
+    module = EncoderModule(
+        model,
+        spec.pooling,
+        dense,
+        splade=spec.splade,
+        normalizes_tokens=spec.late_interaction is not None and spec.normalize,
+        is_causal=is_causal,
+    )
+    return module.eval().requires_grad_(requires_grad=False).to(device)
+
+
+def _load_head(spec: EncoderModelSpec, head: TokenHead) -> torch.nn.Linear:
+    """Read one or two rows of the matrix, in float32; the others are never in memory."""
+    from safetensors import safe_open
+
+    for file in weight_files(spec.path, "", FAMILIES[spec.family].weight_stems[""]):
+        with safe_open(file, "pt") as opened:
+            if head.tensor not in opened.keys():  # noqa: SIM118  # it is no dict
+                continue
+            matrix = opened.get_slice(head.tensor)
+            weight = matrix[head.true_row : head.true_row + 1].float()
+            if head.false_row is not None:
+                weight -= matrix[head.false_row : head.false_row + 1].float()
+    linear = torch.nn.Linear(weight.shape[1], 1, bias=False)
+    linear.weight.data = weight
+    _check_finite(spec.path, linear)
+    return linear
+
+
+class _Table(torch.nn.Module):
+    """A static embedding, called as a model of transformers."""
+
+    def __init__(self, vectors: torch.Tensor) -> None:
+        super().__init__()
+        self.vectors = torch.nn.Parameter(vectors)
+        self.config = types.SimpleNamespace(pad_token_id=0)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor]:  # noqa: ARG002
+        return (torch.nn.functional.embedding(input_ids, self.vectors),)
+
+
+def _load_table(spec: EncoderModelSpec, dtype: torch.dtype) -> _Table:
+    """Read a static embedding, and give each token its row."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(spec.path, "", FAMILIES[spec.family].weight_stems[""]):
+        tensors |= load_file(file)
+    vectors = tensors[TABLE].float()
+    if MAPPING in tensors:
+        rows = tensors[MAPPING].long()
+        if rows.min() < 0 or rows.max() >= len(vectors):
+            raise ModelError(f"the weights in {spec.folder} have a token whose vector is row {int(rows.max())}.")
+        vectors = vectors[rows]
+    if WEIGHTS in tensors:
+        vectors = vectors * tensors[WEIGHTS].float()[:, None]
+    table = _Table(vectors.to(dtype))
+    _check_finite(spec.path, table)
+    return table
+
+
+def _load_dense(folder: pathlib.Path, layer: DenseLayer) -> torch.nn.Linear:
+    """Read a layer in float32: it is small, and embeddings are float32 from the pooling on."""
+    from safetensors import safe_open
+
+    linear = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.has_bias)
+    for file in weight_files(folder, layer.path, layer.stem):  # names and shapes were compared when it was inspected
+        with safe_open(file, "pt") as opened:
+            names = {"weight", "bias", WEIGHT, BIAS}.intersection(opened.keys())
+            tensors = {name.removeprefix("linear."): opened.get_tensor(name).float() for name in names}
+        linear.load_state_dict(tensors, strict=False)
+    _check_finite(folder / layer.path, linear)
+    return linear
+
+
+def _check_finite(folder: pathlib.Path, module: torch.nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if not parameter.isfinite().all():
+            raise ModelError(f"the weights in {folder} are not finite: {name} has NaN or infinity.")
 
 
 def _is_unused(key: str, spec: EncoderModelSpec) -> bool:
     """Whether a parameter is of a pooler, which embeddings do without: their pooling is `pool`."""
-    return spec.task == "embedding" and "pooler." in key
+    return spec.task in ("embedding", "token_embedding") and "pooler." in key
 
 
 def _without_code(tree: Any) -> Any:

@@ -5,18 +5,66 @@ Each is checked by itself. `encoder_folder.py` checks that they, the weights and
 
 import pathlib
 import re
-from typing import Annotated, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from noria.errors import ModelError, short_repr
+from noria.errors import ModelError, short_list, short_repr
 from noria.models.encoder.architectures import OFFSET_POSITIONS
+from noria.models.encoder.config_keys import check_file_keys, check_module_keys
 from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_text
-from noria.protocol.text import ProblemType
+from noria.protocol.text import ProblemType, Similarity, TruncationSide
 
-_MODULES = ("Transformer", "Pooling", "Normalize")
-_TRANSFORMER_TASKS = ("feature-extraction", "sequence-classification")
+_TRANSFORMER_TASKS = ("feature-extraction", "sequence-classification", "text-generation", "fill-mask")
+TRANSFORMER_FILE = "sentence_bert_config.json"
+SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
+
+_MODULES = (
+    "Transformer", "Pooling", "Dense", "Normalize", "LogitScore", "MLMTransformer", "SpladePooling", "MultiVectorMask",
+    "StaticEmbedding",
+)  # fmt: skip
+_PACKAGES = "base|sentence_transformer|cross_encoder|sparse_encoder|multi_vector_encoder"
+_MODULE_TYPE = re.compile(
+    rf"sentence_transformers\.(?:(?:{_PACKAGES})\.modules|(?:(?:base|sparse_encoder)\.)?models)(?:\.\w+)?\.({'|'.join(_MODULES)})",
+    re.ASCII,
+)
+"""The library's classes, which moved between its versions; group 1 is the class."""
+
+_CHAIN = re.compile(
+    r"Transformer(,LogitScore|,Pooling(,Dense|,Normalize)*)?|(MLM)?Transformer,SpladePooling"
+    r"|Transformer(,Dense)+(,MultiVectorMask)?(,Normalize)?|StaticEmbedding(,Normalize)?",
+    re.ASCII,
+)
+
+_NOMIC_NAMES: Mapping[str, str] = {
+    "layer_norm_epsilon": "layer_norm_eps",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "rotary_emb_base": "rope_theta",
+}
+_NOMIC_VALUES: Mapping[str, tuple[object, ...]] = {
+    "activation_function": ("swiglu",),
+    "causal": (False, None),
+    "max_trained_positions": (2048, None),
+    "mlp_fc1_bias": (False,),
+    "mlp_fc2_bias": (False,),
+    "parallel_block": (False, None),
+    "parallel_block_tied_norm": (False, None),
+    "prenorm": (False,),
+    "qkv_proj_bias": (False,),
+    "reorder_and_upcast_attn": (False, None),
+    "rotary_emb_fraction": (1,),
+    "rotary_emb_interleaved": (False, None),
+    "rotary_emb_scale_base": (None,),
+    "scale_attn_by_inverse_layer_idx": (False, None),
+    "scale_attn_weights": (True,),
+}
+"""The older form of NomicBERT's config.json: its names of sizes, and the values that are what transformers computes."""
 
 T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1)]
@@ -40,7 +88,9 @@ class Config(Struct, frozen=True):
     type_vocab_size: int = 0
     pad_token_id: int | None = None
     is_decoder: bool = False
-    id2label: dict[str, str] | None = None
+    id2label: dict[str, str | int | float | None] | None = None
+    label2id: dict[str, int | str] | None = None  # counts only without `id2label`
+    num_labels: Count | None = None  # counts only without both
     problem_type: ProblemType | None = None
     sentence_transformers: CrossEncoder | None = None
     sbert_ce_default_activation_function: str | None = None
@@ -54,15 +104,18 @@ class Config(Struct, frozen=True):
 
 
 class Module(Struct, frozen=True):
-    """An entry of modules.json. Only the last part of `type` counts: classes move between versions."""
+    """An entry of modules.json."""
 
     type: str
     path: str = ""
 
     @property
     def name(self) -> str:
-        """The class without its module."""
-        return self.type.rpartition(".")[2]
+        """The library's class without its module; empty if it is another class."""
+        if self.type == "pylate.models.Dense.Dense":
+            return "Dense"
+        match = _MODULE_TYPE.fullmatch(self.type)
+        return match[1] if match else ""
 
 
 class Transformer(Struct, frozen=True):
@@ -80,18 +133,56 @@ class SentenceTransformers(Struct, frozen=True):
     prompts: dict[str, str | None] = {}
     default_prompt_name: str | None = None
     activation_fn: str | None = None
+    similarity_fn_name: Similarity | Literal["MaxSim", "maxsim", "meanmaxsim"] | None = None
 
 
 class Tokenizer(Struct, frozen=True):
     """tokenizer_config.json; transformers writes 1e30 for a tokenizer without a maximum."""
 
     model_max_length: Annotated[float, Meta(ge=1)] | None = None
+    truncation_side: TruncationSide = "right"
+    tokenizer_class: str | None = None
+    # transformers changes tokenizer.json by these, where they are given:
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    add_prefix_space: bool | None = None
+
+
+class RerankerOverrides(Struct, frozen=True, forbid_unknown_fields=True):
+    """`reranker` of noria.json: how a decoder judges a query and a document."""
+
+    template: str | None = None  # with {query}, {document} and perhaps {instruction}; None: the folder's chat template
+    instruction: str | None = None
+    true_token: str | None = None  # None: as modules.json says, else "yes" and "no"
+    false_token: str | None = None
 
 
 class Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     """noria.json."""
 
     name: str | None = None  # `models/catalog.py` reads it
+    # "splade" is for masked language models, the others for what bge-m3 makes beside its embeddings
+    pooling: Literal["splade", "bge-m3-sparse", "bge-m3-colbert"] | None = None
+    reranker: RerankerOverrides | None = None
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the keys of config.json, in the names that transformers has for them.
+
+    Raises ModelError: it is damaged, or is of an older form and says what transformers does not compute.
+    """
+    file = folder / "config.json"
+    tree = read_object(file)
+    if tree.get("model_type") != "nomic_bert" or "n_embd" not in tree:
+        return tree
+    for key, values in _NOMIC_VALUES.items():
+        if key in tree and tree[key] not in values:
+            raise ModelError(f"{file}: {key} is {short_repr(tree[key])}; supported is {short_repr(values[0])}.")
+    renamed = {_NOMIC_NAMES.get(key, key): value for key, value in tree.items() if key not in _NOMIC_VALUES}
+    if renamed.get("intermediate_size") is None and isinstance(tree["n_embd"], int):
+        renamed["intermediate_size"] = 4 * tree["n_embd"]
+    return renamed
 
 
 def read_modules(folder: pathlib.Path) -> list[Module]:
@@ -104,29 +195,42 @@ def read_modules(folder: pathlib.Path) -> list[Module]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{file}: not a list of sentence-transformers' modules: {error}. {REDOWNLOAD_HINT}") from error
     for module in modules:
-        if module.name not in _MODULES:
+        if not module.name:
             raise ModelError(
-                f"{file}: has a module of the type {short_repr(module.type)}; supported are {', '.join(_MODULES)}."
+                f"{file}: has a module of the type {short_repr(module.type)}; supported are "
+                f"{', '.join(_MODULES)} of sentence_transformers."
             )
-        if (module.path and not re.fullmatch(r"[\w.-]+", module.path)) or module.path.startswith("."):
+        is_here = module.path == "." and module.name == "StaticEmbedding"
+        if (module.path and not re.fullmatch(r"[\w.-]+", module.path)) or (module.path.startswith(".") and not is_here):
             raise ModelError(f"{file}: the path {short_repr(module.path)} is not the name of a subfolder.")
     names = [module.name for module in modules]
-    if names not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    if not _CHAIN.fullmatch(",".join(names)):
         raise ModelError(
-            f"{file}: the modules are {', '.join(names) or 'none'}; supported are Transformer, Pooling and, "
-            "optionally, Normalize, in this order, or Transformer alone for a cross-encoder."
+            f"{file}: the modules are {short_list(names) or 'none'}; supported are Transformer, Pooling and then any "
+            "Dense and Normalize, in this order, Transformer alone or with LogitScore for a cross-encoder, or with "
+            "SpladePooling for a sparse encoder, or with Dense, MultiVectorMask and Normalize for ColBERT, or "
+            "StaticEmbedding alone or with Normalize."
         )
-    if modules[0].path:
+    if modules[0].path not in ("", "."):
         raise ModelError(
             f"{file}: the Transformer is in the subfolder {modules[0].path!r}, as sentence-transformers before 1.0 "
             "wrote it. Save the model again with a newer version."
         )
+    for module in modules[1:]:
+        settings = folder / module.path / "config.json"
+        if module.path and settings.exists():
+            check_module_keys(settings, read_object(settings), module.name, of_tokens=embeds_tokens(modules))
     return modules
+
+
+def embeds_tokens(modules: Sequence[Module]) -> bool:
+    """Whether the modules are those of a model like ColBERT, whose Dense layers are of tokens."""
+    return [module.name for module in modules[:2]] == ["Transformer", "Dense"]
 
 
 def read_transformer(folder: pathlib.Path) -> Transformer:
     """Read sentence_bert_config.json, or that of another architecture (sentence_roberta_config.json)."""
-    file = next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "sentence_bert_config.json")
+    file = _transformer_file(folder)
     transformer = read_if_there(file, Transformer)
     if transformer.transformer_task not in _TRANSFORMER_TASKS:
         raise ModelError(
@@ -134,6 +238,27 @@ def read_transformer(folder: pathlib.Path) -> Transformer:
             f"{', '.join(_TRANSFORMER_TASKS)}."
         )
     return transformer
+
+
+def _transformer_file(folder: pathlib.Path) -> pathlib.Path:
+    return next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / TRANSFORMER_FILE)
+
+
+def check_library_keys(folder: pathlib.Path, *, of_tokens: bool) -> list[str]:
+    """Return the keys of sentence-transformers' files that nothing here knows. Raises as `check_file_keys`.
+
+    `of_tokens` says that it is a model like ColBERT.
+    """
+    files = {
+        _transformer_file(folder): TRANSFORMER_FILE,
+        folder / SENTENCE_TRANSFORMERS_FILE: SENTENCE_TRANSFORMERS_FILE,
+    }
+    return [
+        key
+        for file, known in files.items()
+        if file.exists()
+        for key in check_file_keys(file, read_object(file), known, of_tokens=of_tokens)
+    ]
 
 
 def read_if_there(file: pathlib.Path, kind: type[T]) -> T:

@@ -12,60 +12,100 @@ from typing import Any, get_args
 
 import msgspec
 
-from noria.errors import ModelError, short_repr
-from noria.models.encoder.architectures import CLASS_PREFIXES, HEADS, PRETRAINING_HEADS
+from noria.errors import ModelError, short_list, short_repr
+from noria.models.encoder.architectures import CAUSAL, CLASS_PREFIXES, HEADS, POOLED_CLASSES, PRETRAINING_HEADS
 from noria.models.encoder.config_files import (
+    SENTENCE_TRANSFORMERS_FILE,
     Config,
     Module,
     Overrides,
     SentenceTransformers,
     Tokenizer,
     Transformer,
+    check_library_keys,
+    embeds_tokens,
+    read_config,
     read_if_there,
     read_modules,
     read_transformer,
 )
+from noria.models.encoder.config_keys import POOLING_FLAGS, check_model_keys
+from noria.models.encoder.decoder_folder import check_decoder, check_end_token
+from noria.models.encoder.dense_folder import read_dense
+from noria.models.encoder.labels import activation_of, describe_labels, labels_of
+from noria.models.encoder.reranker_folder import describe_reranker, is_decoder_reranker
+from noria.models.encoder.retrieval_folder import (
+    COLBERT_CLASS,
+    M3_HEADS,
+    SPLADE_MODULE,
+    describe_colbert,
+    describe_late_interaction,
+    describe_m3,
+    describe_splade,
+)
+from noria.models.encoder.static_folder import MODEL_TYPE, describe_static, static_config
 from noria.models.family import Family
+from noria.models.foreign_folders import describe_adapter
 from noria.models.weights import (
     REDOWNLOAD_HINT,
     Shapes,
+    convert,
     num_tensor_parameters,
     read_object,
-    read_struct,
     read_weights,
+    shell_command,
     weight_files,
 )
-from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask, Pooling
+from noria.protocol.text import EncoderModelSpec, EncoderTask, Pooling, Similarity
 
-_POOLING_FLAGS: Mapping[str, Pooling] = {  # in the order in which sentence-transformers concatenates
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_ACTIVATIONS: Mapping[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model", "bpe.codes")
+_MIN_VOCABULARY = 1 / 200
+"""Of the model's tokens. A tokenizer that AutoTokenizer makes without a vocabulary has five special tokens."""
+
+
+class _AddedToken(msgspec.Struct, frozen=True):
+    id: int
+    content: str
 
 
 def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     """Check a folder and return its spec, without name and fingerprint.
 
-    Raises:
-        ModelError: a file is damaged, or the folder computes something that is not supported.
-
+    Raises ModelError: a file is damaged, or the folder computes something that is not supported.
     """
     file = folder / "config.json"
     _check_supported(folder)
-    config, modules = read_struct(file, Config), read_modules(folder)
-    architecture, task = _architecture(file, config, modules, family)
+    tree = read_config(folder)
+    modules = read_modules(folder)
+    if tree.get("model_type") == MODEL_TYPE:
+        return _inspect_static(folder, family, tree, modules)
+    if modules and modules[0].name == "StaticEmbedding":
+        raise ModelError(
+            f"{folder / 'modules.json'}: the first module is StaticEmbedding, but config.json is of another model, "
+            f"{short_repr(tree.get('model_type'))}."
+        )
+    overrides = read_if_there(folder / "noria.json", Overrides)
+    reranks = is_decoder_reranker(folder, tree, modules, overrides.reranker)
+    is_colbert = not modules and tree.get("architectures") == [COLBERT_CLASS]
+    is_sparse = overrides.pooling == "splade" or [each.name for each in modules[1:]] == [SPLADE_MODULE]
+    check_decoder(file, tree, modules, reranks=reranks)
+    config = convert(file, tree, Config)
+    transformer = read_transformer(folder)
+    prefix = CLASS_PREFIXES.get(config.model_type)
+    if prefix is not None and (reranks or is_sparse):
+        architecture: str = family.check_class(file, "", prefix + ("Model" if reranks else "ForMaskedLM"))
+        task: EncoderTask = "reranking" if reranks else "sparse_embedding"
+    elif prefix is not None and overrides.pooling in M3_HEADS:
+        architecture, task = family.check_class(file, "", f"{prefix}Model"), M3_HEADS[overrides.pooling].task
+    elif prefix is not None and (is_colbert or embeds_tokens(modules)):
+        architecture, task = family.check_class(file, "", f"{prefix}Model"), "token_embedding"
+    else:
+        architecture, task = _architecture(file, config, modules, transformer, family)
     shapes = read_weights(folder, "", family.weight_stems[""])
     _check_word_embeddings(weight_files(folder, "", family.weight_stems[""])[0], config, shapes)
-    if (folder / "noria.json").exists():
-        read_struct(folder / "noria.json", Overrides)
-    transformer = read_transformer(folder)
-    sentence_transformers = read_if_there(folder / "config_sentence_transformers.json", SentenceTransformers)
-    _check_tokenizer(folder, config, transformer)
+    sentence_transformers = read_if_there(folder / SENTENCE_TRANSFORMERS_FILE, SentenceTransformers)
+    tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
+    _check_tokenizer(folder, config, transformer, tokenizer)
     spec = EncoderModelSpec(
         name="",  # the catalog sets name and fingerprint
         folder=str(folder),
@@ -75,20 +115,47 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
         task=task,
         architecture=architecture,
         dimensions=config.hidden_size or config.dim or 0,
-        max_length=_max_length(folder, config, transformer),
+        max_length=_max_length(folder, config, transformer, tokenizer),
         vocab_size=config.vocab_size,
         inputs=("input_ids", "attention_mask") + (("token_type_ids",) if config.type_vocab_size > 1 else ()),
+        truncation_side=tokenizer.truncation_side,
+        unread_keys=tuple(
+            check_model_keys(file, tree, config.model_type)
+            + check_library_keys(folder, of_tokens=embeds_tokens(modules))
+        ),
     )
     if task == "embedding":
         return _with_pooling(folder, spec, config, modules, sentence_transformers)
-    return _with_labels(file, spec, config, sentence_transformers)
+    if overrides.pooling in M3_HEADS:
+        return describe_m3(folder, spec, M3_HEADS[overrides.pooling])
+    if is_colbert:
+        return describe_colbert(folder, spec, shapes)
+    if task == "token_embedding":
+        return describe_late_interaction(folder, spec, modules, sentence_transformers)
+    if is_sparse:
+        return describe_splade(folder, spec, modules, transformer, sentence_transformers)
+    if reranks:
+        spec = describe_reranker(folder, spec, config, modules, sentence_transformers, overrides.reranker, shapes)
+        activation = activation_of(file, task, config, sentence_transformers)
+        return msgspec.structs.replace(spec, activation=activation)
+    return describe_labels(file, spec, config, sentence_transformers, shapes)
+
+
+def _inspect_static(
+    folder: pathlib.Path, family: Family, tree: Mapping[str, Any], modules: list[Module]
+) -> EncoderModelSpec:
+    shapes = read_weights(folder, "", family.weight_stems[""])
+    config = static_config(folder, shapes)
+    _check_tokenizer(folder, config, Transformer(), Tokenizer(tokenizer_class="TokenizersBackend"))
+    library = read_if_there(folder / SENTENCE_TRANSFORMERS_FILE, SentenceTransformers)
+    return describe_static(folder, family, tree, config, modules, library, shapes)
 
 
 def _check_supported(folder: pathlib.Path) -> None:
-    """Check that the folder is neither an adapter nor quantized nor a decoder."""
-    file, adapter_file = folder / "config.json", folder / "adapter_config.json"
-    if adapter_file.exists():
-        raise ModelError(f"{adapter_file}: adapters are not supported. Merge it into the model, and remove the file.")
+    """Check that the folder is neither an adapter nor quantized."""
+    file = folder / "config.json"
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(describe_adapter(folder))
     tree = read_object(file)
     for key in ("quantization_config", "compression_config"):
         if tree.get(key):
@@ -96,11 +163,11 @@ def _check_supported(folder: pathlib.Path) -> None:
                 f"{file}: {key} is {short_repr(tree[key])}: quantized weights are not supported. Use the original "
                 "model; engine.encoder_precision chooses a faster form of it."
             )
-    if tree.get("is_decoder"):
-        raise ModelError(f"{file}: is_decoder is true: each token sees only those before it; supported are encoders.")
 
 
-def _architecture(file: pathlib.Path, config: Config, modules: list[Module], family: Family) -> tuple[str, EncoderTask]:
+def _architecture(
+    file: pathlib.Path, config: Config, modules: list[Module], transformer: Transformer, family: Family
+) -> tuple[str, EncoderTask]:
     """Return the class that computes the model, and its task."""
     prefix = CLASS_PREFIXES.get(config.model_type)
     if prefix is None:
@@ -109,21 +176,35 @@ def _architecture(file: pathlib.Path, config: Config, modules: list[Module], fam
         )
     named = (config.architectures or (f"{prefix}Model",))[0]
     has_pooling = len(modules) > 1  # then sentence-transformers loads the model without its head
-    if has_pooling or named.removeprefix(prefix) in PRETRAINING_HEADS:
+    if named.removeprefix(prefix) in PRETRAINING_HEADS or (has_pooling and named in POOLED_CLASSES):
         named = f"{prefix}Model"
     architecture = family.check_class(file, "", named)
     task = HEADS[architecture.removeprefix(prefix)]
+    if has_pooling and transformer.transformer_task != "feature-extraction":
+        raise ModelError(
+            f"{file.parent}: transformer_task is {short_repr(transformer.transformer_task)} of a model with a Pooling; "
+            "supported is feature-extraction."
+        )
+    if transformer.transformer_task in ("text-generation", "fill-mask"):
+        raise ModelError(
+            f"{file.parent}: transformer_task is {short_repr(transformer.transformer_task)}, which needs the module "
+            "LogitScore or SpladePooling in modules.json."
+        )
     if modules and not has_pooling and task != "classification":
         raise ModelError(
             f"{file.parent / 'modules.json'}: has no Pooling; supported without one are cross-encoders, whose class is "
             f"{prefix}ForSequenceClassification, not {named}."
         )
-    return architecture, "reranking" if task == "classification" and len(_labels(file, config)) == 1 else task
+    return architecture, "reranking" if task == "classification" and len(labels_of(file, config)) == 1 else task
 
 
 def _check_word_embeddings(file: pathlib.Path, config: Config, shapes: Shapes) -> None:
     """Check the first tensor: weights of another model would fail only when loaded, with a stack trace."""
-    found = [shape for name, shape in shapes.items() if re.search(r"(word_embeddings|tok_embeddings)\.weight$", name)]
+    found = [
+        shape
+        for name, shape in shapes.items()
+        if re.search(r"(word_embeddings|tok_embeddings|embed_tokens)\.weight$", name)
+    ]
     if found and found[0][0] != config.vocab_size:
         raise ModelError(
             f"{file}: the word embeddings have {found[0][0]} rows, but config.json has vocab_size {config.vocab_size}: "
@@ -131,14 +212,44 @@ def _check_word_embeddings(file: pathlib.Path, config: Config, shapes: Shapes) -
         )
 
 
-def _check_tokenizer(folder: pathlib.Path, config: Config, transformer: Transformer) -> None:
-    """Check that there is a tokenizer.json whose token ids the model has, and that lower case is its own matter."""
+def _check_tokenizer(folder: pathlib.Path, config: Config, transformer: Transformer, settings: Tokenizer) -> None:
+    """Check that there is a tokenizer.json whose token ids the model has, and that other files agree with it."""
     file = folder / "tokenizer.json"
     if not file.exists():
-        raise ModelError(
-            f'{file}: missing. Write it once: python -c "from transformers import AutoTokenizer as T; '
-            f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        # Without a vocabulary, AutoTokenizer would write one of special tokens alone.
+        has_vocabulary = any((folder / name).exists() for name in _VOCABULARIES)
+        code = (
+            f"from transformers import AutoTokenizer as T; p = {str(folder)!r}; T.from_pretrained(p).save_pretrained(p)"
         )
+        raise ModelError(
+            f"{file}: missing. "
+            + (f"Write it once: {shell_command(code)}" if has_vocabulary else "Copy it from the model's source.")
+        )
+    num_words, max_id, tree = _read_vocabulary(file)
+    if max_id >= config.vocab_size:
+        raise ModelError(
+            f"{file}: has token ids up to {max_id}, but the model has {config.vocab_size} tokens. {REDOWNLOAD_HINT}"
+        )
+    if num_words < config.vocab_size * _MIN_VOCABULARY:
+        raise ModelError(
+            f"{file}: has a vocabulary of {num_words} tokens, but the model has embeddings of {config.vocab_size}: it "
+            "is not the model's tokenizer. Copy it from the model's source."
+        )
+    _check_tokenizer_settings(folder / "tokenizer_config.json", settings, tree)
+    if transformer.do_lower_case and not _lowercases(tree.get("normalizer")):
+        raise ModelError(
+            f"{folder / 'sentence_bert_config.json'}: do_lower_case is true, but tokenizer.json has no normalizer that "
+            "makes lower case. Add one to it."
+        )
+
+
+def num_vocabulary_tokens(folder: pathlib.Path) -> int:
+    """Return the number of tokens in the tokenizer's vocabulary, without those that were added to it."""
+    return _read_vocabulary(folder / "tokenizer.json")[0]
+
+
+def _read_vocabulary(file: pathlib.Path) -> tuple[int, int, dict[str, Any]]:
+    """Return the number of tokens in the vocabulary, the largest id of any token (-1: there is none), and the file."""
     tree = read_object(file)
     model = tree.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -150,19 +261,35 @@ def _check_tokenizer(folder: pathlib.Path, config: Config, transformer: Transfor
             if isinstance(vocabulary, dict)
             else [len(vocabulary) - 1]
         )
-        ids += [token["id"] for token in msgspec.convert(tree.get("added_tokens") or [], list[dict[str, Any]])]
-        max_id = max(ids, default=-1)
-    except (msgspec.ValidationError, KeyError, TypeError) as error:
+        ids += [token.id for token in msgspec.convert(tree.get("added_tokens") or [], list[_AddedToken])]
+        return len(vocabulary), max(ids, default=-1), tree
+    except msgspec.ValidationError as error:
         raise ModelError(f"{file}: contains no vocabulary from words to token ids. {REDOWNLOAD_HINT}") from error
-    if max_id >= config.vocab_size:
-        raise ModelError(
-            f"{file}: has token ids up to {max_id}, but the model has {config.vocab_size} tokens. {REDOWNLOAD_HINT}"
-        )
-    if transformer.do_lower_case and not _lowercases(tree.get("normalizer")):
-        raise ModelError(
-            f"{folder / 'sentence_bert_config.json'}: do_lower_case is true, but tokenizer.json has no normalizer that "
-            "makes lower case. Add one to it."
-        )
+
+
+def _check_tokenizer_settings(file: pathlib.Path, settings: Tokenizer, tree: Mapping[str, Any]) -> None:
+    """Check that tokenizer_config.json contradicts nothing in tokenizer.json, which alone is used.
+
+    transformers' classes of BERT and RoBERTa change the latter by the former.
+    """
+    if settings.tokenizer_class in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        return
+    normalizer, pre_tokenizer = tree.get("normalizer"), tree.get("pre_tokenizer")
+    pairs: list[tuple[str, object, object]] = []
+    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
+        pairs = [
+            ("do_lower_case", settings.do_lower_case, normalizer.get("lowercase")),
+            ("strip_accents", settings.strip_accents, normalizer.get("strip_accents")),
+            ("tokenize_chinese_chars", settings.tokenize_chinese_chars, normalizer.get("handle_chinese_chars")),
+        ]
+    if isinstance(pre_tokenizer, dict) and pre_tokenizer.get("type") == "ByteLevel":
+        pairs.append(("add_prefix_space", settings.add_prefix_space, pre_tokenizer.get("add_prefix_space")))
+    for key, said, found in pairs:
+        if said is not None and said != found:
+            raise ModelError(
+                f"{file}: {key} is {short_repr(said)}, but tokenizer.json has {short_repr(found)}, and transformers "
+                "would go by the former. Make them agree."
+            )
 
 
 def _lowercases(normalizer: object) -> bool:
@@ -177,9 +304,8 @@ def _lowercases(normalizer: object) -> bool:
     )
 
 
-def _max_length(folder: pathlib.Path, config: Config, transformer: Transformer) -> int:
+def _max_length(folder: pathlib.Path, config: Config, transformer: Transformer, tokenizer: Tokenizer) -> int:
     """Return the maximum length of a text in tokens: sentence-transformers', else the tokenizer's, else the model's."""
-    tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
     lengths = [transformer.max_seq_length or tokenizer.model_max_length or config.num_positions, config.num_positions]
     shortest = int(min(lengths))
     if shortest < 3:  # two special tokens and one of a text
@@ -195,30 +321,51 @@ def _with_pooling(
     sentence_transformers: SentenceTransformers,
 ) -> EncoderModelSpec:
     """Add what only embeddings have. A folder without modules.json has mean pooling, as in sentence-transformers."""
+    file = folder / SENTENCE_TRANSFORMERS_FILE
     if sentence_transformers.model_type != "SentenceTransformer":
         raise ModelError(
-            f"{folder / 'config_sentence_transformers.json'}: model_type is "
+            f"{file}: model_type is "
             f"{short_repr(sentence_transformers.model_type)}; supported are SentenceTransformer and CrossEncoder."
         )
     prompts = tuple((name, text or "") for name, text in sentence_transformers.prompts.items())
     default = sentence_transformers.default_prompt_name
     if default is not None and default not in dict(prompts):
         raise ModelError(
-            f"{folder / 'config_sentence_transformers.json'}: default_prompt_name is {short_repr(default)}, which is "
-            f"not among the prompts {', '.join(dict(prompts)) or '(there are none)'}."
+            f"{file}: default_prompt_name is {short_repr(default)}, which is "
+            f"not among the prompts {short_list(map(short_repr, dict(prompts))) or '(there are none)'}."
         )
     pooling: tuple[Pooling, ...] = ("mean",)
     if modules:
         pooling = _read_pooling(folder / modules[1].path / "config.json", spec, has_prompts=any(dict(prompts).values()))
+    if config.model_type in CAUSAL and "lasttoken" in pooling:
+        check_end_token(folder)
+    width = spec.dimensions * len(pooling)
+    dense, shapes = read_dense(folder, modules[2:], width)
     return msgspec.structs.replace(
         spec,
-        dimensions=spec.dimensions * len(pooling),
+        num_parameters=spec.num_parameters + num_tensor_parameters(shapes),
+        dimensions=dense[-1].out_features if dense else width,
         pooling=pooling,
-        normalize=len(modules) == 3,
+        dense=dense,
+        normalize=len(modules) > 2 and modules[-1].name == "Normalize",
         prompts=prompts,
         default_prompt=default,
         matryoshka_dimensions=config.matryoshka_dimensions,
+        similarity=_similarity(file, sentence_transformers),
     )
+
+
+def _similarity(file: pathlib.Path, library: SentenceTransformers) -> Similarity:
+    match library.similarity_fn_name:
+        case None:
+            return "cosine"
+        case "MaxSim" | "maxsim" | "meanmaxsim" as name:
+            supported = ", ".join(get_args(Similarity))
+            raise ModelError(
+                f"{file}: similarity_fn_name is {name!r}, which is of vectors of tokens; supported are {supported}."
+            )
+        case name:
+            return name
 
 
 def _read_pooling(file: pathlib.Path, spec: EncoderModelSpec, *, has_prompts: bool) -> tuple[Pooling, ...]:
@@ -238,65 +385,11 @@ def _read_pooling(file: pathlib.Path, spec: EncoderModelSpec, *, has_prompts: bo
         mode = tree["pooling_mode"]
         named = tuple(mode) if isinstance(mode, list) else (mode,)
     else:
-        named = tuple(key for key, value in tree.items() if key.startswith("pooling_mode_") and value)
-        named = tuple(sorted((_POOLING_FLAGS.get(key, key) for key in named), key=_pooling_rank)) or ("mean",)
+        named = tuple(mode for key, mode in POOLING_FLAGS.items() if tree.get(key)) or ("mean",)
+    supported = ", ".join(get_args(Pooling))
+    if not named:
+        raise ModelError(f"{file}: the pooling is [], which is none; supported are {supported}.")
     for mode in named:
         if mode not in get_args(Pooling):
-            raise ModelError(
-                f"{file}: the pooling is {short_repr(mode)}; supported are {', '.join(get_args(Pooling))}."
-            )
+            raise ModelError(f"{file}: the pooling is {short_repr(mode)}; supported are {supported}.")
     return named
-
-
-def _pooling_rank(mode: str) -> int:
-    """The place in which sentence-transformers concatenates a pooling."""
-    modes = list(_POOLING_FLAGS.values())
-    return modes.index(mode) if mode in modes else len(modes)
-
-
-def _with_labels(
-    file: pathlib.Path, spec: EncoderModelSpec, config: Config, sentence_transformers: SentenceTransformers
-) -> EncoderModelSpec:
-    """Add what only classifications have."""
-    labels = _labels(file, config)
-    return msgspec.structs.replace(
-        spec,
-        dimensions=len(labels),
-        labels=labels,
-        problem_type=config.problem_type,
-        activation=_activation(file, spec.task, config, sentence_transformers),
-    )
-
-
-def _labels(file: pathlib.Path, config: Config) -> tuple[str, ...]:
-    """Return the labels in the order of the logits; transformers does not write those of its default, two labels."""
-    by_id = {"0": "LABEL_0", "1": "LABEL_1"} if config.id2label is None else config.id2label
-    if not by_id or by_id.keys() != {str(index) for index in range(len(by_id))}:
-        raise ModelError(f"{file}: id2label is {short_repr(by_id)}; labels are numbered from 0. {REDOWNLOAD_HINT}")
-    return tuple(by_id[str(index)] for index in range(len(by_id)))
-
-
-def _activation(
-    file: pathlib.Path,
-    task: EncoderTask,
-    config: Config,
-    sentence_transformers: SentenceTransformers,
-) -> Activation:
-    """Return what turns logits into scores: sentence-transformers' choice for cross-encoders, else transformers'."""
-    is_cross_encoder = config.sentence_transformers is not None or sentence_transformers.model_type == "CrossEncoder"
-    named = (
-        (config.sentence_transformers and config.sentence_transformers.activation_fn)
-        or config.sbert_ce_default_activation_function
-        or sentence_transformers.activation_fn
-    )
-    if named:
-        name = named.rpartition(".")[2]
-        if not named.startswith("torch.") or name not in _ACTIVATIONS:
-            raise ModelError(
-                f"{file}: the activation function is {short_repr(named)}; supported are torch.nn.modules."
-                f"{{linear.Identity, activation.Sigmoid, activation.Softmax}}."
-            )
-        return _ACTIVATIONS[name]
-    if task == "reranking" or (task == "classification" and config.problem_type == "multi_label_classification"):
-        return "sigmoid"
-    return "identity" if is_cross_encoder or config.problem_type == "regression" else "softmax"

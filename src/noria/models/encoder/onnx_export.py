@@ -16,6 +16,7 @@ import logging
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from noria.models.encoder.token_rows import FloatArray, TokenRow, pad, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
 from noria.observe.idle_cores import yielding_cores
+from noria.protocol.process_signals import blocking_signals, die_with_parent, leave_signals_to_supervisor
 from noria.protocol.text import EncoderModelSpec
 from noria.storage.private_files import make_own_folder
 
@@ -45,6 +47,8 @@ _FORMAT = b"1"  # a new number makes all earlier exports unused
 _TOLERANCE = 1e-4
 """Of the largest number of the result. Rounding in another order makes 1e-6, with 24 layers 1e-5; a wrong mask 0.1."""
 
+_MAX_INLINE_BYTES = 1_900_000_000
+
 _CHECKED_LENGTHS = (3, 8, 21, 64)  # tokens
 
 
@@ -55,7 +59,7 @@ class ExportRecord(msgspec.Struct, frozen=True):
     max_difference: float  # from transformers, in the check
     inputs: tuple[str, ...]
     output: str
-    versions: dict[str, str]  # of the packages that made it
+    versions: dict[str, str]  # versions of the packages that made it
 
 
 class OnnxFile(NamedTuple):
@@ -67,14 +71,23 @@ class OnnxFile(NamedTuple):
 
 def output_name(spec: EncoderModelSpec) -> str:
     """The name of the graph's result; torch's exporter writes unloadable files for "embedding"."""
-    return "sentence_embedding" if spec.task == "embedding" else "logits"
+    return "sentence_embedding" if spec.task in ("embedding", "sparse_embedding") else "logits"
 
 
 def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
     """The folder of what is derived from these weights, named by a digest of their content. It may not exist."""
     digest = hashlib.sha256(_FORMAT)
     digest.update(msgspec.json.encode((spec.architecture, spec.pooling, spec.inputs)))
-    for file in (spec.path / "config.json", *weight_files(spec.path, "", FAMILIES[spec.family].weight_stems[""])):
+    for head in (spec.head, spec.splade):
+        if head is not None:
+            digest.update(msgspec.json.encode(head))
+    if spec.late_interaction is not None:
+        digest.update(b"tokens normalized" if spec.normalize else b"tokens")
+    files = [spec.path / "config.json", *weight_files(spec.path, "", FAMILIES[spec.family].weight_stems[""])]
+    for layer in spec.dense:
+        digest.update(msgspec.json.encode(layer))
+        files += weight_files(spec.path, layer.path, layer.stem)
+    for file in files:
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return cache / "encoders" / digest.hexdigest()[:32]
@@ -98,11 +111,17 @@ def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path, *, yields_cores:
     # A process of its own: torch and the checkpoint would stay in the memory of this one.
     command = [sys.executable, "-m", "noria.models.encoder.onnx_export"]
     task = msgspec.json.encode((spec, str(cache), yields_cores))
-    child = subprocess.run(command, input=task, stdout=subprocess.PIPE, check=False)
+    with blocking_signals():
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        try:
+            output, _ = child.communicate(task)
+        finally:
+            child.kill()  # it ignores Ctrl-C
     if child.returncode == 0 and (made := find(spec, cache)) is not None:
         return made
     try:
-        code, message = msgspec.json.decode(child.stdout, type=tuple[str, str])
+        code, message = msgspec.json.decode(output, type=tuple[str, str])
     except msgspec.DecodeError:
         raise ModelError(
             f"the process that exported {spec.name} to ONNX ended with status {child.returncode}; -9 is mostly too "
@@ -114,6 +133,8 @@ def find_or_export(spec: EncoderModelSpec, cache: pathlib.Path, *, yields_cores:
 def main() -> int:
     """Export what standard input names, in a process of its own; an error goes to standard output."""
     spec, cache, yields_cores = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EncoderModelSpec, str, bool])
+    leave_signals_to_supervisor()
+    die_with_parent(signal.SIGKILL)
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is for the log
     try:
@@ -216,7 +237,7 @@ def _export(spec: EncoderModelSpec, module: "EncoderModule", file: pathlib.Path,
     example = pad(_sample_rows(spec, module.pad_token_id)[:2])
     axes = {name: {0: "batch", 1: "tokens"} for name in spec.inputs}
     options: dict[str, Any] = (
-        {"dynamic_shapes": axes, "opset_version": 20, "external_data": False, "verbose": False}
+        {"dynamic_shapes": axes, "opset_version": 20, "external_data": _is_large(spec), "verbose": False}
         if dynamo
         else {"dynamic_axes": axes | {output_name(spec): {0: "batch"}}, "opset_version": 17}
     )
@@ -231,6 +252,11 @@ def _export(spec: EncoderModelSpec, module: "EncoderModule", file: pathlib.Path,
             dynamo=dynamo,
             **options,
         )
+
+
+def _is_large(spec: EncoderModelSpec) -> bool:
+    """Whether the graph needs a second file for its weights: one file of protobuf has at most 2 GiB."""
+    return spec.num_parameters * 4 > _MAX_INLINE_BYTES
 
 
 def _sample_rows(spec: EncoderModelSpec, pad_token_id: int) -> list[TokenRow]:

@@ -22,12 +22,13 @@ class TokenRow(NamedTuple):
 
     ids: NDArray[Any]  # integers
     type_ids: NDArray[Any] | None = None  # 1 in the second text of a pair; None: all 0
+    num_seen: int = 0  # the first tokens, to which all attend; 0: all
 
     @classmethod
     def of(cls, text: TokenizedText) -> "TokenRow":
         """The tokens of a tokenized text."""
         ids = np.frombuffer(text.token_ids, f"<u{len(text.token_ids) // text.num_tokens}")
-        return cls(ids, np.frombuffer(text.type_ids, np.uint8) if text.type_ids else None)
+        return cls(ids, np.frombuffer(text.type_ids, np.uint8) if text.type_ids else None, text.num_seen)
 
 
 class Session(Protocol):
@@ -39,8 +40,8 @@ class Session(Protocol):
     def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:
         """Compute texts, padded to the longest, and return what belongs to each, without padding.
 
-        That is [dimensions], not normalized, or [tokens, labels] if tokens are classified. `is_alone` says that no
-        other session of the device runs meanwhile. Releases the interpreter lock while it computes.
+        That is [dimensions], not normalized, or [tokens, labels or dimensions] if results are of tokens. `is_alone`
+        says that no other session of the device runs meanwhile. Releases the interpreter lock while it computes.
         """
         ...
 
@@ -50,13 +51,15 @@ def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, In
 
     As all padding is on the right and masked, its ids do not matter.
     """
-    shape = (len(rows), max(len(row.ids) for row in rows))
-    ids, mask, types = (np.zeros(shape, np.int64) for _ in INPUTS)
+    lengths_R = np.array([len(row.ids) for row in rows])
+    is_token_RT = np.arange(lengths_R.max()) < lengths_R[:, None]
+    ids, types = np.zeros(is_token_RT.shape, np.int64), np.zeros(is_token_RT.shape, np.int64)
+    ids[is_token_RT] = np.concatenate([row.ids for row in rows])
     for index, row in enumerate(rows):
-        ids[index, : len(row.ids)] = row.ids
-        mask[index, : len(row.ids)] = 1
         if row.type_ids is not None:
             types[index, : len(row.ids)] = row.type_ids
+    seen_R = np.array([row.num_seen or len(row.ids) for row in rows])
+    mask = (np.arange(lengths_R.max()) < seen_R[:, None]).astype(np.int64)
     tensors = dict(zip(INPUTS, (ids, mask, types), strict=True))
     return {name: tensors[name] for name in names}
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from noria.protocol.text import TruncationSide
+
 TextInput = str | tuple[str, str]
 """A text, or a pair of texts that the model sees together."""
-
-TruncationSide = Literal["left", "right"]
-"""Which end of a text that is too long is cut off."""
 
 CharSpan = tuple[int, int]
 """Where a token stands in its text: characters from the first up to but not including the second."""
@@ -21,7 +20,9 @@ class TokenizedText(NamedTuple):
     type_ids: bytes = b""  # a byte for each token; empty: all 0
     num_cut: int = 0  # tokens that were cut off, because the text was longer than `Tokenizer.max_length`
     num_unknown: int = 0  # tokens that are the tokenizer's unknown one
-    spans: Sequence[CharSpan | None] = ()  # of each token, None of special ones; only if the model classifies tokens
+    spans: Sequence[CharSpan | None] = ()  # each token's span, None if special; only if the model classifies tokens
+    num_seen: int = 0  # the first tokens, to which all attend; 0: all
+    skipped: Sequence[int] = ()  # positions of tokens that get no vector
 
 
 class TokenSpan(NamedTuple):
@@ -38,7 +39,7 @@ class Tokenizer(Protocol):
     """Tokenizes texts for one model. Any thread may call it; nothing about it changes after it was loaded."""
 
     max_length: int  # tokens of a text, special tokens included
-    id_bytes: Literal[2, 4]  # of each token id: 2 if the vocabulary has at most 65,536 tokens
+    id_bytes: Literal[2, 4]  # bytes of each token id: 2 if the vocabulary has at most 65,536 tokens
 
     def encode(self, inputs: Sequence[TextInput], side: TruncationSide = "right") -> list[TokenizedText]:
         """Tokenize texts, with special tokens; cut those that are too long.

@@ -1,4 +1,4 @@
-"""What the folders of all diffusion families have in common: configurations, checks, and the defaults of noria.json.
+"""The common part of the folders of all diffusion families: configurations, checks, and the defaults of noria.json.
 
 The `*_folder.py` of a family inspects its folders with it. This module knows neither torch nor what the parts compute.
 """
@@ -29,7 +29,7 @@ from noria.models.weights import (
     read_weights,
     weight_files,
 )
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import MIN_CALLS, DiffusionModelSpec
 
 # Keys by which the libraries choose what they import or download, and the values that they write themselves.
 _CODE_KEYS: Mapping[str, tuple[object, ...]] = {
@@ -84,6 +84,7 @@ class Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     default_scheduler: str | None = None
     default_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     default_guidance: Annotated[float, Meta(ge=0, le=50)] | None = None
+    default_calls: Annotated[float, Meta(ge=MIN_CALLS, le=1)] = 1.0  # where calls can be skipped
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,7 @@ class PipelineFolder:
             schedulers=schedulers,
             default_steps=steps if overrides.default_steps is None else overrides.default_steps,
             default_guidance=guidance if overrides.default_guidance is None else overrides.default_guidance,
+            default_calls=overrides.default_calls,
             num_parameters=num_tensor_parameters(self.shapes[denoiser]),
             **settings,
         )

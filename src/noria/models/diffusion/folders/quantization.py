@@ -1,4 +1,4 @@
-"""What a part's `quantization_config` may say: torchao and bitsandbytes, with fields that choose no code.
+"""The allowed values of a part's `quantization_config`: torchao and bitsandbytes, with fields that choose no code.
 
 torchao's own reader calls whatever `_type` names in its modules, so every `_type`, field and value is listed here.
 """
@@ -70,7 +70,7 @@ class _Int8WeightOnly(_Type, frozen=True, forbid_unknown_fields=True, tag="Int8W
 
 
 class _Int8DynamicData(_Strict, frozen=True, forbid_unknown_fields=True):
-    granularity: _PerRow = _PerRow()  # of the whole tensor, a row's numbers would depend on the others of its call
+    granularity: _PerRow = _PerRow()  # scales per tensor would make a row's numbers depend on the others of its call
     act_mapping_type: _MappingType = _MappingType("SYMMETRIC")
     reduce_range: bool = False
     set_inductor_config: bool = True

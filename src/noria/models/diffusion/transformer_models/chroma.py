@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, num_cut_of
 from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS, PATCH
 from noria.models.diffusion.transformer_models.packed_model import PackedModel, positions
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
@@ -38,8 +38,10 @@ class Chroma(PackedModel):
         hidden_BTD = self._text_outputs(tokens)[0].to(self.device, self.dtype)
         shown_BT = torch.arange(mask_BT.shape[1], device=mask_BT.device) <= mask_BT.sum(1, keepdim=True)
         return [
-            Conditioning({"encoder_hidden_states": hidden_TD, "attention_mask": shown_T})
-            for hidden_TD, shown_T in zip(hidden_BTD, shown_BT.to(self.device, self.dtype), strict=True)
+            Conditioning({"encoder_hidden_states": hidden_TD, "attention_mask": shown_T}, num_cut=num_cut)
+            for hidden_TD, shown_T, num_cut in zip(
+                hidden_BTD, shown_BT.to(self.device, self.dtype), num_cut_of(tokens), strict=True
+            )
         ]
 
     def predict(

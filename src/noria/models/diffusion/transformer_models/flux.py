@@ -42,7 +42,7 @@ from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
 
-_MAX_TOKENS = 512  # of T5: the pipeline's default, for schnell too
+_MAX_TOKENS = 512  # tokens of T5: the pipeline's default, for schnell too
 
 
 class Flux(PackedModel):
@@ -57,7 +57,7 @@ class Flux(PackedModel):
         transformer = parts.transformer
         self._is_kontext = parts.spec.pipeline == KONTEXT
         self._clip, self._t5 = parts.text_encoders
-        self.lora_parts = {"transformer": transformer, "text_encoder": self._clip[1]}
+        self.lora_parts = {"transformer": transformer, "text_encoder": self._clip[1], "text_encoder_2": self._t5[1]}
         if transformer.config.in_channels != transformer.out_channels:
             self.inpainting = InpaintingInput(self.latent_scale**2, mask_is_first=False, always_has_start=True)
         self._takes_guidance: bool = transformer.config.guidance_embeds
@@ -78,12 +78,13 @@ class Flux(PackedModel):
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
         texts = ["" if prompt is None else prompt for prompt in prompts]
-        pooled_BP = text_outputs(self._clip, texts, self._clip[0].model_max_length).pooler_output
-        tokens_BTD = text_outputs(self._t5, texts, _MAX_TOKENS).last_hidden_state
+        pooled_BP = text_outputs(self._clip, texts, self._clip[0].model_max_length)[0].pooler_output
+        outputs, num_cut = text_outputs(self._t5, texts, _MAX_TOKENS)
+        tokens_BTD = outputs.last_hidden_state
         return [
-            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P})
-            for tokens_TD, pooled_P in zip(
-                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), strict=True
+            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P}, cut)
+            for tokens_TD, pooled_P, cut in zip(
+                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), num_cut, strict=True
             )
         ]
 

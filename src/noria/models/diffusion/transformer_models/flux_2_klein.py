@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 
 from noria.config import EngineConfig
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens, num_cut_of
 from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.folders.transformer_models.flux_2_klein_folder import TEXT_LAYERS, is_distilled
 from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS
@@ -76,7 +76,10 @@ class Flux2Klein(TransformerModel):
         )
         hidden_states = self._text_outputs(tokens, output_hidden_states=True, use_cache=False).hidden_states
         tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.device, self.dtype)
-        return [Conditioning({"encoder_hidden_states": tokens_TD}) for tokens_TD in tokens_BTD]
+        return [
+            Conditioning({"encoder_hidden_states": tokens_TD}, num_cut=num_cut)
+            for tokens_TD, num_cut in zip(tokens_BTD, num_cut_of(tokens), strict=True)
+        ]
 
     def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
         """Return the tokens of reference images, the modes of the VAE's distributions."""

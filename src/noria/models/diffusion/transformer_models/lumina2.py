@@ -94,7 +94,7 @@ class _Positions(torch.nn.Module):
     def __init__(self, replaced: Any, device: torch.device) -> None:
         super().__init__()
         self._angles = [each.to(device) for each in replaced.freqs_cis]
-        self.lengths: tuple[int, ...] = ()  # of the prompts of the next call
+        self.lengths: tuple[int, ...] = ()  # lengths of the prompts of the next call
         # Those of the last call, which the next of the same images repeats; of 32 rows of 2048 × 2048 px 13 MB.
         self._ids: tuple[tuple[tuple[int, ...], int, int], torch.Tensor] = ((), 0, 0), torch.empty(0)
 
@@ -112,7 +112,7 @@ class _Positions(torch.nn.Module):
         ids_RS3 = self._ids[1]
         joint = torch.cat([angles[ids_RS3[..., axis]] for axis, angles in enumerate(self._angles)], dim=-1)
         images = torch.stack([joint[row, length : length + rows * columns] for row, length in enumerate(self.lengths)])
-        prompts = joint[:, : mask_RT.shape[1]]  # of the padding, which is masked, any
+        prompts = joint[:, : mask_RT.shape[1]]  # positions of the padding do not matter: it is masked
         lengths = list(self.lengths)
         return tokens_RND, prompts, images, joint, lengths, [length + rows * columns for length in lengths]
 

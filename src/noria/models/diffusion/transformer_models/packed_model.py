@@ -1,4 +1,4 @@
-"""What FLUX.1 and Chroma share: blocks of 2 × 2 latents are the transformer's tokens, and the shift is by their number.
+"""Base of FLUX.1 and Chroma: blocks of 2 × 2 latents are the transformer's tokens, and the shift is by their number.
 
 Shapes: R rows, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an image, or of the largest in a call,
 D = 4 · C.

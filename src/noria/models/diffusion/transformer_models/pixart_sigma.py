@@ -22,7 +22,7 @@ from noria.models.diffusion.transformer_models.transformer_model import Transfor
 from noria.models.diffusion.vae import without_overflow
 from noria.sampling.previews import alpha_bars, clean_weights
 
-_MAX_TOKENS = 300  # of a prompt, the pipeline's default; longer ones are cut
+_MAX_TOKENS = 300  # tokens of a prompt, the pipeline's default; longer ones are cut
 _NO_CONDITIONS = {"resolution": None, "aspect_ratio": None}  # inputs of PixArt-α
 
 

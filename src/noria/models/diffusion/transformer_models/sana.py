@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import torch
 
 from noria.config import EngineConfig
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, num_cut_of
 from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts
 from noria.sampling.guidance import Guidance
 
 MAX_TOKENS = 300
-"""Of a prompt, the pipeline's default; longer ones are cut."""
+"""The most tokens of a prompt, the pipeline's default; longer ones are cut."""
 
 _INSTRUCTION = (
     "Given a user prompt, generate an 'Enhanced prompt' that provides detailed visual descriptions suitable for image "
@@ -62,19 +62,23 @@ class Sana(TransformerModel):
 
         A text that begins with the instruction is a prompt, others are negative prompts.
         """
-        ids_B, starts = [], []
+        ids_B, starts, num_cut = [], [], []
         for prompt in prompts:
             text = "" if prompt is None else prompt
             instruction = _INSTRUCTION if text.startswith(_INSTRUCTION) else ""
-            start = self._num_instruction_tokens - 1 if instruction else 1  # of what is kept after the first token
+            start = self._num_instruction_tokens - 1 if instruction else 1  # index of the second token that is kept
             text = instruction + text.removeprefix(instruction).lower().strip()
-            ids_B.append(self._tokenizer(text, max_length=start + MAX_TOKENS - 1, truncation=True).input_ids)
+            cut = self._tokenizer([text], max_length=start + MAX_TOKENS - 1, truncation=True)
+            ids_B += cut.input_ids
+            num_cut += num_cut_of(cut)
             starts.append(start)
         tokens = self._tokenizer.pad({"input_ids": ids_B}, return_tensors="pt")
         outputs_BTD = self._text_outputs(tokens, use_cache=False)[0].to(self.device, self.dtype)
         return [
-            Conditioning({"encoder_hidden_states": torch.cat([output_TD[:1], output_TD[start : len(ids)]])})
-            for output_TD, start, ids in zip(outputs_BTD, starts, ids_B, strict=True)
+            Conditioning(
+                {"encoder_hidden_states": torch.cat([output_TD[:1], output_TD[start : len(ids)]])}, num_cut=cut
+            )
+            for output_TD, start, ids, cut in zip(outputs_BTD, starts, ids_B, num_cut, strict=True)
         ]
 
     def predict(

@@ -18,7 +18,7 @@ from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts, text_outputs
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule, shift_of_length
 
-_MAX_TOKENS = 256  # of T5: the pipeline's default
+_MAX_TOKENS = 256  # tokens of T5: the pipeline's default
 
 
 class StableDiffusion3(TransformerModel):
@@ -39,6 +39,7 @@ class StableDiffusion3(TransformerModel):
             "transformer": parts.transformer,
             "text_encoder": self._clips[0][1],
             "text_encoder_2": self._clips[1][1],
+            "text_encoder_3": self._t5[1],
         }
         self._patch: int = parts.transformer.config.patch_size
 
@@ -54,16 +55,17 @@ class StableDiffusion3(TransformerModel):
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
         texts = ["" if prompt is None else prompt for prompt in prompts]
         num_tokens = self._clips[0][0].model_max_length
-        outputs = [text_outputs(clip, texts, num_tokens, output_hidden_states=True) for clip in self._clips]
+        outputs = [text_outputs(clip, texts, num_tokens, output_hidden_states=True)[0] for clip in self._clips]
         pooled_BP = torch.cat([each[0] for each in outputs], dim=-1)
         clip_BTD = torch.cat([each.hidden_states[-2] for each in outputs], dim=-1)
-        t5_BTD = text_outputs(self._t5, texts, _MAX_TOKENS).last_hidden_state
+        of_t5, num_cut = text_outputs(self._t5, texts, _MAX_TOKENS)
+        t5_BTD = of_t5.last_hidden_state
         clip_BTD = torch.nn.functional.pad(clip_BTD, (0, t5_BTD.shape[-1] - clip_BTD.shape[-1]))
         tokens_BTD = torch.cat([clip_BTD, t5_BTD], dim=1)
         return [
-            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P})
-            for tokens_TD, pooled_P in zip(
-                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), strict=True
+            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P}, cut)
+            for tokens_TD, pooled_P, cut in zip(
+                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), num_cut, strict=True
             )
         ]
 

@@ -1,4 +1,4 @@
-"""What models with a transformer share: the transformer that denoises latents, how it is loaded, and its text encoders.
+"""The base of models with a transformer: the part that denoises latents, how it is loaded, and its text encoders.
 
 Shapes: B images or prompts, T tokens of a prompt, C latent channels, H × W latent size.
 """
@@ -13,12 +13,12 @@ import torch
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.diffusion.block_compilation import compile_blocks
-from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.conditioning import Conditioning, num_cut_of
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
 from noria.models.diffusion.latent_model import LatentModel
 from noria.models.diffusion.part_loading import (
     DTYPES,
-    load_part,
+    load_denoiser,
     load_scheduler_config,
     load_text_encoder,
     load_vae,
@@ -32,7 +32,7 @@ TRAIN_STEPS = 1000
 """Of the scheduler, whose timesteps are this times the noise level."""
 
 QWEN_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-"""What Qwen's chat template makes of one message. A folder's own template is a program, and is not run."""
+"""A message in Qwen's chat template. A folder's own template is a program, and is not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class TransformerModel(LatentModel):
     The transformer predicts a velocity, or else a family has its own `clean_weights`.
     """
 
-    transformer_class: ClassVar[str]  # of diffusers
-    text_classes: ClassVar[tuple[tuple[str, str], ...]]  # of transformers: of each text encoder the tokenizer, itself
+    transformer_class: ClassVar[str]  # a class of diffusers
+    text_classes: ClassVar[tuple[tuple[str, str], ...]]  # classes of transformers: tokenizer and model of each
     pads_right: ClassVar[bool] = False  # tokenizers pad at the end, whatever their files say
 
     def __init__(
@@ -67,9 +67,7 @@ class TransformerModel(LatentModel):
 
         By default `latent_channels` are the inputs of the transformer.
 
-        Raises:
-            ConfigError: a setting does not work with these models.
-
+        Raises ConfigError: a setting does not work with these models.
         """
         if config.compile:
             raise ConfigError(
@@ -110,7 +108,7 @@ class TransformerModel(LatentModel):
                 )
                 for number, (tokenizer, text_encoder) in enumerate(cls.text_classes, start=1)
             )
-            transformer = load_part(getattr(diffusers, cls.transformer_class), spec, "transformer", dtype, device)
+            transformer = load_denoiser(getattr(diffusers, cls.transformer_class), spec, config, device)
             vae = load_vae(spec, dtype, device)
             return cls(TransformerParts(spec, text_encoders, transformer, vae, load_scheduler_config(spec)), config)
 
@@ -136,8 +134,10 @@ class TransformerModel(LatentModel):
         """Return the conditioning of each prompt: its outputs from `start` to the padding at the end."""
         lengths = tokens.attention_mask.sum(1).tolist()
         return [
-            Conditioning({name: output_TD[start:length]})
-            for output_TD, length in zip(outputs_BTD.to(self.device, self.dtype), lengths, strict=True)
+            Conditioning({name: output_TD[start:length]}, num_cut=num_cut)
+            for output_TD, length, num_cut in zip(
+                outputs_BTD.to(self.device, self.dtype), lengths, num_cut_of(tokens), strict=True
+            )
         ]
 
 
@@ -147,9 +147,7 @@ def set_attention(transformer: Any, name: str) -> None:
     Torch's own is chosen, too: else a variable of the environment, DIFFUSERS_ATTN_BACKEND, would. Other models of the
     process keep theirs: diffusers makes the chosen one the default of the process, which is restored here.
 
-    Raises:
-        ConfigError: its package is not installed.
-
+    Raises ConfigError: its package is not installed.
     """
     from diffusers import attention_backend
 
@@ -160,11 +158,13 @@ def set_attention(transformer: Any, name: str) -> None:
         raise ConfigError(f"engine.attention is {name!r}, which does not work here: {error} Or use 'auto'.") from error
 
 
-def text_outputs(encoder: tuple[Any, Any], texts: Sequence[str], num_tokens: int, **options: bool) -> Any:
-    """Return the outputs of a text encoder for texts, each cut or padded to so many tokens.
+def text_outputs(
+    encoder: tuple[Any, Any], texts: Sequence[str], num_tokens: int, **options: bool
+) -> tuple[Any, list[int]]:
+    """Return the outputs of a text encoder for texts, each cut or padded to so many tokens, and how many were cut.
 
     `encoder` is a tokenizer with its text encoder; padding is not masked, as in diffusers' pipelines.
     """
     tokenizer, text_encoder = encoder
     tokens = tokenizer(list(texts), padding="max_length", max_length=num_tokens, truncation=True, return_tensors="pt")
-    return text_encoder(tokens.input_ids.to(text_encoder.device), **options)
+    return text_encoder(tokens.input_ids.to(text_encoder.device), **options), num_cut_of(tokens)

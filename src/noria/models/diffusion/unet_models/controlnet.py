@@ -8,7 +8,7 @@ Shapes: R rows of a call, N of them steered by one ControlNet, C latent channels
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class ControlRows:
 
     name: str
     positions_N: torch.Tensor  # in the call
-    images_N3hw: torch.Tensor  # of the images' size; 0 to 1
+    images_N3hw: torch.Tensor  # control images in the images' size; 0 to 1
     scales_N: torch.Tensor  # float32
     num_rows: int
 
@@ -52,14 +52,14 @@ class ControlNets:
     ) -> dict[str, Any]:
         """Return arguments for the UNet: of no rows none. `added` are [R, …] of what SDXL is conditioned on besides."""
         sums: list[torch.Tensor] = []
-        for rows in controls:
+        for rows, length in _by_length(controls, conditioning):
             part, at = self._parts[rows.name], rows.positions_N
             down, middle = part(
                 latents_RCHW[at, : part.config.in_channels]
                 .to(part.dtype)
                 .contiguous(memory_format=self._memory_format),
                 timesteps_R[at],
-                **{name: tokens[at] for name, tokens in conditioning.tokens.items()},
+                **{name: tokens[at, :length] for name, tokens in conditioning.tokens.items()},
                 controlnet_cond=rows.images_N3hw.to(part.dtype),
                 conditioning_scale=rows.scales_N[:, None, None, None],
                 added_cond_kwargs=None if added is None else {name: tensor[at] for name, tensor in added.items()},
@@ -73,6 +73,25 @@ class ControlNets:
         if not sums:
             return {}
         return {"down_block_additional_residuals": tuple(sums[:-1]), "mid_block_additional_residual": sums[-1]}
+
+
+def _by_length(
+    controls: Sequence[ControlRows], conditioning: ConditioningRows
+) -> Iterator[tuple[ControlRows, int | None]]:
+    """Yield the rows of each call of a ControlNet, and their number of tokens; None: all.
+
+    It takes no mask, so that a call has rows of one number of tokens.
+    """
+    for rows in controls:
+        if conditioning.mask_RT is None:
+            yield rows, None
+            continue
+        positions = rows.positions_N[: rows.num_rows].tolist()
+        lengths = [conditioning.lengths[position] for position in positions]
+        for length in sorted({*lengths}):
+            chosen = [k for k, each in enumerate(lengths) if each == length]
+            at = rows.positions_N[chosen], rows.images_N3hw[chosen], rows.scales_N[chosen]
+            yield ControlRows(rows.name, *at, len(chosen)), length
 
 
 _loaded: "weakref.WeakValueDictionary[tuple[object, ...], Any]" = weakref.WeakValueDictionary()

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 MAX_LATENTS = 8 * 64 * 64
 """R × H × W of the largest calls that are captured; larger ones keep an H200 busy (docs/benchmarks/device.md)."""
 
-_MAX_GRAPHS = 128  # of one UNet; it has one for each shape of its inputs
+_MAX_GRAPHS = 128  # graphs of one UNet; it has one for each shape of its inputs
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _are_disabled: ContextVar[bool] = ContextVar("are_disabled", default=False)
 

@@ -27,8 +27,10 @@ from noria.models.diffusion.part_loading import (
     text_encoder_placement,
     unquantized_dtype,
 )
+from noria.models.diffusion.prompts.clip_prompt import PromptText
+from noria.models.diffusion.unet_models.clip_encoding import TextEncoder
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
-from noria.models.diffusion.unet_models.xl_conditioning import TextEncoder, size_ids, text_encode
+from noria.models.diffusion.unet_models.xl_conditioning import size_ids, text_encode
 from noria.models.refiner_folders import FAMILY, RefinerFolder, RefinerFolders
 from noria.models.weights import read_object
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -57,8 +59,8 @@ class Refiner:
         self._text_encoder, self._latent_scale = text_encoder, latent_scale
         self._denoiser = DenoisingUnet(unet, self.scheduler_config, config)
 
-    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
-        """Return the conditioning of each prompt, as by diffusers' `encode_prompt`; of None it is zeros."""
+    def text_encode(self, prompts: Sequence[PromptText]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, as `xl_conditioning.py` makes it; of None it is zeros."""
         return [
             _with_score(each, _SCORE) for each in text_encode([self._text_encoder], prompts, self.device, self.dtype)
         ]
@@ -105,9 +107,7 @@ def load_refiner(
 
     `text_encoder_2` is the model's, which is the refiner's, too, if the folders have the same.
 
-    Raises:
-        ModelError: the folder is damaged, or its weights do not match its configuration.
-
+    Raises ModelError: the folder is damaged, or its weights do not match its configuration.
     """
     from diffusers import UNet2DConditionModel
     from transformers import CLIPTextModelWithProjection, CLIPTokenizer

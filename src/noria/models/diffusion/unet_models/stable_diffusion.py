@@ -17,13 +17,15 @@ from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.part_loading import (
     DTYPES,
-    load_part,
+    load_denoiser,
     load_scheduler_config,
     load_text_encoder,
     load_vae,
     loading,
     text_encoder_placement,
 )
+from noria.models.diffusion.prompts.clip_prompt import PromptText
+from noria.models.diffusion.unet_models.clip_encoding import clip_encode
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -48,22 +50,19 @@ class StableDiffusion(UnetModel):
         super().__init__(unet, vae, controlnets, scheduler_config, config, guidance)
         self.tokenizer, self.text_encoder = tokenizer, text_encoder
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet, "text_encoder": text_encoder}
-        self._num_tokens: int = tokenizer.model_max_length
 
     @classmethod
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "StableDiffusion":
         """Read the parts of `spec.folder` onto `device`.
 
-        Raises:
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
+        Raises ModelError: diffusers or transformers cannot read a part; the message contains their reason.
         """
         dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
             from diffusers import UNet2DConditionModel
             from transformers import CLIPTextModel, CLIPTokenizer
 
-            unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
+            unet = load_denoiser(UNet2DConditionModel, spec, config, device)
             return cls(
                 *load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement),
                 unet,
@@ -74,20 +73,27 @@ class StableDiffusion(UnetModel):
                 Guidance(rescale=spec.guidance_rescale, embedded=unet.config.time_cond_proj_dim is not None),
             )
 
-    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
-        """Return the conditioning of each prompt, padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
-        tokens = self.tokenizer(
-            list(prompts), padding="max_length", max_length=self._num_tokens, truncation=True, return_tensors="pt"
-        )
-        mask = (
-            tokens.attention_mask.to(self.text_encoder.device)
-            if getattr(self.text_encoder.config, "use_attention_mask", False)
-            else None
-        )
-        embeddings_BTD = self.text_encoder(tokens.input_ids.to(self.text_encoder.device), attention_mask=mask)[0]
+    def text_encode(self, prompts: Sequence[PromptText]) -> list[Conditioning]:
+        """Return the conditioning of each prompt: plain ones padded or truncated, as by diffusers' `encode_prompt`."""
+        encoder = self.tokenizer, self.text_encoder
+        has_mask = getattr(self.text_encoder.config, "use_attention_mask", False)
         return [
-            Conditioning({"encoder_hidden_states": each_TD}) for each_TD in embeddings_BTD.to(self.device, self.dtype)
+            Conditioning(
+                {"encoder_hidden_states": each.tokens_TD.to(self.device, self.dtype)},
+                num_cut=each.num_cut,
+                is_repeatable=True,
+            )
+            for each in clip_encode(encoder, prompts, self._read_layer, has_mask=has_mask)
         ]
+
+    def _read_layer(self, outputs: Any, clip_skip: int | None) -> torch.Tensor:
+        """Return the outputs of the last layer, or of another one from the end, normalized as the last one's."""
+        if clip_skip is None:
+            last_BTD: torch.Tensor = outputs[0]
+            return last_BTD
+        text_model = getattr(self.text_encoder, "text_model", self.text_encoder)  # before and after transformers 5
+        layer_BTD: torch.Tensor = text_model.final_layer_norm(outputs.hidden_states[-clip_skip])
+        return layer_BTD
 
     def predict(
         self,

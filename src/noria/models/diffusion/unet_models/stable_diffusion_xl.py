@@ -20,7 +20,7 @@ from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.part_loading import (
     DTYPES,
-    load_part,
+    load_denoiser,
     load_pipeline_config,
     load_scheduler_config,
     load_text_encoder,
@@ -28,10 +28,12 @@ from noria.models.diffusion.part_loading import (
     loading,
     text_encoder_placement,
 )
+from noria.models.diffusion.prompts.clip_prompt import PromptText
+from noria.models.diffusion.unet_models.clip_encoding import TextEncoder
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
 from noria.models.diffusion.unet_models.refiner import Refiner, load_refiner
 from noria.models.diffusion.unet_models.unet_model import UnetModel
-from noria.models.diffusion.unet_models.xl_conditioning import TextEncoder, size_ids, text_encode
+from noria.models.diffusion.unet_models.xl_conditioning import size_ids, text_encode
 from noria.models.diffusion.vae import without_overflow
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
@@ -68,9 +70,7 @@ class StableDiffusionXL(UnetModel):
     def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "StableDiffusionXL":
         """Read the parts of `spec.folder` onto `device`.
 
-        Raises:
-            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
+        Raises ModelError: diffusers or transformers cannot read a part; the message contains their reason.
         """
         dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         with loading(spec):
@@ -79,7 +79,7 @@ class StableDiffusionXL(UnetModel):
 
             first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement)
             second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", *placement)
-            unet = load_part(UNet2DConditionModel, spec, "unet", dtype, device)
+            unet = load_denoiser(UNet2DConditionModel, spec, config, device)
             vae = without_overflow(load_vae(spec, dtype, device))
             zeros = load_pipeline_config(spec).get("force_zeros_for_empty_prompt", True)
             guidance = Guidance(
@@ -92,8 +92,8 @@ class StableDiffusionXL(UnetModel):
             model.refiner = load_refiner(spec, config, device, model.latent_scale, second[1])
             return model
 
-    def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
-        """Return the conditioning of each prompt, as by diffusers' `encode_prompt`; of None it is zeros."""
+    def text_encode(self, prompts: Sequence[PromptText]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, as `xl_conditioning.py` makes it; of None it is zeros."""
         return text_encode(self._text_encoders, prompts, self.device, self.dtype)
 
     def predict(

@@ -85,9 +85,7 @@ def memory_format(config: EngineConfig) -> torch.memory_format:
 def configure(part: Any, config: EngineConfig) -> None:
     """Lay out a UNet's or a ControlNet's weights, and choose its attention, as `config` says.
 
-    Raises:
-        ConfigError: as `set_attention`.
-
+    Raises ConfigError: as `set_attention`.
     """
     part.to(memory_format=memory_format(config))
     set_attention(part, config.attention)
@@ -96,9 +94,7 @@ def configure(part: Any, config: EngineConfig) -> None:
 def set_attention(unet: Any, kind: str) -> None:
     """Choose the UNet's implementation of attention, by the values of `engine.attention`.
 
-    Raises:
-        ConfigError: xformers is not installed or does not work on this device.
-
+    Raises ConfigError: xformers is not installed or does not work on this device.
     """
     if kind in ("auto", "sdpa"):  # torch's scaled_dot_product_attention, diffusers' default
         from diffusers.models.attention_processor import AttnProcessor2_0

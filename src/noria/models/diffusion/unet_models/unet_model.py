@@ -1,4 +1,4 @@
-"""What Stable Diffusion and XL share: a UNet that denoises latents, and ControlNets that steer it.
+"""The base of Stable Diffusion and XL: a UNet that denoises latents, and ControlNets that steer it.
 
 Shapes: B images.
 """

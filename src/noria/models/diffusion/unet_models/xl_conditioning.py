@@ -1,4 +1,4 @@
-"""What Stable Diffusion XL and its refiner are conditioned on: the outputs of text encoders, and sizes.
+"""The conditions of Stable Diffusion XL and its refiner: the outputs of text encoders, and sizes.
 
 Shapes: B prompts, T tokens, D text width, P width of the pooled output.
 """
@@ -10,39 +10,39 @@ from typing import Any
 import torch
 
 from noria.models.diffusion.conditioning import Conditioning
-
-TextEncoder = tuple[Any, Any]
-"""A tokenizer and its text encoder."""
+from noria.models.diffusion.folders.unet_models.stable_diffusion_xl_folder import CLIP_SKIP
+from noria.models.diffusion.prompts.clip_prompt import PromptText
+from noria.models.diffusion.unet_models.clip_encoding import TextEncoder, clip_encode
 
 
 def text_encode(
-    text_encoders: Sequence[TextEncoder], prompts: Sequence[str | None], device: torch.device, dtype: torch.dtype
+    text_encoders: Sequence[TextEncoder], prompts: Sequence[PromptText], device: torch.device, dtype: torch.dtype
 ) -> list[Conditioning]:
-    """Return the conditioning of each prompt, as by diffusers' `encode_prompt`; of None it is zeros.
+    """Return the conditioning of each prompt, of a plain one as by diffusers' `encode_prompt`; of None it is zeros.
 
     It has the tokens of all encoders side by side, and the pooled output of the last one.
     """
-    texts = ["" if prompt is None else prompt for prompt in prompts]
-    hidden, pooled_BP = [], None
-    for tokenizer, text_encoder in text_encoders:
-        tokens = tokenizer(
-            texts, padding="max_length", max_length=tokenizer.model_max_length, truncation=True, return_tensors="pt"
+    encoded = [clip_encode(encoder, prompts, _read_layer) for encoder in text_encoders]
+    found = []
+    for prompt, *of_encoders in zip(prompts, *encoded, strict=True):
+        pooled_P = of_encoders[-1].pooled_P
+        assert pooled_P is not None
+        length = min(len(each.tokens_TD) for each in of_encoders)  # tokenizers may differ in a folder
+        tokens_TD = torch.cat([each.tokens_TD[:length] for each in of_encoders], dim=-1).to(device, dtype)
+        pooled_P = pooled_P.to(device, dtype)
+        if prompt is None:
+            tokens_TD, pooled_P = torch.zeros_like(tokens_TD), torch.zeros_like(pooled_P)
+        num_cut = 0 if prompt is None else of_encoders[-1].num_cut
+        found.append(
+            Conditioning({"encoder_hidden_states": tokens_TD}, {"text_embeds": pooled_P}, num_cut, is_repeatable=True)
         )
-        outputs = text_encoder(tokens.input_ids.to(text_encoder.device), output_hidden_states=True)
-        hidden.append(outputs.hidden_states[-2])
-        pooled_BP = outputs[0]  # with a projection, its pooled output comes first
-    assert pooled_BP is not None
-    embeddings_BTD = torch.cat(hidden, dim=-1).to(device, dtype)
-    return [
-        _conditioning(tokens_TD, pooled_P)
-        if prompt is not None
-        else _conditioning(torch.zeros_like(tokens_TD), torch.zeros_like(pooled_P))
-        for prompt, tokens_TD, pooled_P in zip(prompts, embeddings_BTD, pooled_BP.to(device, dtype), strict=True)
-    ]
+    return found
 
 
-def _conditioning(tokens_TD: torch.Tensor, pooled_P: torch.Tensor) -> Conditioning:
-    return Conditioning({"encoder_hidden_states": tokens_TD}, {"text_embeds": pooled_P})
+def _read_layer(outputs: Any, clip_skip: int | None) -> torch.Tensor:
+    """Return the outputs of the last layer but one, or of another one from the end, as they are."""
+    layer_BTD: torch.Tensor = outputs.hidden_states[-(clip_skip or CLIP_SKIP)]
+    return layer_BTD
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,14 +3,13 @@
 import pathlib
 from typing import Any
 
-from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides, VaeConfig
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, Sides, VaeConfig
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
+    PACKING,
     PATCH,
     SCHEDULERS_WITH_SIGMAS,
-    check_fit,
+    TransformerFolder,
     packed_schedulers,
-    read_flow_scheduler,
-    read_t5,
 )
 from noria.models.diffusion.folders.unet_models.unet_folder import read_text_encoder
 from noria.models.family import Family
@@ -19,7 +18,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 KONTEXT = "FluxKontextPipeline"
 
 _KONTEXT_GUIDANCE = 2.5  # its authors'
-_TRAINED_LATENTS = 128  # of a side: about a million pixels
+_TRAINED_LATENTS = 128  # latents of a side: about a million pixels
 
 
 class _Transformer(PartConfig, frozen=True):
@@ -35,8 +34,8 @@ class _Transformer(PartConfig, frozen=True):
 
 def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     """Check all parts of a folder and return its spec, as `Family.inspect` does."""
-    folder = PipelineFolder.open(path, family)
-    scheduler = read_flow_scheduler(folder)
+    folder = TransformerFolder.open(path, family)
+    scheduler = folder.read_flow_scheduler()
     transformer, vae = _read_sizes(folder)
     expected = {"in_channels": (1, transformer.in_channels)}
     folder.check_layer("transformer", ("x_embedder.weight", "img_in.weight"), expected)
@@ -63,11 +62,11 @@ def packed_sides(vae: VaeConfig) -> Sides:
     return Sides(side_px, side_px, 2 * multiple_px, 2 * side_px, multiple_px)
 
 
-def _read_sizes(folder: PipelineFolder) -> tuple[_Transformer, VaeConfig]:
+def _read_sizes(folder: TransformerFolder) -> tuple[_Transformer, VaeConfig]:
     """Read the configurations, and check that the parts fit together."""
     transformer = folder.read_part("transformer", _Transformer)
     vae = folder.read_part("vae", VaeConfig)
-    t5, clip = read_t5(folder, "_2"), read_text_encoder(folder, "")
+    t5, clip = folder.read_t5("_2"), read_text_encoder(folder, "")
     channels = vae.latent_channels * PATCH**2
     fill_channels = 2 * channels + vae.factor**2 * PATCH**2
     in_channels = fill_channels if transformer.in_channels == fill_channels else channels
@@ -75,9 +74,8 @@ def _read_sizes(folder: PipelineFolder) -> tuple[_Transformer, VaeConfig]:
         f"the VAE's latent channels in blocks of 2 × 2; of Fill {fill_channels}, with mask and image; models for depth "
         "or edges are not supported"
     )
-    check_fit(
-        folder,
-        ("patch_size", transformer.patch_size, 1, "the pipeline packs latents itself"),
+    folder.check_fit(
+        ("patch_size", transformer.patch_size, 1, PACKING),
         ("in_channels", transformer.in_channels, in_channels, meaning),
         ("out_channels", transformer.out_channels or transformer.in_channels, channels, "those of the latents"),
         ("joint_attention_dim", transformer.joint_attention_dim, t5.d_model, "d_model of text_encoder_2"),

@@ -6,18 +6,18 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
-    check_qwen_layers,
     qwen_sides,
     read_qwen_text_encoder,
     read_qwen_vae,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
+    HEADS,
     PATCH,
     SCHEDULERS_WITH_SIGMAS,
-    check_fit,
-    read_euler_scheduler,
+    Axes,
+    TransformerFolder,
 )
 from noria.models.family import Family
 from noria.models.weights import read_struct
@@ -48,15 +48,15 @@ class _Transformer(PartConfig, frozen=True):
     num_attention_heads: Count = 48
     text_hidden_dim: Count = 2560
     num_text_layers: Count = 12
-    axes_dims_rope: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = (32, 48, 48)
+    axes_dims_rope: Axes = (32, 48, 48)
 
 
 def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     """Check all parts of a folder and return its spec, as `Family.inspect` does."""
-    folder = PipelineFolder.open(path, family)
+    folder = TransformerFolder.open(path, family)
     index_file = path / "model_index.json"
     index = read_struct(index_file, Krea2Index)
-    read_euler_scheduler(folder)
+    folder.read_euler_scheduler()
     text_encoder, vae = read_qwen_text_encoder(folder, "qwen3_vl"), read_qwen_vae(folder)
     if max(index.text_layers) > text_encoder.num_hidden_layers:
         raise ModelError(
@@ -65,16 +65,14 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
         )
     transformer = folder.read_part("transformer", _Transformer)
     channels, heads = vae.z_dim * PATCH**2, transformer.attention_head_dim
-    check_fit(
-        folder,
+    folder.check_fit(
         ("in_channels", transformer.in_channels, channels, "the VAE's z_dim in blocks of 2 × 2"),
         ("text_hidden_dim", transformer.text_hidden_dim, text_encoder.hidden_size, "hidden_size of text_encoder"),
         ("num_text_layers", transformer.num_text_layers, len(index.text_layers), "as many as the pipeline selects"),
         ("the sum of axes_dims_rope", sum(transformer.axes_dims_rope), heads, "attention_head_dim"),
     )
-    check_qwen_layers(folder, text_encoder, vae)
     expected = {
-        "num_attention_heads × attention_head_dim": (0, transformer.num_attention_heads * heads),
+        HEADS: (0, transformer.num_attention_heads * heads),
         "text_hidden_dim": (1, transformer.text_hidden_dim),
     }
     names = ("txt_in.linear_1.weight", "txtmlp.1.weight")

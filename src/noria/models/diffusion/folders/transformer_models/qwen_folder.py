@@ -1,4 +1,4 @@
-"""What the folders of Qwen-Image and of Krea 2 have in common: the text encoder, one of Qwen's, and the VAE."""
+"""The common part of the folders of Qwen-Image and of Krea 2: the text encoder, one of Qwen's, and the VAE."""
 
 from typing import Annotated, Literal
 
@@ -13,10 +13,10 @@ SYSTEM_PROMPT = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
     "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
 )
-"""What precedes a prompt, by the pipelines themselves. A folder's own template is a program, and is not run."""
+"""The text before a prompt, by the pipelines themselves. A folder's own template is a program, and is not run."""
 
 END_OF_CHAT = "<|im_end|>\n<|im_start|>assistant\n"
-"""What follows a prompt."""
+"""The text after a prompt."""
 
 NUM_SYSTEM_TOKENS = 34
 """Of `SYSTEM_PROMPT`: their outputs are dropped, whatever the tokenizer."""
@@ -26,8 +26,8 @@ MAX_PROMPT_TOKENS = 512
 
 _Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
 _Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
-_DEFAULT_LATENTS = 128  # of a side, diffusers' default; Qwen-Image was trained at about 1.3 to 1.7 million pixels
-_NUM_PUBLISHED_CHANNELS = 16  # of which diffusers' default has means and deviations
+_DEFAULT_LATENTS = 128  # latents a side, diffusers' default; Qwen-Image was trained at about 1.3 to 1.7 million pixels
+_NUM_PUBLISHED_CHANNELS = 16  # channels of which diffusers' default has means and deviations
 
 
 class QwenVaeConfig(PartConfig, frozen=True):
@@ -74,6 +74,8 @@ def read_qwen_vae(folder: PipelineFolder) -> QwenVaeConfig:
             raise ModelError(f"{file}: {name} has {got} entries; expected are {wanted}, {whose}. {REDOWNLOAD_HINT}")
     if not all(vae.latents_std):
         raise ModelError(f"{file}: latents_std has a zero, by which latents would be divided. {REDOWNLOAD_HINT}")
+    decoder = {"base_dim × dim_mult": (0, vae.base_dim * vae.dim_mult[-1]), "z_dim": (1, vae.z_dim)}
+    folder.check_layer("vae", ("decoder.conv_in.weight",), decoder)
     return vae
 
 
@@ -86,14 +88,8 @@ def read_qwen_text_encoder(folder: PipelineFolder, model_type: str) -> QwenTextC
     of_text = tree.get("text_config")  # older versions of transformers write its settings beside the others
     text_encoder = convert(file, of_text if isinstance(of_text, dict) else tree, QwenTextConfig)
     check_vocabulary(folder.path / "tokenizer", text_encoder.vocab_size)
-    return text_encoder
-
-
-def check_qwen_layers(folder: PipelineFolder, text_encoder: QwenTextConfig, vae: QwenVaeConfig) -> None:
-    """Check one tensor of the text encoder and of the VAE."""
     embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
     # As transformers 5 names it in the part alone and below a head, and as older versions do.
     names = ("language_model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
     folder.check_layer("text_encoder", (*names, "model.embed_tokens.weight"), embedding)
-    decoder = {"base_dim × dim_mult": (0, vae.base_dim * vae.dim_mult[-1]), "z_dim": (1, vae.z_dim)}
-    folder.check_layer("vae", ("decoder.conv_in.weight",), decoder)
+    return text_encoder

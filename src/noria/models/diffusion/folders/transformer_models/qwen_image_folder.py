@@ -1,23 +1,20 @@
 """Checks and describes a folder of Qwen-Image: tokenizer, text_encoder (Qwen2.5-VL), transformer, vae, scheduler."""
 
 import pathlib
-from typing import Annotated
-
-from msgspec import Meta
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
-    check_qwen_layers,
     qwen_sides,
     read_qwen_text_encoder,
     read_qwen_vae,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
+    HEADS,
     PATCH,
     SCHEDULERS_WITH_SIGMAS,
-    check_fit,
-    read_euler_scheduler,
+    Axes,
+    TransformerFolder,
 )
 from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -39,7 +36,7 @@ class _Transformer(PartConfig, frozen=True):
     attention_head_dim: Count = 128
     num_attention_heads: Count = 24
     joint_attention_dim: Count = 3584
-    axes_dims_rope: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = (16, 56, 56)
+    axes_dims_rope: Axes = (16, 56, 56)
     guidance_embeds: bool = False
     zero_cond_t: bool = False
     use_additional_t_cond: bool = False
@@ -48,8 +45,8 @@ class _Transformer(PartConfig, frozen=True):
 
 def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     """Check all parts of a folder and return its spec, as `Family.inspect` does."""
-    folder = PipelineFolder.open(path, family)
-    read_euler_scheduler(folder)
+    folder = TransformerFolder.open(path, family)
+    folder.read_euler_scheduler()
     text_encoder, vae = read_qwen_text_encoder(folder, "qwen2_5_vl"), read_qwen_vae(folder)
     transformer = folder.read_part("transformer", _Transformer)
     for setting, model in _OTHER_MODELS.items():
@@ -59,17 +56,15 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
                 "image."
             )
     channels, heads = vae.z_dim * PATCH**2, transformer.attention_head_dim
-    check_fit(
-        folder,
+    folder.check_fit(
         ("patch_size", transformer.patch_size, PATCH, "that of the pipeline"),
         ("in_channels", transformer.in_channels, channels, "the VAE's z_dim in blocks of 2 × 2"),
         ("out_channels", transformer.out_channels or transformer.in_channels, vae.z_dim, "the VAE's z_dim"),
         ("joint_attention_dim", transformer.joint_attention_dim, text_encoder.hidden_size, "that of text_encoder"),
         ("the sum of axes_dims_rope", sum(transformer.axes_dims_rope), heads, "attention_head_dim"),
     )
-    check_qwen_layers(folder, text_encoder, vae)
     expected = {
-        "num_attention_heads × attention_head_dim": (0, transformer.num_attention_heads * heads),
+        HEADS: (0, transformer.num_attention_heads * heads),
         "joint_attention_dim": (1, transformer.joint_attention_dim),
     }
     folder.check_layer("transformer", ("txt_in.weight",), expected)

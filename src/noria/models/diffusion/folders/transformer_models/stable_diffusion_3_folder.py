@@ -2,8 +2,8 @@
 
 import pathlib
 
-from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides, VaeConfig
-from noria.models.diffusion.folders.transformer_models.transformer_folder import check_fit, read_flow_scheduler, read_t5
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, Sides, VaeConfig
+from noria.models.diffusion.folders.transformer_models.transformer_folder import TransformerFolder
 from noria.models.diffusion.folders.unet_models.unet_folder import read_text_encoder
 from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -27,8 +27,8 @@ class _Transformer(PartConfig, frozen=True):
 
 def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     """Check all parts of a folder and return its spec, as `Family.inspect` does."""
-    folder = PipelineFolder.open(path, family)
-    scheduler = read_flow_scheduler(folder)
+    folder = TransformerFolder.open(path, family)
+    scheduler = folder.read_flow_scheduler()
     transformer, vae = _read_sizes(folder)
     expected = {"in_channels": (1, transformer.in_channels)}
     names = ("pos_embed.proj.weight", "x_embedder.proj.weight")
@@ -45,15 +45,14 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
 
 
-def _read_sizes(folder: PipelineFolder) -> tuple[_Transformer, VaeConfig]:
+def _read_sizes(folder: TransformerFolder) -> tuple[_Transformer, VaeConfig]:
     """Read the configurations, and check that the parts fit together."""
     transformer = folder.read_part("transformer", _Transformer)
     vae = folder.read_part("vae", VaeConfig)
-    t5 = read_t5(folder, "_3")
+    t5 = folder.read_t5("_3")
     clips = [read_text_encoder(folder, suffix) for suffix in ("", "_2")]
     pooled = sum(clip.projection_dim for clip in clips)
-    check_fit(
-        folder,
+    folder.check_fit(
         ("in_channels", transformer.in_channels, vae.latent_channels, "the VAE's latent_channels"),
         ("out_channels", transformer.out_channels, vae.latent_channels, "the VAE's latent_channels"),
         ("joint_attention_dim", transformer.joint_attention_dim, t5.d_model, "d_model of text_encoder_3"),

@@ -6,22 +6,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import (
-    Count,
-    Overrides,
-    PartConfig,
-    PipelineFolder,
-    Sides,
-    VaeConfig,
-)
+from noria.models.diffusion.folders.pipeline_folder import Count, Overrides, PartConfig, Sides, VaeConfig
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
     MAX_PROMPT_TOKENS,
     PATCH,
+    Axes,
     Qwen3Config,
-    check_fit,
-    check_language_model,
-    read_euler_scheduler,
-    read_language_model,
+    TransformerFolder,
 )
 from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -31,11 +22,7 @@ _SCHEDULERS = ("flow-euler",)
 
 _SIDE_PX = 1024  # that the published models were trained at, and the default of diffusers
 _MAX_SIDE_PX = 2048
-_TURBO_SHIFT = 3.0  # of the scheduler of the distilled model; that of the other is 6
-
-
-Axes = Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)]
-"""Of frames and prompt, of rows and of columns of tokens."""
+_TURBO_SHIFT = 3.0  # shift of the scheduler of the distilled model; that of the other is 6
 
 
 class _Transformer(PartConfig, frozen=True):
@@ -53,21 +40,20 @@ class _Transformer(PartConfig, frozen=True):
 
 
 class _ZImageOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
-    cfg_normalization: Annotated[float, Meta(ge=0, le=10)] = 0.0  # of all requests, as of diffusers' pipeline; 0: off
+    cfg_normalization: Annotated[float, Meta(ge=0, le=10)] = 0.0  # requests share it, as in diffusers' pipeline; 0: off
 
 
 def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     """Check all parts of a folder and return its spec, as `Family.inspect` does."""
-    folder = PipelineFolder.open(path, family)
-    scheduler = read_euler_scheduler(folder)
-    text_encoder = read_language_model(folder, Qwen3Config)
+    folder = TransformerFolder.open(path, family)
+    scheduler = folder.read_euler_scheduler()
+    text_encoder = folder.read_language_model(Qwen3Config)
     transformer = folder.read_part("transformer", _Transformer)
     vae = folder.read_part("vae", VaeConfig)
     _check_fit(folder, transformer, text_encoder, vae)
-    check_language_model(folder, text_encoder)
     caption = {"dim": (0, transformer.dim), "cap_feat_dim": (1, transformer.cap_feat_dim)}
     folder.check_layer("transformer", ("cap_embedder.1.weight",), caption)
-    folder.check_layer("vae", ("decoder.conv_in.weight",), {"latent_channels": (1, vae.latent_channels)})
+    folder.check_vae(vae)
     overrides, is_turbo = folder.read_overrides(_ZImageOverrides), scheduler.shift == _TURBO_SHIFT
     steps, guidance = (9, 0.0) if is_turbo else (50, 5.0)
     multiple_px = PATCH * vae.factor
@@ -83,7 +69,7 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
 
 
-def _check_fit(folder: PipelineFolder, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig) -> None:
+def _check_fit(folder: TransformerFolder, transformer: _Transformer, text_encoder: Qwen3Config, vae: VaeConfig) -> None:
     """Check that the transformer is one for text to image, and fits text encoder and VAE."""
     file = folder.config_file("transformer")
     if transformer.siglip_feat_dim is not None:
@@ -97,8 +83,7 @@ def _check_fit(folder: PipelineFolder, transformer: _Transformer, text_encoder: 
             f"supported are {(PATCH,)} and {(1,)}."
         )
     inner = transformer.n_heads * sum(transformer.axes_dims)
-    check_fit(
-        folder,
+    folder.check_fit(
         ("in_channels", transformer.in_channels, vae.latent_channels, "latent_channels of the VAE"),
         ("cap_feat_dim", transformer.cap_feat_dim, text_encoder.hidden_size, "hidden_size of text_encoder"),
         ("dim", transformer.dim, inner, "n_heads times the sum of axes_dims"),

@@ -1,6 +1,5 @@
 """Checks and describes a folder of a ControlNet, as diffusers saves a ControlNetModel, and says which UNets it fits."""
 
-import hashlib
 import pathlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -15,6 +14,7 @@ from noria.models.weights import (
     read_struct,
     read_text,
     read_weights,
+    short_digest,
     weight_files,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -22,7 +22,6 @@ from noria.protocol.diffusion import DiffusionModelSpec
 STEM = "diffusion_pytorch_model"
 """The name of its weight files, without variant, shard and ".safetensors"."""
 
-_NUM_DIGEST_CHARS = 12  # as a model's fingerprint
 _Counts = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
 
 
@@ -39,16 +38,10 @@ class _DownPath(PartConfig, frozen=True):
 
     def settings(self) -> dict[str, object]:
         """Return what must be equal, by name, in one form."""
-        layers = self.layers_per_block
-        return {
-            "in_channels": self.in_channels,
-            "block_out_channels": self.block_out_channels,
-            "layers_per_block": (layers,) * len(self.block_out_channels) if isinstance(layers, int) else layers,
-            "cross_attention_dim": self.cross_attention_dim,
-            "addition_embed_type": self.addition_embed_type,
-            "addition_time_embed_dim": self.addition_time_embed_dim,
-            "projection_class_embeddings_input_dim": self.projection_class_embeddings_input_dim,
-        }
+        found = {name: getattr(self, name) for name in _DownPath.__struct_fields__ if name != "class_name"}
+        if isinstance(self.layers_per_block, int):
+            found["layers_per_block"] = (self.layers_per_block,) * len(self.block_out_channels)
+        return found
 
 
 class _Config(_DownPath, frozen=True):
@@ -77,9 +70,7 @@ class ControlNetFolder:
 def inspect(folder: pathlib.Path) -> ControlNetFolder:
     """Check a folder and return what is in it.
 
-    Raises:
-        ModelError: it is no ControlNet, a file is damaged, or it needs what is not supported.
-
+    Raises ModelError: it is no ControlNet, a file is damaged, or it needs what is not supported.
     """
     file = folder / "config.json"
     check_chooses_no_code(file)
@@ -104,19 +95,14 @@ def inspect(folder: pathlib.Path) -> ControlNetFolder:
             "and, of SDXL, text_time."
         )
     num_parameters = num_tensor_parameters(read_weights(folder, "", STEM))
-    digest = hashlib.sha256(read_text(file))
-    for weights in weight_files(folder, "", STEM):
-        for part in identifying_bytes(weights):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return ControlNetFolder(folder, digest.hexdigest()[:_NUM_DIGEST_CHARS], num_parameters, config)
+    of_weights = (part for weights in weight_files(folder, "", STEM) for part in identifying_bytes(weights))
+    return ControlNetFolder(folder, short_digest(of_weights, read_text(file)), num_parameters, config)
 
 
 def misfit(controlnet: ControlNetFolder, spec: DiffusionModelSpec) -> str | None:
     """Return why a ControlNet does not fit a model, with the values of both; None if it does.
 
-    Raises:
-        ModelError: the model's folder is damaged.
-
+    Raises ModelError: the model's folder is damaged.
     """
     unet_file = spec.path / "unet" / "config.json"
     if not unet_file.exists():

@@ -26,7 +26,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 
 _NUM_SIZES = 5  # original size and crop: two numbers each, and the aesthetic score
 _TEXT_ENCODER = "text_encoder_2"
-_NO_SETTINGS = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")  # of its config.json
+_NO_SETTINGS = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")  # fields of its config.json
 
 
 def inspect(folder: pathlib.Path, family: Family) -> NoReturn:
@@ -38,12 +38,7 @@ def inspect(folder: pathlib.Path, family: Family) -> NoReturn:
 
 
 def check_refiner(path: pathlib.Path, family: Family) -> None:
-    """Check all parts of a folder.
-
-    Raises:
-        ModelError: a file is damaged, or a part is not supported.
-
-    """
+    """Check all parts of a folder. Raises ModelError: a file is damaged, or a part is not supported."""
     index_file = path / "model_index.json"
     index = read_object(index_file)
     if index.get("_class_name") not in family.class_names:
@@ -66,12 +61,7 @@ def check_refiner(path: pathlib.Path, family: Family) -> None:
 
 
 def misfit(folder: pathlib.Path, spec: DiffusionModelSpec) -> str | None:
-    """Return why a refiner cannot refine a model's images; None if it can.
-
-    Raises:
-        ModelError: a folder is damaged.
-
-    """
+    """Return why a refiner cannot refine a model's images; None if it can. Raises ModelError: a folder is damaged."""
     if spec.family != "stable-diffusion-xl":
         return f"{spec.name} is not of SDXL"
     theirs, ours = (read_struct(each / "unet" / "config.json", UnetConfig) for each in (spec.path, folder))

@@ -16,4 +16,4 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
         raise ModelError(f"{found.folder.config_file('unet')}: addition_embed_type is {added!r}: {OTHER_INPUT}")
     is_distilled = found.unet.time_cond_proj_dim is not None  # as LCM
     steps, guidance = (4, 8.0) if is_distilled else (25, 7.5)
-    return make_unet_spec(found, steps=steps, guidance=guidance, inpaint_strength=1.0)
+    return make_unet_spec(found, steps=steps, guidance=guidance, inpaint_strength=1.0, clip_skip=1)

@@ -13,6 +13,9 @@ from noria.models.family import Family
 from noria.models.weights import REDOWNLOAD_HINT
 from noria.protocol.diffusion import DiffusionModelSpec
 
+CLIP_SKIP = 2
+"""The layer of its text encoders that the family reads, from the end."""
+
 _NUM_SIZES = 6  # original size, crop, target size: two numbers each
 
 
@@ -28,9 +31,9 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
     check_does_not_clip(found.folder)
     is_distilled = found.unet.time_cond_proj_dim is not None  # as LCM
-    # Of inpainting as the pipeline's. At strength 1 its authors found the images less sharp.
+    # Inpainting has the pipeline's. At strength 1 its authors found the images less sharp.
     steps, guidance = (4, 8.0) if is_distilled else (25, 7.5 if found.needs_mask else 5.0)
-    return make_unet_spec(found, steps=steps, guidance=guidance, inpaint_strength=0.9999)
+    return make_unet_spec(found, steps=steps, guidance=guidance, inpaint_strength=0.9999, clip_skip=CLIP_SKIP)
 
 
 def check_added_input(unet_file: pathlib.Path, unet: UnetConfig, pooled_width: int, num_sizes: int, else_: str) -> None:

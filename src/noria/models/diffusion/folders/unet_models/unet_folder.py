@@ -1,10 +1,11 @@
-"""What the folders of UNet families have in common: configurations, what is checked of them, and the spec they make.
+"""The common part of the folders of UNet families: configurations, what is checked of them, and the spec they make.
 
 `stable_diffusion_folder.py` and `stable_diffusion_xl_folder.py` inspect folders with it. A folder's safety_checker,
 feature_extractor and image_encoder are ignored: neither read nor checked.
 """
 
 import pathlib
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -24,7 +25,7 @@ from noria.models.diffusion.folders.pipeline_folder import (
 )
 from noria.models.family import Family
 from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, PromptSyntax
 
 OTHER_INPUT = (
     "this UNet needs an input besides the text that its family does not have, as that of unCLIP does; supported are "
@@ -43,6 +44,7 @@ class TextEncoderConfig(Struct, frozen=True):
     max_position_embeddings: Count = 77  # transformers' default
     architectures: tuple[str, ...] = ("CLIPTextModel",)
     projection_dim: Count = 512  # transformers' default; of the pooled output
+    num_hidden_layers: Count = 12  # transformers' default
 
 
 class UnetConfig(PartConfig, frozen=True):
@@ -59,7 +61,7 @@ class UnetConfig(PartConfig, frozen=True):
     class_embed_type: str | None = None
     num_class_embeds: int | None = None
     encoder_hid_dim_type: str | None = None
-    time_cond_proj_dim: Annotated[int, Meta(ge=4)] | None = None  # of a UNet that embeds the guidance scale
+    time_cond_proj_dim: Annotated[int, Meta(ge=4)] | None = None  # set in a UNet that embeds the guidance scale
     addition_time_embed_dim: int | None = None
     projection_class_embeddings_input_dim: int | None = None
 
@@ -74,8 +76,12 @@ class _Scheduler(PartConfig, frozen=True):
     prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
 
 
-class _UnetOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
-    guidance_rescale: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of all requests; 0.7 for models with zero terminal SNR
+class UnetOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
+    """noria.json of a model with a UNet."""
+
+    guidance_rescale: Annotated[float, Meta(ge=0, le=1)] = 0.0  # all requests share it; 0.7 with zero terminal SNR
+    default_prompt_syntax: PromptSyntax = "plain"
+    default_clip_skip: Annotated[int, Meta(ge=1)] | None = None  # None: the family's
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,7 @@ class UnetFolder:
 def read_folder(path: pathlib.Path, family: Family) -> UnetFolder:
     """Read and check all parts of a folder that `family` lists.
 
-    Raises:
-        ModelError: a file is damaged, or a part is not supported.
-
+    Raises ModelError: a file is damaged, or a part is not supported.
     """
     folder = PipelineFolder.open(path, family)
     check_scheduler(folder)
@@ -134,20 +138,28 @@ def read_unet(folder: PipelineFolder, text_encoders: Sequence[TextEncoderConfig]
     return unet
 
 
-def make_unet_spec(found: UnetFolder, *, steps: int, guidance: float, inpaint_strength: float) -> DiffusionModelSpec:
+def make_unet_spec(
+    found: UnetFolder, *, steps: int, guidance: float, inpaint_strength: float, clip_skip: int
+) -> DiffusionModelSpec:
     """Return the spec, without name and fingerprint, with the defaults given here unless noria.json has others.
 
-    `inpaint_strength` is the default of a model for inpainting, all of whose requests begin with an image.
+    `inpaint_strength` is the default of a model for inpainting, all of whose requests begin with an image; `clip_skip`
+    is the layer of the text encoders that the family reads, from the end.
 
     Widths and heights are multiples of the factor by which VAE and UNet together downscale. The smallest side is two
     such multiples, the largest twice the side that the model was trained at: beyond that, convolutional models repeat
     content.
 
-    Raises:
-        ModelError: noria.json is not valid.
-
+    Raises ModelError: noria.json is not valid.
     """
-    overrides, unet, vae = found.folder.read_overrides(_UnetOverrides), found.unet, found.vae
+    overrides, unet, vae = found.folder.read_overrides(UnetOverrides), found.unet, found.vae
+    max_clip_skip = min(text_encoder.num_hidden_layers for text_encoder in found.text_encoders)
+    default_clip_skip = overrides.default_clip_skip or clip_skip
+    if overrides.default_clip_skip is not None and default_clip_skip > max_clip_skip:
+        raise ModelError(
+            f"{found.folder.path / 'noria.json'}: default_clip_skip is {default_clip_skip}; allowed are 1 to "
+            f"{max_clip_skip}, the layers of the text encoder."
+        )
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
@@ -167,6 +179,11 @@ def make_unet_spec(found: UnetFolder, *, steps: int, guidance: float, inpaint_st
         overrides=overrides,
         denoiser="unet",
         guidance_rescale=overrides.guidance_rescale,
+        prompt_syntaxes=typing.get_args(PromptSyntax),
+        default_prompt_syntax=overrides.default_prompt_syntax,
+        max_clip_skip=max_clip_skip,
+        family_clip_skip=clip_skip,
+        default_clip_skip=default_clip_skip,
         **({"needs_mask": True, "default_strength": inpaint_strength} if found.needs_mask else {}),
     )
 

@@ -1,9 +1,11 @@
-"""Reading LoRA files of both formats, and refusing all others, also hostile ones."""
+"""Reading LoRA files of two programs, and refusing what is no adapter of the model, also hostile files."""
 
+import copy
 import json
 import struct
 
 import pytest
+import safetensors.torch
 import torch
 from diffusers import QwenImageTransformer2DModel, UNet2DConditionModel
 from hypothesis import given
@@ -13,7 +15,8 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from lora_files import layers_of, random_matrices, save_diffusers_lora, save_kohya_lora
 from noria.errors import ModelError
-from noria.models.diffusion.lora_file import MAX_RANK, read_lora
+from noria.models.diffusion.loras.lora_file import read_lora
+from noria.models.diffusion.loras.lora_kinds import MAX_RANK
 
 MAX_BYTES = 2**24
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -36,8 +39,8 @@ def xl_parts(tiny_xl_folder):
     }
 
 
-def read(file, parts, dtype=torch.float32):
-    return read_lora(file, parts, dtype, MAX_BYTES)
+def read(file, parts):
+    return read_lora(file, parts, torch.float32, MAX_BYTES)
 
 
 def assert_same(left, right):
@@ -148,32 +151,54 @@ def one_layer(down=(4, 16), up=(16, 4), name="down_blocks.0.attentions.0.transfo
 
 
 KOHYA = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+LORA = {f"{KOHYA}.lora_down.weight": torch.ones(4, 16), f"{KOHYA}.lora_up.weight": torch.ones(16, 4)}
+LOHA = {f"{KOHYA}.hada_w{number}_{letter}": torch.ones(16, 16) for number in (1, 2) for letter in "ab"}
+RESERVED = torch.ones(4)
 BAD_TENSORS = {
-    "DoRA": (one_layer() | {"unet.x.lora_magnitude_vector": torch.ones(4)}, "is of DoRA"),
-    "kohya's DoRA": ({f"{KOHYA}.dora_scale": torch.ones(4)}, "is of DoRA"),
-    "LoHa": ({f"{KOHYA}.hada_w1_a": torch.ones(4)}, "is of LoHa"),
-    "LoKr": ({f"{KOHYA}.lokr_w1": torch.ones(4)}, "is of LoKr"),
-    "CP decomposition": ({f"{KOHYA}.lora_mid.weight": torch.ones(4)}, "CP decomposition"),
-    "unknown name": (one_layer() | {"unet.to_q.gate": torch.ones(4)}, "'unet.to_q.gate' is no name"),
-    "both formats": ({f"{KOHYA}.alpha": torch.ones(1)} | one_layer(), "is no name"),
-    "unknown layer": (one_layer(name="down_blocks.7.to_q"), "has no layer 'unet.down_blocks.7.to_q'"),
-    "a norm": (one_layer(name="conv_norm_out"), "has no layer"),
-    "unknown part": ({"text_encoder_2.a.lora_A.weight": torch.ones(4)}, "is not one of two matrices"),
-    "another family": (one_layer(down=(4, 320), up=(320, 4)), r"\[4, 320\] and \[320, 4\]; .* \[4, 16\] and \[16, 4\]"),
-    "two ranks": (one_layer(up=(16, 5)), r"\[16, 5\]"),
-    "a large rank": (one_layer(down=(600, 16), up=(16, 600)), f"rank 600; allowed are 1 to {MAX_RANK}"),
-    "no rank": (one_layer(down=(0, 16), up=(16, 0)), "rank 0"),
-    "a scalar": (one_layer(down=(), up=()), "rank 0"),
-    "float64": (one_layer(dtype=torch.float64), "type float64"),
-    "integers": (one_layer(dtype=torch.int64), "type int64"),
-    "float8": (one_layer(dtype=torch.float8_e4m3fn), "type float8_e4m3fn"),
-    "one matrix": ({f"{KOHYA}.lora_down.weight": torch.ones(4, 16)}, "cannot be converted"),
-    "only an alpha": ({f"{KOHYA}.alpha": torch.ones(1)}, "belongs to two matrices"),
-    "many alphas": (
-        {f"{KOHYA}.alpha": torch.ones(2), f"{KOHYA}.lora_down.weight": torch.ones(4, 16)}
-        | {f"{KOHYA}.lora_up.weight": torch.ones(16, 4)},
-        "is not one number",
+    "DoRA alone": ({f"{KOHYA}.dora_scale": torch.ones(16)}, "has dora_scale alone, and no matrices"),
+    "DoRA of another size": (LORA | {f"{KOHYA}.dora_scale": torch.ones(17, 1)}, r"dora_scale of \[17, 1\]"),
+    "a magnitude beside LoHa": (LOHA | {f"{KOHYA}.lora_magnitude_vector": torch.ones(16)}, "more than one kind"),
+    "half a LoHa": ({f"{KOHYA}.hada_w1_a": torch.ones(4)}, "has no hada_w1_b beside hada_w1_a"),
+    "LoHa of another family": (LOHA | {f"{KOHYA}.hada_w2_a": torch.ones(32, 16)}, r"hada_w2_a of \[32, 16\]"),
+    "half a LoKr": ({f"{KOHYA}.lokr_w1": torch.ones(4, 4)}, "has no lokr_w2_b beside lokr_w1"),
+    "LoKr of another family": (
+        {f"{KOHYA}.lokr_w1": torch.ones(3, 4)},
+        r"lokr_w1 of \[3, 4\]; .* 16 outputs and 16 inputs",
     ),
+    "LoKr of nothing": ({f"{KOHYA}.lokr_w1": torch.ones(4)}, r"lokr_w1 of \[4\]"),
+    "half a Tucker decomposition": ({f"{KOHYA}.lora_mid.weight": torch.ones(4)}, "has mid alone"),
+    "LoRA and LoHa": (LORA | LOHA, "has more than one kind of adapters"),
+    "a difference of another size": ({f"{KOHYA}.diff": torch.ones(16, 17)}, r"diff of \[16, 17\]"),
+    "OFT": ({"oft_unet_x.oft_blocks": RESERVED}, "is of OFT or BOFT, of kohya, OneTrainer or LyCORIS.*Train a LoRA"),
+    "GLoRA": (
+        {f"{KOHYA}.a1.weight": torch.ones(4), f"{KOHYA}.b1.weight": RESERVED},
+        "is of GLoRA, of LyCORIS.*merge it into a checkpoint",
+    ),
+    "IA3": ({f"{KOHYA}.weight": torch.ones(4), f"{KOHYA}.on_input": RESERVED}, "is of IA3, of LyCORIS"),
+    "a bundle": (
+        LORA | {"bundle_emb.a.string_to_param.*": RESERVED},
+        "a bundle of a LoRA and an embedding, of Civitai",
+    ),
+    "unknown name": (one_layer() | {"unet.to_q.gate": torch.ones(4)}, "'unet.to_q.gate' is no name"),
+    "unknown layer": (one_layer(name="down_blocks.7.to_q"), "has no layer 'unet.down_blocks.7.to_q'"),
+    "matrices of a norm": (one_layer(name="conv_norm_out"), "is a norm, which takes differences"),
+    "unknown part": (
+        {"text_encoder_2.a.lora_A.weight": torch.ones(4)},
+        "or is to be saved or trained without that text encoder",
+    ),
+    "another family": (
+        one_layer(down=(4, 320), up=(320, 4)),
+        r"up of \[320, 4\]; .* takes \[16, 4\]: .* another family",
+    ),
+    "two ranks": (one_layer(up=(16, 5)), r"down of \[4, 16\]; .* takes \[5, 16\]"),
+    "a large rank": (one_layer(down=(600, 16), up=(16, 600)), f"rank 600; allowed are 1 to {MAX_RANK}"),
+    "no rank": (one_layer(down=(0, 16), up=(16, 0)), "changes nothing"),
+    "a scalar": (one_layer(down=(), up=()), "rank 0"),
+    "integers": (one_layer(dtype=torch.int64), "type int64"),
+    "one matrix": ({f"{KOHYA}.lora_down.weight": torch.ones(4, 16)}, "has no up beside down"),
+    "only an alpha": ({f"{KOHYA}.alpha": torch.ones(1)}, "has alpha alone, and no matrices"),
+    "many alphas": (LORA | {f"{KOHYA}.alpha": torch.ones(2)}, "has 2 numbers; an alpha is one"),
+    "an infinite alpha": (LORA | {f"{KOHYA}.alpha": torch.tensor(torch.inf)}, "a number is expected"),
     "nothing": ({}, "has 0 tensors"),
 }
 
@@ -197,16 +222,30 @@ def test_numbers_that_are_not_finite_are_refused(value, parts, tmp_path):
 
 
 def test_numbers_that_overflow_the_models_precision_are_refused(parts, tmp_path):
+    half = {"unet": copy.deepcopy(parts["unet"]).half()}
     save_file({name: tensor * 1e6 for name, tensor in one_layer().items()}, tmp_path / "bad.safetensors")
     with pytest.raises(ModelError, match=r"too large for torch\.float16"):
-        read(tmp_path / "bad.safetensors", parts, torch.float16)
+        read(tmp_path / "bad.safetensors", half)
+
+
+def test_a_small_file_that_would_take_much_memory_is_refused(parts, tmp_path):
+    """A Kronecker product with 1 is of a whole layer's size, whatever rank its factor has in the file."""
+    tensors = {}
+    for name, module in layers_of(parts["unet"], "to_q", "to_v", "net.2"):
+        layer, (num_outputs, num_inputs) = f"lora_unet_{name.replace('.', '_')}", module.weight.shape
+        tensors[f"{layer}.lokr_w1"] = torch.ones(1, 1)
+        tensors |= {f"{layer}.lokr_w2_a": torch.ones(num_outputs, 1), f"{layer}.lokr_w2_b": torch.ones(1, num_inputs)}
+    save_file(tensors, tmp_path / "bad.safetensors")
+    file_bytes = (tmp_path / "bad.safetensors").stat().st_size
+    with pytest.raises(ModelError, match="bytes in memory, which are allowed at most"):
+        read_lora(tmp_path / "bad.safetensors", parts, torch.float32, file_bytes)
 
 
 def test_files_of_another_family_are_refused_both_ways(parts, xl_parts, tmp_path):
     save_kohya_lora(tmp_path / "sd.safetensors", parts, *ATTENTION)
     save_kohya_lora(tmp_path / "xl.safetensors", xl_parts, "to_q", "fc1")
     for name, others in (("sd", xl_parts), ("xl", parts)):
-        with pytest.raises(ModelError, match="another family"):
+        with pytest.raises(ModelError, match="another family of models"):
             read(tmp_path / f"{name}.safetensors", others)
 
 
@@ -227,6 +266,33 @@ def test_files_that_are_not_safetensors_are_refused(case, parts, tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(HOSTILE_BYTES[case])
     with pytest.raises(ModelError, match=r"safetensors|bytes|tensors"):
         read(tmp_path / "bad.safetensors", parts)
+
+
+def test_a_header_of_too_many_tensors_is_not_parsed(parts, tmp_path, monkeypatch):
+    """Parsing 200,000 tensors took 4 s with the interpreter's lock, and 0.5 GB."""
+    monkeypatch.setattr(safetensors.torch, "load", None)
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"lora_unet_x{number}.alpha": empty for number in range(20_001)})
+    for text in (header, header.replace('"data_offsets"', '"data\\u005foffsets"')):
+        data = struct.pack("<Q", len(text)) + text.encode()
+        (tmp_path / "bad.safetensors").write_bytes(data)
+        with pytest.raises(ModelError, match="has about 20001 tensors; allowed are 1 to 20000"):
+            read(tmp_path / "bad.safetensors", parts)
+
+
+def test_a_header_of_too_much_metadata_is_not_parsed(parts, tmp_path, monkeypatch):
+    """Parsing a million entries took 3 s with the interpreter's lock."""
+    monkeypatch.setattr(safetensors.torch, "load", None)
+    text = json.dumps({"__metadata__": {str(number): "" for number in range(60_000)}})
+    (tmp_path / "bad.safetensors").write_bytes(struct.pack("<Q", len(text)) + text.encode())
+    with pytest.raises(ModelError, match="has about 120001 names and texts; at most 110000 are allowed"):
+        read(tmp_path / "bad.safetensors", parts)
+
+
+def test_metadata_with_many_brackets_is_read(parts, tmp_path):
+    tags = json.dumps([{"tag": [number]} for number in range(15_000)])
+    save_file(one_layer(), tmp_path / "good.safetensors", {"ss_tag_frequency": tags})
+    assert read(tmp_path / "good.safetensors", parts).layers
 
 
 def test_a_file_that_is_too_large_is_not_read(parts, tmp_path):
@@ -253,7 +319,7 @@ def test_a_damaged_file_is_read_or_refused(data, parts, tmp_path_factory):
         found = read(folder / "bad.safetensors", parts)
     except ModelError:
         return
-    assert all(layer.up.isfinite().all() for layer in found.layers["unet"].values())
+    assert all(each.isfinite().all() for layer in found.layers["unet"].values() for each in layer.tensors.values())
 
 
 def test_loras_of_qwen_image_are_read_with_the_names_of_other_programs(tiny_qwen_image_folder, tmp_path):

@@ -11,7 +11,7 @@ from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_
 from generating import difference, generate
 from lora_files import layers_of, random_matrices, save_diffusers_lora
 from noria.errors import ModelError
-from noria.models.diffusion.lora_file import read_lora
+from noria.models.diffusion.loras.lora_file import read_lora
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
@@ -137,7 +137,7 @@ def test_names_of_comfyui_mean_the_layers_of_kohyas(model, ending):
     "name",
     [
         "lora_unet_single_blocks_0_nonsense",
-        "lora_unet_joint_blocks_0_x_block_attn_proj",
+        "lora_unet_joint_blocks_0_x_block_attn_nonsense",
         "lora_unet_single_blocks_99999999_linear2",
         "diffusion_model.double_blocks.99999999.img_attn.qkv",
         "diffusion_model.double_blocks.0.img_attn.nonsense",
@@ -156,7 +156,7 @@ def test_layers_that_no_model_has_are_refused(model, name):
     down, up = random_matrices(module, 2, torch.Generator())
     more = {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}
     save_file(load_file(file) | more, file)
-    with pytest.raises(ModelError, match=r"no name of a LoRA|not known|no layer|cannot be converted"):
+    with pytest.raises(ModelError, match="no layer"):
         read_lora(file, executor.model.lora_parts, torch.float32, 2**20)
 
 

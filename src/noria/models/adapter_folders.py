@@ -1,0 +1,25 @@
+"""The folders of LoRAs, ControlNets, refiners and embeddings that a server has beside those of its models."""
+
+from typing import NamedTuple
+
+from noria.config import EngineConfig
+from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.embedding_folders import EmbeddingFolders
+from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
+
+
+class AdapterFolders(NamedTuple):
+    """By default there are none."""
+
+    loras: LoraFolders = LoraFolders(())
+    controlnets: ControlNetFolders = ControlNetFolders(())
+    refiners: RefinerFolders = RefinerFolders(())
+    embeddings: EmbeddingFolders = EmbeddingFolders(())
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "AdapterFolders":
+        """Return the folders of an engine."""
+        return cls(
+            LoraFolders.of(config), ControlNetFolders.of(config), RefinerFolders.of(config), EmbeddingFolders.of(config)
+        )
