@@ -46,9 +46,7 @@ def config_of(args: dict[str, Any]) -> Config:
 def build(config: Config) -> Any:
     """Return the application of `config`; connects to Ray first, which `serve run` does later.
 
-    Raises:
-        ConfigError: a setting cannot be served on Ray.
-
+    Raises ConfigError: a setting cannot be served on Ray.
     """
     if not ray.is_initialized():  # as `serve run` does it; its GPUs and nodes are asked for below
         ray.init(namespace="serve")

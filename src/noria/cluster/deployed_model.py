@@ -1,4 +1,4 @@
-"""What an engine replica starts with: the control of its model's endpoint, as the registry has it now."""
+"""The model that an engine replica starts with: the control of the model's endpoint, as the registry has it now."""
 
 import logging
 
@@ -36,4 +36,5 @@ def models_to_load(config: Config, configured: AnyModelSpec) -> list[AnyModelSpe
         log.error("the registry does not answer, %s is loaded as before: %s", configured.name, error, extra=extra)
         return []
     route = routes.find(configured.name)
-    return routed_models([configured], Routes(routes.generation, () if route is None else (route,)), log_unusable)
+    own = Routes(routes.generation, () if route is None else (route,))
+    return routed_models([configured], own, log_unusable, config.registry.source_roots)

@@ -26,16 +26,14 @@ class EngineReplica:
     async def __init__(self, config_json: str, source: str, drain_s: float) -> None:  # type: ignore[misc] # Ray awaits it
         """Return when the engine serves. `source` is the model as `open_model` takes it.
 
-        Raises:
-            RuntimeError: the model cannot be served on this node. Ray shows the message.
-
+        Raises RuntimeError: the model cannot be served on this node. Ray shows the message.
         """
         config, host = msgspec.json.decode(config_json, type=Config), ray.util.get_node_ip_address()
         name = serve.get_replica_context().replica_id.unique_id
         set_up_logs(name, config)
         self._drain_s = drain_s
         try:
-            model = await asyncio.to_thread(open_model, source)
+            model = await asyncio.to_thread(open_model, source, config.engine)
         except NoriaError as error:
             raise RuntimeError(
                 f"node {host} cannot serve {source!r}: {error.message} Every node that may run this deployment needs "
@@ -44,16 +42,7 @@ class EngineReplica:
         self._version = model.fingerprint
         models_now = functools.partial(models_to_load, config, model)
         models = await asyncio.to_thread(models_now) or [model]
-        self._runner = EngineRunner(
-            config.engine,
-            models,
-            models_now,
-            config.engine.devices[0],
-            name,
-            host,
-            log_level=config.log_level,
-            traces_endpoint=config.traces_endpoint,
-        )
+        self._runner = EngineRunner(config, models, models_now, name, host)
         try:
             await asyncio.wrap_future(self._runner.ready)
         except BaseException:
@@ -76,15 +65,15 @@ class EngineReplica:
 
     @property
     def _backlog_s(self) -> float:
-        load = self._runner.load
+        load = self._runner.engine.load
         return 0.0 if load is None else load.backlog_s
 
     def record_routing_stats(self) -> dict[str, float]:
-        """What `BacklogRouter` ranks by. Ray asks regularly."""
+        """Return the value that `BacklogRouter` ranks by. Ray asks regularly."""
         return {"backlog_s": self._backlog_s}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `autoscaling.py` decides by. Ray asks regularly."""
+        """Return the value that `autoscaling.py` decides by. Ray asks regularly."""
         self._backlog_gauge.set(self._backlog_s)
         return {"backlog_s": self._backlog_s}
 
@@ -95,7 +84,7 @@ class EngineReplica:
 
     def engine_pid(self) -> int | None:
         """The process id of the engine, for tests and operators."""
-        return self._runner.pid
+        return self._runner.engine.pid
 
     async def __del__(self) -> None:
         """Let other engines go on with what it has, or finish it; then end it. Ray calls this to stop the replica."""

@@ -20,9 +20,10 @@ from noria.errors import NoriaError
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.statistics.recorder import StatisticsRecorder
-from noria.jobs.service import open_job_service, random_worker_id
+from noria.jobs.service import open_job_service
 from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.setup import open_tracer
+from noria.protocol.tasks import random_worker_id
 from noria.supervisor.served_models import endpoint_models, open_models
 
 
@@ -88,7 +89,7 @@ class FrontendReplica:
         )
         await app.state.load()
         exchange = functools.partial(self._call_registrar, "exchange")
-        link = self._registrar and ClusterRegistrarLink(engine_pool, worker_id, exchange, statistics)
+        link = self._registrar and ClusterRegistrarLink(app.state.submission, worker_id, exchange, statistics)
         return RayApplication(app, engine_pool, list(self._handles), link)
 
     async def _call_registrar(self, method: str, *arguments: bytes) -> bytes:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-_READ_TIMEOUT_S = 10.0  # of a scraper that connects and asks nothing
+_READ_TIMEOUT_S = 10.0  # seconds for a scraper that connects and asks nothing
 
 Render = Callable[[str], tuple[bytes, str]]
 """Returns the metrics and their content type, in the format that an `Accept` header asks for."""

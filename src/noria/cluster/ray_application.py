@@ -12,6 +12,7 @@ from noria.cluster.registrar import ClusterRegistrarLink
 from noria.cluster.replica_list import REPLICAS
 from noria.frontend.access.auth import is_this_machine
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.disconnects import DisconnectWatcher
 from noria.observe.metrics import declarations
 from noria.protocol.transport import EngineEndpoint
 
@@ -47,9 +48,10 @@ class RayApplication:
             return
         if is_this_machine(scope.get("client")):
             scope["client"] = None  # it is the proxy's: clients of this machine have rights without a key
-        # uvicorn makes it. Ray ends a response whose client does not read, so `abort` has nothing to do.
-        scope.setdefault("state", {}).setdefault("abort", lambda: None)
-        await self._app(scope, receive, _without_request_id(scope, send))
+        # As `connection.py` puts there. Ray ends a response whose client does not read: `abort` has nothing to do.
+        watcher = DisconnectWatcher(receive)
+        scope.setdefault("state", {}).update(abort=lambda: None, watch_disconnect=watcher.watch_disconnect)
+        await watcher.run(self._app(scope, watcher.receive, _without_request_id(scope, send)))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
@@ -73,7 +75,7 @@ class RayApplication:
             self._loop.call_soon_threadsafe(self._set_engines, deployment, endpoints)
 
     def _set_engines(self, deployment: str, endpoints: list[EngineEndpoint]) -> None:
-        if deployment not in self._endpoints:  # of another application of this process
+        if deployment not in self._endpoints:  # belongs to another application of this process
             return
         self._endpoints[deployment] = endpoints
         if any(self._endpoints.values()):

@@ -19,8 +19,8 @@ import msgspec
 from noria.canary.windows import FrontendReport
 from noria.config import Config
 from noria.errors import RegistryUnavailable
-from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import INTERVAL_S, RegistrarExchange
+from noria.frontend.engines.submission import Submission
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.observe.logs.log_record import fields
 from noria.protocol.kinds import AnyModelSpec
@@ -42,7 +42,7 @@ log = logging.getLogger("noria.registrar")
 
 
 class RegistrarReply(msgspec.Struct, frozen=True):
-    """What front ends get."""
+    """The registrar's reply to a front end."""
 
     routes: Routes | None  # None: not known yet
     configured: dict[str, str]  # fingerprints of the configuration's models, by name
@@ -55,6 +55,7 @@ class ClusterRegistrar:
         """`models` are the configuration's, by the deployment of their engines."""
         self._models = models
         self._registry = open_access(config, uuid.uuid4().hex)  # a replica that starts again waits for the leases
+        self._source_roots = config.registry.source_roots
         self._statistics_file = statistics_file(config)
         self._keeper = StatisticsKeeper(config.statistics.window_s, self._statistics_file, self._registry)
         self._engines: list[MountClient] = []  # the deployer's
@@ -64,7 +65,7 @@ class ClusterRegistrar:
 
     def set_engines(self, deployment: str, endpoints: Sequence[EngineEndpoint]) -> None:
         """Carry out deployments on these replicas of an engine deployment from now on."""
-        if deployment not in self._models:  # of another application of this process
+        if deployment not in self._models:  # belongs to another application of this process
             return
         for left in [each for each in self._following if each.group == deployment and each not in endpoints]:
             engine, task = self._following.pop(left)
@@ -98,7 +99,9 @@ class ClusterRegistrar:
             await asyncio.sleep(POLL_S)
         self._publish(state.routes)
         models = list(self._models.values())
-        self._deployer = Deployer(models, self._engines, self._registry, self._publish, state.routes)
+        self._deployer = Deployer(
+            models, self._engines, self._registry, self._publish, state.routes, roots=self._source_roots
+        )
         await poll_until(asyncio.Event(), self._deployer)
 
     def _publish(self, routes: Routes) -> None:
@@ -139,11 +142,11 @@ class ClusterRegistrarLink:
     """A front end's link to the registrar."""
 
     def __init__(
-        self, engine_pool: EnginePool, name: str, call: Call, statistics: StatisticsRecorder | None = None
+        self, submission: Submission, name: str, call: Call, statistics: StatisticsRecorder | None = None
     ) -> None:
         """`name` is this front end's."""
-        self._versions, self._call = engine_pool.versions, call
-        self._exchange = RegistrarExchange(engine_pool, name, statistics)
+        self._versions, self._call = submission.versions, call
+        self._exchange = RegistrarExchange(submission, name, statistics)
         self._answers = False  # whether the last call was answered
         self.has_routes = asyncio.Event()
 
@@ -169,7 +172,7 @@ class ClusterRegistrarLink:
             self._answers = False
             return
         self._answers = True
-        self._versions.configured = reply.configured
+        self._versions.configure(reply.configured)
         if reply.routes is not None:
             self._exchange.follow(reply.routes)
             self.has_routes.set()

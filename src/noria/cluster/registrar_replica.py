@@ -26,9 +26,7 @@ class RegistrarReplica:
     async def __init__(self, config_json: str, engines: Mapping[str, Any]) -> None:  # type: ignore[misc] # Ray awaits it
         """`engines` has the handle of each engine deployment, by its name, in the order of the models.
 
-        Raises:
-            RuntimeError: a model of the configuration is not on this node. Ray shows the message.
-
+        Raises RuntimeError: a model of the configuration is not on this node. Ray shows the message.
         """
         config = msgspec.json.decode(config_json, type=Config)
         self._name = serve.get_replica_context().replica_id.unique_id

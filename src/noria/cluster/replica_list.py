@@ -33,7 +33,7 @@ class ReplicaTable:
                 follow(deployment, endpoints)
 
     def metadata(self) -> dict[str, list[Mapping[str, Any]]]:
-        """What the replicas of each deployment say of themselves."""
+        """Return the metadata that the replicas of each deployment publish about themselves."""
         with self._lock:
             return dict(self._metadata)
 
@@ -54,7 +54,7 @@ REPLICAS = ReplicaTable()
 
 
 def metadata_of(endpoint: EngineEndpoint, version: str, metrics: str) -> dict[str, Any]:
-    """What an engine replica says of itself; Ray passes it to the front ends. `metrics` is where its metrics are."""
+    """Return the metadata of an engine replica, which Ray passes to front ends. `metrics` is where its metrics are."""
     return {
         "zmq": endpoint.address,
         "key": endpoint.secret_key,

@@ -14,6 +14,7 @@ from noria.cluster import check_ray
 from noria.config import Config
 from noria.errors import ConfigError, short_repr
 from noria.observe.logs.log_record import fields
+from noria.protocol.process_signals import blocking_signals, sigterm_interrupts
 
 _APPLICATION = "noria"
 _CLUSTER = re.compile(r"ray://(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d{1,5})")
@@ -29,7 +30,8 @@ def running_on(target: str, config: Config) -> Iterator[str]:
     """Serve `config` on Ray in this context, which yields the URL of the server when it is ready.
 
     `target` is `local`, which starts a Ray on this machine, or `ray://HOST:PORT`, the client port of a cluster. At the
-    end the application is removed, and the Ray that was started here ends.
+    end the application is removed, and the Ray that was started here ends. SIGTERM, SIGINT and SIGHUP raise
+    KeyboardInterrupt, once Ray has started. Main thread only.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -44,28 +46,44 @@ def running_on(target: str, config: Config) -> Iterator[str]:
 
     from noria.cluster.application import build
 
-    try:
+    with contextlib.ExitStack() as stack:  # a signal during one step of the end leaves out no other
+        try:
+            with blocking_signals():  # Ray's own processes inherit this: those of a process group do not end them
+                if target == "local":
+                    ray.init("local", include_dashboard=False)
+                else:
+                    ray.init(target)
+                stack.enter_context(sigterm_interrupts())  # in place of Ray's handler
+                stack.callback(_end_ray, target)
+        except (ConnectionError, RuntimeError) as error:  # such as "Version mismatch", which names both versions
+            raise ConfigError(f"Ray at {target} cannot be used: {error}") from error
         if target == "local":
-            ray.init("local", include_dashboard=False)
-        else:
-            ray.init(target)
-    except (ConnectionError, RuntimeError) as error:  # such as "Version mismatch", which names both versions
-        raise ConfigError(f"Ray at {target} cannot be used: {error}") from error
-    node_id = ray.get_runtime_context().get_node_id()
-    try:
-        serve.start(http_options={"host": config.frontend.host, "port": config.frontend.port})
-        with deployed(build(config), _APPLICATION):
-            for reason in failures(_APPLICATION):
-                extra = fields(event="replica_failed")
-                log.warning("a replica does not start, Ray tries again: %s", reason, extra=extra)
-            yield f"http://{host or config.frontend.host}:{config.frontend.port}"
-    finally:
+            stack.callback(_end_serve)
+        try:
+            serve.start(http_options={"host": config.frontend.host, "port": config.frontend.port})
+        except ray.exceptions.RayError as error:  # such as a proxy that Ray gave up, on a busy machine
+            raise ConfigError(f"Ray at {target} does not start its proxy: {error}. Try again.") from error
+        stack.enter_context(deployed(build(config), _APPLICATION))
+        for reason in failures(_APPLICATION):
+            extra = fields(event="replica_failed")
+            log.warning("a replica does not start, Ray tries again: %s", reason, extra=extra)
+        yield f"http://{host or config.frontend.host}:{config.frontend.port}"
+
+
+def _end_ray(target: str) -> None:
+    import ray
+
+    with contextlib.ExitStack() as stack:
         if target == "local":
-            with contextlib.suppress(Exception):  # it may have ended
-                serve.shutdown()
+            stack.callback(end_haproxy, ray.get_runtime_context().get_node_id())
         ray.shutdown()
-        if target == "local":
-            end_haproxy(node_id)
+
+
+def _end_serve() -> None:
+    from ray import serve
+
+    with contextlib.suppress(Exception):  # it may have ended
+        serve.shutdown()
 
 
 def end_haproxy(node_id: str) -> None:
@@ -110,9 +128,7 @@ def _check_target(target: str) -> str | None:
 def deployed(application: Any, name: str, route_prefix: str = "/") -> Iterator[None]:
     """Have Ray run an application in this context, without waiting for it.
 
-    Raises:
-        ConfigError: Ray runs one of this name, which is not touched.
-
+    Raises ConfigError: Ray runs one of this name, which is not touched.
     """
     from ray import serve
 
@@ -135,9 +151,7 @@ def failures(name: str) -> Iterator[str]:
 
     Ray tries again for ever once a replica of the deployment has started, perhaps on a node that has what others lack.
 
-    Raises:
-        ConfigError: Ray has given up.
-
+    Raises ConfigError: Ray has given up.
     """
     from ray import serve
 
@@ -156,5 +170,5 @@ def failures(name: str) -> Iterator[str]:
 
 
 def _raised(message: str) -> str:
-    """What a replica raised, which is the end of the traceback in Ray's text; all of the text if it has none."""
+    """Return what a replica raised: the end of the traceback in Ray's text; all of the text if it has none."""
     return message.rpartition("RuntimeError: ")[2].strip()

@@ -68,8 +68,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`); empty is no "
-            "traces. "
-            "Needs `noria-serve[traces]`: docs/traces.md"
+            "traces. Needs `noria-serve[traces]`: docs/traces.md"
         ),
     ] = ""
     traces_ratio: Annotated[

@@ -25,16 +25,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     slots: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | Auto,
         Meta(
-            description="images in the running batch; `auto` is 32 on a GPU, 16 on a CPU, 2 on a CPU with a full-size "
-            "model"
+            description="images in the running batch, those that are paused included; further ones wait, and take the "
+            "slots of images that step later. `auto` is 32 on a GPU, 16 on a CPU, 2 on a CPU with a full-size model"
         ),
     ] = "auto"
     buckets: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=1024)], ...],
         Meta(
             description="batch sizes, in UNet rows, that a step is padded to (a guided image has two rows); empty is "
-            "no padding, "
-            "one number makes every image bitwise independent of the load"
+            "no padding, one number makes every image bitwise independent of the load"
         ),
     ] = ()
     decode_batch: Annotated[
@@ -47,26 +46,44 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 4
     policy: Annotated[
-        Literal["least-slack", "fcfs", "shortest-first"],
-        Meta(description="order in which waiting images get slots: docs/scheduling.md"),
-    ] = "least-slack"
+        Literal["fair", "least-slack", "fcfs", "shortest-first"],
+        Meta(
+            description="order in which images and texts are computed: `fair` is `least-slack` with fair shares of the "
+            "device for all clients: docs/scheduling.md"
+        ),
+    ] = "fair"
+    fair_width_slack: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="with `fair`, how much longer images beyond their client's share may make a step of all, as a "
+            "part of it, but not so long that a client is slowed down by more than the number of clients: 0 is strict, "
+            "`inf` computes as many images as pay off, whoever sent them",
+        ),
+    ] = 0.2
     queue_limit_s: Annotated[
         float,
         Meta(
             gt=0,
             le=86400,
-            description="maximum seconds of work queued ahead of a new image; a longer queue is rejected with 429",
+            description="maximum seconds of work queued ahead of a new image; what makes the queue longer is rejected "
+            "with 429. With `fair`, clients share it: docs/scheduling.md",
         ),
     ] = 120.0
     cache_dir: Annotated[
         str,
         Meta(
-            description="folder of measured costs, compiled code and exported encoders; empty is `noria` in "
-            "$XDG_CACHE_HOME or ~/.cache"
+            description="folder of measured costs, compiled code, exported encoders and converted checkpoints; empty "
+            "is `noria` in $XDG_CACHE_HOME or ~/.cache"
         ),
     ] = ""
     queue_limit: Annotated[
-        int, Meta(ge=0, description="maximum images waiting for a slot; more are rejected with 429")
+        int,
+        Meta(
+            ge=0,
+            description="maximum images waiting for a slot; more are rejected with 429. With `fair`, clients share it: "
+            "docs/scheduling.md",
+        ),
     ] = 256
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
@@ -141,11 +158,35 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "compiled: docs/models.md"
         ),
     ] = False
+    quantize: Annotated[
+        Literal["none", "fp8", "int8", "nf4"],
+        Meta(
+            description="quantize the linear layers of the blocks that an image model's denoiser repeats, when it is "
+            "loaded: `fp8` and `int8` halve their memory and are faster, with `compile_blocks`, which they need on a "
+            "GPU; `nf4` takes a quarter and is not faster; needs `noria-serve[quantized]`: docs/models.md"
+        ),
+    ] = "none"
+    quantize_min_fidelity: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="an image model whose quantized denoiser keeps less of its outputs is rejected: the smallest "
+            "cosine of an output with that of the denoiser before, on fixed prompts and noise",
+        ),
+    ] = 0.95
     encoder_precision: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"],
         Meta(
             description="precision of text encoders; `auto` is bfloat16 on a GPU and float32 on a CPU, where bfloat16 "
             "needs `noria-serve[openvino]`"
+        ),
+    ] = "auto"
+    encoder_backend: Annotated[
+        Literal["auto", "torch"],
+        Meta(
+            description="what computes text encoders; `auto` is torch on a GPU, and on a CPU ONNX Runtime or, in "
+            "bfloat16, OpenVINO; `torch` is torch on a CPU as well, in float32 or bfloat16: no export, mostly slower"
         ),
     ] = "auto"
     encoder_min_fidelity: Annotated[
@@ -180,7 +221,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="folders of LoRA files (.safetensors) that requests can name; `FOLDER` is for all image "
             "models, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub, `bundled` has those of the "
-            "bundled model: docs/models.md. None with `compile`"
+            "bundled model: docs/models.md. None with `compile`, or with `quantize` int8 or fp8 on a GPU"
         ),
     ] = ("bundled",)
     lora_cache_bytes: Annotated[
@@ -204,7 +245,21 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="folders of refiners for models of Stable Diffusion XL, loaded with the models and used by "
             "requests that ask for them; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is "
-            "downloaded from the hub: docs/models.md"
+            "downloaded from the hub, and `FILE.safetensors` instead of a folder is converted: docs/models.md"
+        ),
+    ] = ()
+    vae: Annotated[
+        str,
+        Meta(
+            description="file of a VAE (.safetensors, here or `hf://ORG/NAME/FILE`) for models that are served from a "
+            "single file, in place of their own: docs/models.md"
+        ),
+    ] = ""
+    embeddings: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of embeddings (textual inversion, .safetensors) that prompts in A1111's syntax can "
+            "name; `FOLDER` is for all image models, `MODEL=FOLDER` for one: docs/models.md"
         ),
     ] = ()
     encoder_batch_texts: Annotated[
@@ -243,8 +298,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
             le=86400,
             description="an engine is killed and restarted when one iteration takes longer than this and than ten "
-            "times its longest "
-            "iteration so far, or when it does not answer pings for this long",
+            "times its longest iteration so far, or when it does not answer pings for this long",
         ),
     ] = 60.0
     start_timeout_s: Annotated[

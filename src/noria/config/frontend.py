@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 
@@ -35,7 +36,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(
             description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto "
-            "are trusted, and `unix` for those that connect to `uds`; those of all others are ignored"
+            "are trusted, and `unix` for those that connect to `uds`; those of all others are ignored. `[]` is none"
         ),
     ] = ("127.0.0.1", "::1", "unix")
     allowed_hosts: Annotated[
@@ -78,6 +79,31 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "chosen by itself",
         ),
     ] = ""
+    client_header: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9-]{0,64}\Z",
+            description="header, such as `X-User`, whose value says whose share of an engine a request without an API "
+            "key takes: docs/scheduling.md. Set it only behind a proxy that sets it. Empty, or without the header, it "
+            "is `user` of OpenAI's requests, or the client's address",
+        ),
+    ] = ""
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=16,
+            description="connections of a front end over HTTP; more are closed at once. Never more than the files that "
+            "the process may have open",
+        ),
+    ] = 8192
+    max_connections_per_client: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="connections of one address (IPv6: of one /64 network); those of `trusted_proxies` count in "
+            "all only",
+        ),
+    ] = 1024
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body without images")] = (
         1_048_576
     )
@@ -145,8 +171,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
             le=86400,
             description="after SIGTERM, how long requests in flight may still take; the rest are answered 503 with "
-            "Retry-After. "
-            "All processes exit at most 10 s later: within Kubernetes' 30 s",
+            "Retry-After. All processes exit at most 10 s later: within Kubernetes' 30 s",
         ),
     ] = 20.0
     api_keys_file: Annotated[
@@ -160,7 +185,11 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "full", "no-previews", "off"],
         Meta(
             description="what /live shows of the running batch: `full` includes thumbnails of all images in progress; "
-            "`auto` is full "
-            "without API keys and no-previews with them"
+            "`auto` is full without API keys and no-previews with them"
         ),
     ] = "auto"
+
+    def __post_init__(self) -> None:
+        """Take an IPv6 address also as it stands in URLs: `[::1]`."""
+        if self.host.startswith("[") and self.host.endswith("]"):
+            msgspec.structs.force_setattr(self, "host", self.host[1:-1])

@@ -50,6 +50,15 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "fill the engines twice with images, and 4 of texts"
         ),
     ] = "auto"
+    weight: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=100,
+            description="weight of the jobs of an API key in the shares of an engine, beside 1 of a client that waits "
+            "for its answer: docs/scheduling.md",
+        ),
+    ] = 0.25
     max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are rejected with 429")] = 10_000
     max_queued_per_key: Annotated[
         Annotated[int, Meta(ge=1)] | Auto,
@@ -69,7 +78,7 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="maximum webhooks that wait for their receivers, of one API key a quarter; more jobs with a "
+            description="maximum webhooks that wait for their receivers, of one client a quarter; more jobs with a "
             "webhook are rejected with 429",
         ),
     ] = 40_000

@@ -23,6 +23,20 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "Without it the server serves the models of its configuration only"
         ),
     ] = True
+    lineage_events_per_minute: Annotated[
+        int, Meta(ge=1, description="lineage events that one API key, or one client without keys, may send a minute")
+    ] = 6000
+    lineage_mib_per_minute: Annotated[
+        float, Meta(gt=0, le=100_000, description="bodies with lineage events that it may send a minute, MiB")
+    ] = 16.0
+    max_lineage_mib: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1e9,
+            description="what the registry keeps of the lineage of one API key, MiB on the disk; none is ever deleted",
+        ),
+    ] = 1024.0
     source_roots: Annotated[
         tuple[str, ...],
         Meta(

@@ -8,17 +8,17 @@ VariableKind = Literal["scalar", "category", "value", "counter"]
 
 
 class VariableConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of `statistics.variables`: a variable that is counted at the endpoints of a pattern."""
+    """A table of `statistics.variables`: a variable that is counted at the endpoints of a pattern."""
 
     variable: Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}\Z")]
     endpoint: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+/*?-]{1,128}\Z")] = "*"  # `*` is any characters, `?` is one
     kind: VariableKind | None = None  # None: that of the built-in variable
-    edges: Annotated[tuple[float, ...], Meta(max_length=64)] = ()  # of a scalar; empty: those of the built-in variable
+    edges: Annotated[tuple[float, ...], Meta(max_length=64)] = ()  # a scalar's; empty: those of the built-in variable
     sampling: Annotated[float, Meta(ge=0, le=1)] | None = None  # share of requests; None: `statistics.sampling`
 
 
 class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which distributions of requests and results are counted."""
+    """The distributions of requests and results that are counted."""
 
     builtin: Annotated[
         tuple[Literal["prompts", "parameters", "images", "texts"], ...],

@@ -1,23 +1,24 @@
-"""What every engine does around its loop: takes commands from the receiver, passes results and views to the sender."""
+"""The work of every engine around its loop: take commands from the receiver, pass results and views to the sender."""
 
 import abc
 import contextlib
 import logging
 import math
 import queue
+import threading
 import time
 from typing import Any
 
 from opentelemetry.trace import Tracer
 
-from noria.engine.commands import CancelCommand, ChangeModelCommand, ReleaseCommand, SubmitCommand, SubscribeCommand
+from noria.engine.commands import CancelCommand, ChangeModelCommand, Command, SubmitCommand, SubscribeCommand
 from noria.engine.live.publisher import LiveViewPublisher
 from noria.engine.loop import EngineEvent, RequestEnded, RequestHandedOver, RequestLoop
 from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.mounting import ModelMounter
 from noria.engine.receiver import RequestReceiver
-from noria.engine.runtime import AnyRuntime, FinishedBatch
+from noria.engine.runtime import AnyRuntime
 from noria.engine.sender import MOVED, ResponseSender
 from noria.errors import InvalidField
 from noria.observe.logs.log_record import fields
@@ -28,9 +29,13 @@ from noria.protocol.transport import ClientId, EngineChannel
 LOAD_INTERVAL_S = 0.5
 """At most every so many seconds a working engine sends its load."""
 
+# The kernel may give one of two signals at once to another thread than the main one, which then handles it only when it
+# wakes: so it sleeps no longer.
+_MAX_WAIT_S = 1.0
 _READ_TIMEOUT_S = 2.0  # for clients to read what was handed over, of the 5 s that the supervisor gives an engine to end
 
 _log = logging.getLogger("noria.engine")
+_ENDS = (RequestEnded, RequestHandedOver)
 
 
 class BaseEngine(abc.ABC):
@@ -56,6 +61,8 @@ class BaseEngine(abc.ABC):
         self._metrics = EngineMetrics(name, runtime.executor, num_slots)
         self._mounter = ModelMounter(receiver, runtime, lambda *item: self._sender.outbox.put(item))
         self._changes: list[ChangeModelCommand] = []  # that wait for the last requests of their models
+        self._lock = threading.Lock()  # guards the loop, the views and all that follows from them
+        self._wakes_at = math.inf  # when `run` stops to wait for a command, in monotonic seconds
 
     @abc.abstractmethod
     def _wait_s(self, now: float) -> float | None:
@@ -65,40 +72,36 @@ class BaseEngine(abc.ABC):
     def _advance(self) -> None:
         """Do the work that can be done now."""
 
-    def _on_batch(self, batch: FinishedBatch) -> None:
-        """Commit a batch that a session has executed."""
-        raise AssertionError(f"no session executed {batch}")
-
     def run(self) -> None:
         """Serve until `stop`; then hand over what is left."""
         self._sender.start()
         self._mounter.start()
         while self._process_commands():
             # Here, because subscribers ask for the next view while an iteration runs.
-            self._publish_views()
+            with self._lock:
+                self._publish_views()
             self._advance()
-            self._change_models()
+            with self._lock:
+                self._change_models()
             self._receiver.end_leases(time.monotonic())
-        clients = self._hand_over_all()
+        clients = self._stop_serving()
         self._mounter.stop()
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)
         if clients:
             self._receiver.loads.wait_until_read(clients, EngineLoad(0.0, 0, 0, 0), _READ_TIMEOUT_S)
 
-    def _hand_over_all(self) -> set[ClientId]:
-        """Hand over all requests; return their clients."""
+    def _stop_serving(self) -> set[ClientId]:
+        """Hand over what is being prepared, accept what was; return the clients of all requests."""
         self._receiver.start_draining()
         clients = self._receiver.release_preparing()
-        with contextlib.suppress(queue.Empty):
+        with self._lock, contextlib.suppress(queue.Empty):
             while True:
                 command = self._receiver.commands.get_nowait()
                 if isinstance(command, SubmitCommand):
                     self._submit(command)
-        clients.update(self._client_by_attempt.values())
-        for attempt_id in list(self._client_by_attempt):
-            self._loop.hand_over(attempt_id)
-        return clients
+        with self._lock:
+            return clients.union(self._client_by_attempt.values())
 
     def _change_models(self) -> None:
         """Make the changes that have no request to wait for."""
@@ -141,30 +144,33 @@ class BaseEngine(abc.ABC):
 
     def _process_commands(self) -> bool:
         """Process all queued commands; wait for one if there is nothing to do. False once `stop` was called."""
-        timeout_s = self._wait_s(time.monotonic())
-        waits = timeout_s is None or timeout_s > 0.0
+        with self._lock:
+            wait_s = self._wait_s(now := time.monotonic())
+            timeout_s = _MAX_WAIT_S if wait_s is None else min(wait_s, _MAX_WAIT_S)
+            self._wakes_at = now + timeout_s
+        waits = timeout_s > 0.0
         while True:
             try:
                 command = self._receiver.commands.get(waits, timeout_s)
             except queue.Empty:
                 return True
             waits = False
-            match command:
-                case None:
-                    return False
-                case SubmitCommand():
-                    self._submit(command)
-                case CancelCommand(client, attempt_id):
-                    self._cancel(client, attempt_id)
-                case ReleaseCommand(client, attempt_id):
-                    if self._client_by_attempt.get(attempt_id) == client:
-                        self._loop.hand_over(attempt_id)
-                case SubscribeCommand(client, view_request):
-                    self._live_view.subscribe(client, view_request)
-                case ChangeModelCommand():
-                    self._changes.append(command)
-                case FinishedBatch():
-                    self._on_batch(command)
+            if command is None:
+                return False
+            with self._lock:
+                self._process(command)
+
+    def _process(self, command: Command) -> None:
+        """Process a command that both kinds of engines have."""
+        match command:
+            case SubmitCommand():
+                self._submit(command)
+            case CancelCommand(client, attempt_id):
+                self._cancel(client, attempt_id)
+            case SubscribeCommand(client, view_request):
+                self._live_view.subscribe(client, view_request)
+            case ChangeModelCommand():
+                self._changes.append(command)
 
     def _submit(self, command: SubmitCommand) -> None:
         attempt_id = command.prepared.request.attempt_id
@@ -191,9 +197,10 @@ class BaseEngine(abc.ABC):
         self._send(self._client_by_attempt[attempt_id], event)
         self._metrics.on_event(event)
         self._live_view.on_event(event, time.monotonic())
-        if isinstance(event, RequestEnded | RequestHandedOver):
+        if isinstance(event, _ENDS):
             del self._client_by_attempt[attempt_id]
-            _log.debug("%s has ended", attempt_id, extra=_end_log_fields(event))
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("%s has ended", attempt_id, extra=_end_log_fields(event))
 
     def _send(self, client: ClientId, event: EngineEvent[Any]) -> None:
         self._sender.outbox.put((client, event))

@@ -1,16 +1,18 @@
 """The loop of batches that sessions execute side by side: plan all that can start, and commit what a session finished.
 
 A batch finishes in a thread of the executor, which passes it to `on_done`; whoever drives the loop calls `finish` with
-it on the loop's thread.
+it. Any thread may drive the loop, one at a time.
 """
 
+import functools
 import heapq
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.loop import EngineEvent, RequestLoop
+from noria.engine.loop import Client, EngineEvent, RequestLoop, client_of
 from noria.engine.runtime import BatchExecutor, FinishedBatch, RequestT
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.interface import BatchwiseScheduler
@@ -22,11 +24,23 @@ class ExecutedBatch(Generic[RequestT]):
     """A batch after its commit, for metrics and live views."""
 
     batch: FinishedBatch
-    requests: tuple[RequestT | None, ...]  # of each row; None: it had ended before the batch did
+    requests: tuple[RequestT | None, ...]  # the request of each row; None: it had ended before the batch did
+
+    @functools.cached_property
+    def tokens_by_client(self) -> Mapping[Client, int]:
+        """The tokens of the requests that had not ended, without padding."""
+        tokens = Counter[Client]()
+        for prepared, num_tokens in zip(self.requests, self.batch.plan.num_tokens, strict=True):
+            if prepared is not None:
+                tokens[client_of(prepared)] += num_tokens
+        return tokens
 
 
 class BatchLoop(RequestLoop[RequestT]):
     """Runs one scheduler of texts and the sessions of one executor."""
+
+    scheduler: BatchwiseScheduler
+    _executor: BatchExecutor[RequestT]
 
     def __init__(
         self,
@@ -39,7 +53,7 @@ class BatchLoop(RequestLoop[RequestT]):
     ) -> None:
         """`on_plan` is called with each plan before it is executed, `on_done` by any thread when it was."""
         super().__init__(scheduler, executor, on_event, clock)
-        self._scheduler, self._executor, self._on_plan, self._on_done = scheduler, executor, on_plan, on_done
+        self._on_plan, self._on_done = on_plan, on_done
         self._running: dict[int, ModelKey] = {}  # the model of each batch in flight, by session
         self._expiries: list[tuple[float, str]] = []  # a heap; those of requests that have ended leave it at its top
 
@@ -47,8 +61,8 @@ class BatchLoop(RequestLoop[RequestT]):
         """End the requests whose time has passed, and start every batch that can start now."""
         now = self._clock()
         if self._next_expiry() <= now:
-            self._handle_events(self._scheduler.expire(now))
-        while (plan := self._scheduler.plan(now)) is not None:
+            self._end_requests(self.scheduler.expire(now))
+        while (plan := self.scheduler.plan(now)) is not None:
             self._on_plan(plan)
             self._running[plan.session] = plan.batch_key.model
             self._executor.start(plan, self._on_done)
@@ -58,7 +72,7 @@ class BatchLoop(RequestLoop[RequestT]):
         """Commit a batch that `on_done` was called with."""
         del self._running[batch.plan.session]
         requests = tuple(self._requests.get(row.attempt_id) for row in batch.plan.rows)
-        self._handle_events(self._scheduler.commit(batch.plan, batch.result, self._clock(), batch.seconds))
+        self._end_requests(self.scheduler.commit(batch.plan, batch.result, self._clock(), batch.seconds))
         return ExecutedBatch(batch, requests)
 
     def uses(self, model: ModelKey) -> bool:
@@ -67,7 +81,7 @@ class BatchLoop(RequestLoop[RequestT]):
 
     def wait_s(self, now: float) -> float | None:
         """Return for how long `start_batches` has nothing to do unless something else happens; None: for ever."""
-        wait_ends_at, due = self._scheduler.next_deadline(), self._next_expiry()
+        wait_ends_at, due = self.scheduler.next_deadline(), self._next_expiry()
         due = due if wait_ends_at is None else min(due, wait_ends_at)
         return None if due == math.inf else max(due - now, 0.0)
 
@@ -77,11 +91,9 @@ class BatchLoop(RequestLoop[RequestT]):
         return self._expiries[0][0] if self._expiries else math.inf
 
     def _on_accepted(self, schedulable: SchedulableRequest, now: float) -> None:
-        """Keep when it expires and what is predicted; report its progress only if it streams it."""
+        """Keep when it expires; report its progress only if it streams it."""
         attempt_id = schedulable.attempt_id
         if schedulable.expires_at is not None:
             heapq.heappush(self._expiries, (schedulable.expires_at, attempt_id))
         if self._requests[attempt_id].request.stream_progress:
             super()._on_accepted(schedulable, now)
-        else:
-            self._predicted_s[attempt_id] = self._scheduler.progress([attempt_id], now)[attempt_id].finish_in_s

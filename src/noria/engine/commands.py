@@ -1,18 +1,18 @@
-"""What the receiver's thread and the mounter pass to the loop's thread."""
+"""The commands that the receiver's thread and the mounter pass to the loop's thread."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from noria.engine.resumption import Resumption
-from noria.engine.runtime import FinishedBatch, PreparedRequest
+from noria.engine.runtime import PreparedRequest
 from noria.protocol.messages import ViewRequest
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.transport import ClientId
 
 
-@dataclass(frozen=True)
-class SubmitCommand:
+class SubmitCommand(NamedTuple):
     """Accept a prepared request from a client."""
 
     client: ClientId
@@ -54,5 +54,10 @@ class ChangeModelCommand:
     done: Future[None]
 
 
-Command = SubmitCommand | CancelCommand | ReleaseCommand | SubscribeCommand | ChangeModelCommand | FinishedBatch
-"""What the loop's thread waits for. Sessions put the batches that they have executed into the same queue."""
+@dataclass(frozen=True)
+class WakeCommand:
+    """Look anew for how long there is nothing to do."""
+
+
+Command = SubmitCommand | CancelCommand | ReleaseCommand | SubscribeCommand | ChangeModelCommand | WakeCommand
+"""The inputs that the loop's thread waits for."""

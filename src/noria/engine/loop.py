@@ -1,14 +1,17 @@
 """The engine loops: plan, execute, commit, repeat. The scheduler decides, the executor computes.
 
-They are single-threaded. `engine.py` runs one on the main thread of the engine; `noria generate`, the bench and the
+They are single-threaded. An engine runs one on its main thread; `noria generate`, the bench and the
 tests run one on their own. What happens to requests is passed to a callback on the same thread, which must not block.
-`EngineLoop` executes each iteration itself; `batch_loop.py` has one whose batches run in other threads.
+`StepLoop` executes each iteration itself; `batch_loop.py` has one whose batches run in other threads.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic
+
+import msgspec
 
 from noria.engine.resumption import Resumption
 from noria.engine.runtime import Executor, IterationExecutor, PreparedRequest, Preview, RequestT, Result, Thumbnail
@@ -16,7 +19,9 @@ from noria.protocol.messages import ImageState
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.interface import Scheduler, StepwiseScheduler
 from noria.scheduling.types import (
-    ItemFinished,
+    UNTIL_JOINED,
+    BatchKey,
+    ImageFinished,
     ItemId,
     IterationPlan,
     IterationResult,
@@ -24,10 +29,12 @@ from noria.scheduling.types import (
     RequestFinished,
     RequestProgress,
     SchedulableRequest,
-    SchedulerEvent,
 )
 
-_PROGRESS_INTERVAL_S = 0.1  # of streaming requests; each report costs the loop a forecast
+Client = tuple[str, str]
+"""The name of an API key, and the client whose share of the device is taken."""
+
+_PROGRESS_INTERVAL_S = 0.1  # the time between reports on streaming requests; each report costs the loop a forecast
 
 
 @dataclass(frozen=True)
@@ -55,13 +62,11 @@ class ResultReady(Generic[RequestT]):
     result: Result
 
 
-@dataclass(frozen=True)
-class RequestEnded(Generic[RequestT]):
+class RequestEnded(msgspec.Struct, Generic[RequestT], frozen=True):
     """A request has ended; no event follows."""
 
     prepared: RequestT
     event: RequestFinished
-    predicted_s: float | None = None  # time to its end, predicted at acceptance; None: `ProgressChanged` said it
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class RequestHandedOver(Generic[RequestT]):
 
     prepared: RequestT
     released: ReleasedRequest
-    states: tuple[tuple[ImageState, bytes], ...]  # of its images that have begun
+    states: tuple[tuple[ImageState, bytes], ...]  # states of its images that have begun
 
 
 EngineEvent = (
@@ -89,28 +94,32 @@ class Iteration:
     plan: IterationPlan
     outcome: IterationResult
     duration_s: float
-    stepped: PreparedRequest | None = None  # one of the requests that stepped, with equal batch keys; None: none did
-    num_joined: int = 0  # images that got a slot and kept it, or failed in this iteration
-    thumbnails: Sequence[Thumbnail] = ()  # of all images that stepped, if requested
+    stepped: BatchKey | None = None  # that of a request that stepped; None: none did
+    images_by_client: Mapping[Client, int] = field(default_factory=dict)  # images that stepped
+    num_joined: int = 0  # images that got their first slot and kept it, or failed in this iteration
+    num_evicted: int = 0  # images that gave their slot to others
+    thumbnails: Sequence[Thumbnail] = ()  # thumbnails of all images that stepped, if requested
+
+
+def client_of(prepared: PreparedRequest) -> Client:
+    """Return whose time of the device a request takes."""
+    return prepared.request.client, prepared.request.share_client
 
 
 class RequestLoop(Generic[RequestT]):
-    """What all loops share: the requests of one scheduler and one executor, and what happens to them."""
+    """The common part of all loops: the requests of one scheduler and one executor, and what happens to them."""
 
     def __init__(
         self,
-        scheduler: Scheduler[Any, Any],
+        scheduler: Scheduler[Any],
         executor: Executor[RequestT],
         on_event: Callable[[EngineEvent[RequestT]], None],
         clock: Callable[[], float],
     ) -> None:
-        self.scheduler = scheduler
-        self._clock = clock
-        self._on_event = on_event
-        self._request_executor = executor
+        self.scheduler, self._executor = scheduler, executor
+        self._clock, self._on_event = clock, on_event
         self._requests: dict[str, RequestT] = {}
         self._streaming: set[str] = set()
-        self._predicted_s: dict[str, float] = {}  # of requests whose acceptance is not reported
         self._last_progress_s = -math.inf
 
     def submit(self, prepared: RequestT, arrived: float | None = None, resumption: Resumption | None = None) -> None:
@@ -124,9 +133,13 @@ class RequestLoop(Generic[RequestT]):
         arrived = now if arrived is None else arrived
         assert request.attempt_id and request.attempt_id not in self._requests, request.attempt_id
         self._requests[request.attempt_id] = prepared
-        self._request_executor.accept(prepared)
-        schedulable = _schedulable(prepared, arrived, resumption)
-        self._handle_events(self.scheduler.submit(schedulable, now, arrived))
+        self._executor.accept(prepared)
+        deadline = arrived + request.deadline_s if request.deadline_s is not None else None
+        expires_at = min(arrived + request.timeout_s, math.inf if deadline is None else deadline)
+        schedulable = prepared.schedulable(expires_at if math.isfinite(expires_at) else None, deadline)
+        if resumption is not None:
+            schedulable = msgspec.structs.replace(schedulable, resumed=resumption.images, waited_s=resumption.waited_s)
+        self._end_requests(self.scheduler.submit(schedulable, now, arrived))
         if request.attempt_id in self._requests:  # it was not rejected
             self._on_accepted(schedulable, now)
 
@@ -139,10 +152,7 @@ class RequestLoop(Generic[RequestT]):
 
     def cancel(self, attempt_id: str) -> None:
         """End a request; no later plan has it. An unknown id is ignored."""
-        self._handle_events(self.scheduler.cancel(attempt_id, self._clock()))
-
-    def hand_over(self, attempt_id: str) -> None:
-        """Do nothing: what takes one call is done sooner than moved."""
+        self._end_requests(self.scheduler.cancel(attempt_id, self._clock()))
 
     def find_request(self, attempt_id: str) -> RequestT:
         """A request that has not ended; raises KeyError for any other id."""
@@ -151,9 +161,6 @@ class RequestLoop(Generic[RequestT]):
     def uses(self, model: ModelKey) -> bool:
         """Whether a request of this model has not ended."""
         return any(prepared.batch_key.model == model for prepared in self._requests.values())
-
-    def _on_item(self, item: ItemId) -> None:
-        """Do nothing; called for each item that is finished."""
 
     def _report_progress(self, attempt_ids: Iterable[str], now: float) -> None:
         for attempt_id, progress in self.scheduler.progress(attempt_ids, now).items():
@@ -165,23 +172,21 @@ class RequestLoop(Generic[RequestT]):
             self._last_progress_s = now
             self._report_progress(self._streaming, now)
 
-    def _handle_events(self, events: list[SchedulerEvent]) -> None:
-        for event in events:
-            match event:
-                case ItemFinished(item):
-                    self._on_item(item)
-                case RequestFinished():
-                    prepared = self._forget(event.attempt_id)
-                    self._on_event(RequestEnded(prepared, event, self._predicted_s.pop(event.attempt_id, None)))
+    def _end_requests(self, ends: Iterable[RequestFinished]) -> None:
+        for end in ends:
+            self._on_event(RequestEnded(self._forget(end.attempt_id), end))
 
     def _forget(self, attempt_id: str) -> RequestT:
-        self._request_executor.forget(attempt_id)
+        self._executor.forget(attempt_id)
         self._streaming.discard(attempt_id)
         return self._requests.pop(attempt_id)
 
 
-class EngineLoop(RequestLoop[RequestT]):
+class StepLoop(RequestLoop[RequestT]):
     """Runs one scheduler of images and one executor, on the calling thread."""
+
+    scheduler: StepwiseScheduler
+    _executor: IterationExecutor[RequestT]
 
     def __init__(
         self,
@@ -193,68 +198,51 @@ class EngineLoop(RequestLoop[RequestT]):
     ) -> None:
         """`on_plan` is called with each plan before it is executed; it returns whether to make thumbnails."""
         super().__init__(scheduler, executor, on_event, clock)
-        self._scheduler, self._executor, self._on_plan = scheduler, executor, on_plan
+        self._on_plan = on_plan
 
     def run_iteration(self) -> Iteration | None:
         """Execute one iteration; None if there is nothing to do."""
         started = self._clock()
-        self._handle_events(self._scheduler.expire(started))
-        plan = self._scheduler.plan(started)
+        self._end_requests(self.scheduler.expire(started))
+        plan = self.scheduler.plan(started)
         if plan is None:
             return None
         with_thumbnails = self._on_plan(plan)
-        stepped = self._requests[plan.steps[0].image.attempt_id] if plan.steps else None
+        stepped = self._requests[plan.steps[0].image.attempt_id].batch_key if plan.steps else None
+        images_by_client = Counter([client_of(self._requests[step.image.attempt_id]) for step in plan.steps])
         outcome = self._executor.execute(plan, with_thumbnails=with_thumbnails)
         now = self._clock()
         for preview in self._executor.previews():
             if preview.image.attempt_id in self._requests:
                 self._on_event(PreviewReady(self._requests[preview.image.attempt_id], preview))
-        self._handle_events(self._scheduler.commit(plan, outcome, now, now - started))
+        for event in self.scheduler.commit(plan, outcome, now, now - started):
+            if isinstance(event, ImageFinished):
+                self._on_image(event.image)
+            else:
+                self._end_requests([event])
         self._report_streaming(now)
         joined = [
             assignment
             for assignment in plan.joins
+            if assignment not in plan.returns
             # What did not fit joins again later, unless its request failed because it does not fit even alone.
-            if outcome.oom_phase not in ("encodes", "joins") or assignment.image.attempt_id not in self._requests
+            and (outcome.oom_phase not in UNTIL_JOINED or assignment.image.attempt_id not in self._requests)
         ]
         if outcome.oom_phase not in (None, "decodes"):
             stepped = None
+        num_evicted = 0 if outcome.oom_phase == "evictions" else len(plan.evictions)
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
-        return Iteration(plan, outcome, now - started, stepped, len(joined), thumbnails)
+        return Iteration(plan, outcome, now - started, stepped, images_by_client, len(joined), num_evicted, thumbnails)
 
     def hand_over(self, attempt_id: str) -> None:
         """Give up a request, for another engine; no later plan has it. An unknown id is ignored."""
-        released = self._scheduler.release(attempt_id, self._clock())
+        released = self.scheduler.release(attempt_id, self._clock())
         if released is None:
             return
         begun = [each for each in released.images if each.progress.call]
         states = tuple(self._executor.hand_over(each) for each in begun)
         self._on_event(RequestHandedOver(self._forget(attempt_id), released, states))
 
-    def _on_item(self, item: ItemId) -> None:
-        result = self._executor.take_result(item)
-        self._on_event(ResultReady(self._requests[item.attempt_id], item.index, result))
-
-
-def _schedulable(prepared: PreparedRequest, arrived: float, resumption: Resumption | None) -> SchedulableRequest:
-    """The part of a request that the scheduler uses."""
-    request = prepared.request
-    deadline = arrived + request.deadline_s if request.deadline_s is not None else None
-    expiries = [arrived + request.timeout_s, *([deadline] if deadline is not None else [])]
-    return SchedulableRequest(
-        attempt_id=request.attempt_id,
-        batch_key=prepared.batch_key,
-        num_images=prepared.num_images,
-        num_calls=prepared.num_calls,
-        expires_at=min(expiries) if math.isfinite(min(expiries)) else None,
-        deadline=deadline,
-        rows=prepared.num_rows,
-        priority=request.priority,
-        exclusive=request.exclusive,
-        num_tokens=prepared.num_tokens,
-        call_size=prepared.call_size,
-        has_start_image=prepared.has_start_image,
-        second_stage_from=prepared.second_stage_from,
-        resumed=None if resumption is None else resumption.images,
-        waited_s=0.0 if resumption is None else resumption.waited_s,
-    )
+    def _on_image(self, image: ItemId) -> None:
+        result = self._executor.take_result(image)
+        self._on_event(ResultReady(self._requests[image.attempt_id], image.index, result))

@@ -129,7 +129,7 @@ class ModelMounter(threading.Thread):
                 return self._runtime.load_beside(spec)
         except NoriaError as error:
             message = error.message
-        except BaseException as error:  # of many types; of a panic in Rust (tokenizers) not Exception
+        except BaseException as error:  # many types; a panic in Rust (tokenizers) raises no Exception
             extra = fields(event="mount_crashed", model=spec.name, version=spec.fingerprint)
             _log.exception("%s cannot be loaded", spec.name, extra=extra)
             message = f"{spec.name} in {spec.folder} cannot be loaded: {str(error) or type(error).__name__}"

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-import msgspec
-
 from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import IterationExecutor, Preview, RequestT, Result, Thumbnail
 from noria.protocol.messages import ImageState
@@ -25,7 +23,8 @@ from noria.scheduling.types import (
     Step,
 )
 
-PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step)
+PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step, ReleasedImage)
+_NOTHING = IterationPlan((), (), ())
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,7 @@ class CombinedTimings:
 
 
 class MultiModelExecutor(Generic[RequestT]):
-    """An executor that passes each request to the executor of the model that it names.
-
-    A request without a version goes to the first model of its name.
-    """
+    """An executor that passes each request to the executor of the model and version that it names."""
 
     def __init__(self, executors: Mapping[ModelKey, IterationExecutor[RequestT]]) -> None:
         """`executors` by model, in the configuration's order, all on one device and with the same number of slots."""
@@ -81,14 +77,11 @@ class MultiModelExecutor(Generic[RequestT]):
 
     def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request; raises `errors.RequestError` if it cannot be served."""
-        executors, key = self._executors, self._key(request)
-        if request.model_version != key.version:
-            request = msgspec.structs.replace(request, model_version=key.version)
-        return executors[key].prepare(request, data)
+        return self._executor_of(request).prepare(request, data)
 
     def resume(self, prepared: RequestT, states: Sequence[StateWithBytes]) -> RequestT:
         """Let images of a prepared request begin as another engine has handed them over; raises InvalidStateError."""
-        return self._executors[self._key(prepared.request)].resume(prepared, states)
+        return self._executor_of(prepared.request).resume(prepared, states)
 
     def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
         """The state of an image that has a slot, for another engine."""
@@ -96,11 +89,11 @@ class MultiModelExecutor(Generic[RequestT]):
 
     def is_compiled(self, request: AnyRequest) -> bool:
         """Whether `prepare` would return at once."""
-        return self._executors[self._key(request)].is_compiled(request)
+        return self._executor_of(request).is_compiled(request)
 
     def accept(self, prepared: RequestT) -> None:
         """Keep a request until `forget`."""
-        executor = self._executors[self._key(prepared.request)]
+        executor = self._executor_of(prepared.request)
         self._executor_by_attempt[prepared.request.attempt_id] = executor
         executor.accept(prepared)
 
@@ -146,9 +139,8 @@ class MultiModelExecutor(Generic[RequestT]):
         executors = list(self._executors.values())
         return executors[0].memory_bytes() if executors else 0  # each reports the process's
 
-    def _key(self, request: AnyRequest) -> ModelKey:
-        name, version = request.model, request.model_version
-        return next(key for key in self._executors if key.name == name and version in ("", key.version))
+    def _executor_of(self, request: AnyRequest) -> IterationExecutor[RequestT]:
+        return self._executors[ModelKey(request.model, request.model_version)]
 
     def _split(self, plan: IterationPlan) -> list[tuple[IterationExecutor[RequestT], IterationPlan]]:
         """The plan unchanged if one model has all of it, else its phases in order, each split by executor.
@@ -156,20 +148,22 @@ class MultiModelExecutor(Generic[RequestT]):
         So every model's joins come before any step: a phase that does not fit the memory leaves no later phase partly
         done.
         """
-        images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
+        parts = (plan.evictions, plan.joins, plan.steps, plan.decodes)
+        images = [each.image for part in parts for each in part]
         executor_ids = {id(self._executor_by_attempt[image.attempt_id]) for image in images}
         if len(executor_ids) == 1:
             return [(executor, plan) for executor in self._executors.values() if id(executor) in executor_ids]
         sub_plans: list[tuple[IterationExecutor[RequestT], IterationPlan]] = []
         for phase in (
+            IterationPlan((), (), (), evictions=plan.evictions),
             IterationPlan((), (), (), plan.encodes),
-            IterationPlan(plan.joins, (), ()),
+            IterationPlan(plan.joins, (), (), returns=plan.returns),
             IterationPlan((), plan.steps, ()),
             IterationPlan((), (), plan.decodes),
         ):
             for executor in self._executors.values():
                 sub_plan = self._only_of(executor, phase)
-                if sub_plan.encodes or sub_plan.joins or sub_plan.steps or sub_plan.decodes:
+                if sub_plan != _NOTHING:
                     sub_plans.append((executor, sub_plan))
         return sub_plans
 
@@ -178,5 +172,10 @@ class MultiModelExecutor(Generic[RequestT]):
             return tuple(item for item in items if self._executor_by_attempt[item.image.attempt_id] is executor)
 
         return IterationPlan(
-            keep_own(phase.joins), keep_own(phase.steps), keep_own(phase.decodes), keep_own(phase.encodes)
+            keep_own(phase.joins),
+            keep_own(phase.steps),
+            keep_own(phase.decodes),
+            keep_own(phase.encodes),
+            keep_own(phase.evictions),
+            keep_own(phase.returns),
         )

@@ -1,14 +1,14 @@
 """The engine process: `python -m noria.engine.process JSON`, started by the supervisor; JSON is an `EngineTask`.
 
-Its threads communicate by queues. The *transport* reads and writes frames and answers clients, the *compiler* compiles
-new samplers, the *loop* (the main thread) drives the device, the *sender* waits for pixels and sends them, and the
-*mounter* loads more models. The channel is open while the models are loading.
+The *transport* reads frames and answers clients, the *compiler* compiles new samplers, the *loop* (the main thread)
+drives the device, the *sender* waits for pixels and sends them, and the *mounter* loads more models; they communicate
+by queues. The loop of texts is driven by the transport and by the threads of its sessions (`batch_engine.py`). The
+channel is open while the models are loading.
 """
 
 import faulthandler
 import logging
 import os
-import pathlib
 import signal
 import socket
 import sys
@@ -18,59 +18,36 @@ import time
 import msgspec
 import setproctitle
 
-from noria.config import EngineConfig
 from noria.engine.base_engine import BaseEngine
 from noria.engine.batch_engine import BatchEngine
-from noria.engine.engine import Engine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.receiver import RequestReceiver
 from noria.engine.resources.priority import add_niceness
 from noria.engine.runtime import BatchRuntime, load_runtime
+from noria.engine.step_engine import StepEngine
 from noria.errors import SetupError
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations
 from noria.observe.traces.setup import open_tracer
-from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.messages import ExitCause
-from noria.protocol.process_signals import die_with_parent
+from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
+from noria.protocol.tasks import EngineTask
 from noria.protocol.transport import EngineChannel
 
 _log = logging.getLogger("noria.engine")
 
 
-class EngineTask(msgspec.Struct, frozen=True):
-    """The configuration of an engine process; the supervisor passes it on the command line."""
-
-    config: EngineConfig
-    models: tuple[AnyModelSpec, ...]  # the default model first
-    device: str
-    address: str
-    name: str
-    crash_journal: str  # path of the file that lists the requests in flight; it survives the process
-    log_level: str = "info"
-    traces_endpoint: str = ""
-    parent_pid: int | None = None  # the engine is killed when this process ends
-    previous_exit: ExitCause = "none"  # how the previous process of this engine ended
-    fd: int | None = None  # a listening TCP socket for `address`, inherited
-    secret_key_file: str = ""  # of the channel; empty: it has none
-    has_own_metrics: bool = False  # no front end exports the series that exist before the engine does
-    niceness: int = 0  # added to the process's on a CPU, once the models are loaded
-
-
 def main(task: EngineTask) -> int:
-    """Load and warm up the models, announce it, and run until SIGTERM. Returns the exit status."""
+    """Load and warm up the models, announce it, and run until told to end. Returns the exit status."""
+    leave_signals_to_supervisor()
     die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
     if task.has_own_metrics:
         declarations.init_engine_series([task.name])
     declarations.ENGINE_STARTS.labels(task.name, task.previous_exit).inc()
-    channel = EngineChannel(
-        task.address,
-        pathlib.Path(task.secret_key_file).read_text(encoding="ascii") if task.secret_key_file else "",
-        None if task.fd is None else socket.socket(fileno=task.fd),
-    )
+    listener = None if task.fd is None else socket.socket(fileno=task.fd)
+    channel = EngineChannel(task.address, task.secret_key, listener)
     watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
     crash_journal = CrashJournal(task.crash_journal)
     # Front ends decide which requests are sampled.
@@ -85,6 +62,12 @@ def main(task: EngineTask) -> int:
         tracer=tracer,
     )
     receiver.start()
+    started_s, names = time.monotonic(), [spec.name for spec in task.models]
+    _log.info(
+        "loading %s: the libraries are imported first, which takes up to a minute if the disk is slow",
+        ", ".join(names),
+        extra=fields(event="models_loading", models=names),
+    )
     try:
         runtime = load_runtime(task.models, task.config, task.device)
     except SetupError as error:
@@ -97,19 +80,20 @@ def main(task: EngineTask) -> int:
     if isinstance(runtime, BatchRuntime):
         engine = BatchEngine(task.name, channel, receiver, runtime, tracer)
     else:
-        engine = Engine(task.name, channel, receiver, runtime, tracer)
-    signal.signal(signal.SIGTERM, lambda *_: engine.stop())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
+        engine = StepEngine(task.name, channel, receiver, runtime, tracer)
+    signal.signal(STOP_SIGNAL, lambda *_: engine.stop())
     receiver.set_ready(runtime)
     _log.info(
-        "%s ready: %s on %s, %s",
+        "%s ready after %.1f s: %s on %s, %s",
         task.name,
-        ", ".join(spec.name for spec in task.models),
+        seconds := time.monotonic() - started_s,
+        ", ".join(names),
         runtime.device,
         ", ".join(f"{name} {value}" for name, value in runtime.resolved_settings.items()),
         extra=fields(
             event="models_ready",
-            models=[spec.name for spec in task.models],
+            models=names,
+            seconds=round(seconds, 3),
             device=runtime.device,
             **runtime.resolved_settings,
             previous_exit=task.previous_exit,

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.resumption import InvalidStateError, Resumption, read_resumption
-from noria.engine.runtime import AnyRuntime, Executor
+from noria.engine.runtime import AnyRuntime, Executor, PreparedRequest
 from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
@@ -41,14 +41,13 @@ from noria.protocol.messages import (
     Release,
     Resume,
     StateRefused,
-    Submit,
     Timings,
     ToEngine,
     Unmount,
     ViewRequest,
 )
 from noria.protocol.model_spec import ModelKey
-from noria.protocol.request import AnyRequest
+from noria.protocol.request import AnyRequest, EngineRequest
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import RequestTimings
 
@@ -104,8 +103,13 @@ class RequestReceiver:
         self.loads = LoadPublisher(channel)
         self._preparing: dict[tuple[ClientId, str], _PreparingRequest] = {}
         self._leases: dict[ClientId, _Lease] = {}
-        # protects _models, _replaced, _executor, _clients, _preparing, _leases and _compile_queue
-        self._lock = threading.Lock()
+        self._accepted: list[SubmitCommand] = []  # requests of this turn of the channel
+        # Takes them, with the lock held; replaced by an engine that does so on the channel's thread.
+        self.on_accepted: Callable[[list[SubmitCommand]], None] = self._enqueue_accepted
+        # Cancels the requests of a client, with the lock held; replaced likewise, so that the order is kept.
+        self.on_forgotten: Callable[[ClientId], None] = lambda client: self.commands.put(CancelCommand(client, None))
+        # protects _models, _replaced, _executor, _clients, _preparing, _leases, _accepted and _compile_queue
+        self._lock = threading.RLock()
         self._prepared = threading.Condition(self._lock)  # notified when a request has left _preparing
 
     def set_ready(self, runtime: AnyRuntime) -> None:
@@ -153,19 +157,35 @@ class RequestReceiver:
 
     def start(self) -> None:
         """Receive from now on."""
-        self._channel.start(self.receive)
+        self._channel.start(self.receive, self._turn)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Receive within it what has arrived together. A model does not leave meanwhile."""
+        with self._lock:
+            yield
+            self._pass_accepted_on()
+
+    def _pass_accepted_on(self) -> None:
+        if self._accepted:
+            accepted, self._accepted = self._accepted, []
+            self.on_accepted(accepted)
+
+    def _enqueue_accepted(self, accepted: list[SubmitCommand]) -> None:
+        for command in accepted:
+            self.commands.put(command)
 
     def receive(self, client: ClientId, message: ToEngine, data: memoryview | None = None) -> None:
         """Answer a message, or pass it on. Takes no longer than a request whose sampler and LoRAs are known."""
         if (lease := self._leases.get(client)) is not None:  # without the lock: the loop may end it meanwhile
             lease.last_message = time.monotonic()
         match message:
+            case EngineRequest():  # the first, because nearly all are
+                self._submit(client, message, data)
             case Hello(name, lease_s):
                 self._register_client(client, name, lease_s)
             case LoadAck():
                 self.loads.ack(client)
-            case Submit(request):
-                self._submit(client, request, data)
             case Resume():
                 self._resume(client, message, data)
             case Cancel(attempt_id):
@@ -179,6 +199,7 @@ class RequestReceiver:
             case Mount() | Unmount():
                 self.changes.put((client, message))
             case Ping():
+                self._pass_accepted_on()  # so that a pong says that the messages before it have been received
                 self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
 
     def _register_client(self, client: ClientId, name: str, lease_s: float | None) -> None:
@@ -197,7 +218,8 @@ class RequestReceiver:
         self._preparing = {key: each for key, each in self._preparing.items() if key[0] != client}
         self._prepared.notify_all()
         self._discard(client, None)
-        self.commands.put(CancelCommand(client, None))
+        self._pass_accepted_on()
+        self.on_forgotten(client)
         self.loads.forget(client)
         self._leases.pop(client, None)
 
@@ -236,11 +258,7 @@ class RequestReceiver:
     def _submit(
         self, client: ClientId, request: AnyRequest, data: memoryview | None, resumption: Resumption | None = None
     ) -> None:
-        executor, arrived = self._executor, time.monotonic()
-        with self._lock:  # with the models, because one that leaves waits for the requests that found it
-            spec = self._find_model(request)
-            if executor is not None and spec is not None:
-                self._preparing[client, request.attempt_id] = _PreparingRequest(arrived, spec.key)
+        executor, arrived, spec = self._executor, time.monotonic(), self._find_model(request)
         if executor is not None and spec is None and resumption is not None:  # it left while the request was under way
             self._send_unserved(client, HandedOver(request.attempt_id), arrived)
             return
@@ -251,57 +269,72 @@ class RequestReceiver:
                 else (f"this engine does not hold {request.model!r} in version {request.model_version or 'any'}")
             )
             failed = Failed(request.attempt_id, EngineUnavailable.code, missing, retry_after_s=2.0)
-            self._reject(client, request, arrived, failed)
+            self._refuse(client, request, arrived, failed)
             return
         if request.model_version != spec.fingerprint:
             request = msgspec.structs.replace(request, model_version=spec.fingerprint)
-        task = CompileTask(client, request, data, arrived, resumption)
-        if executor.is_compiled(request):
-            self._prepare(executor, task, contextlib.nullcontext())
+        if not executor.is_compiled(request):
+            self._preparing[client, request.attempt_id] = _PreparingRequest(arrived, spec.key)
+            self._enqueue(executor, CompileTask(client, request, data, arrived, resumption))
+            return
+        outcome = self._prepare(executor, request, data, resumption)
+        if isinstance(outcome, Failed | StateRefused):
+            self._refuse(client, request, arrived, outcome)
         else:
-            self._enqueue(executor, task)
+            self._accepted.append(SubmitCommand(client, outcome, arrived, resumption))
 
     def _enqueue(self, executor: Executor[Any], task: CompileTask) -> None:
-        with self._lock:
-            rejected = self._compile_queue.put(task)
-            for each in rejected:
-                self._preparing.pop((each.connection, each.request.attempt_id), None)
-                self._prepared.notify_all()
+        rejected = self._compile_queue.put(task)
+        for each in rejected:
+            self._preparing.pop((each.connection, each.request.attempt_id), None)
+            self._prepared.notify_all()
         if task not in rejected:
             self._compiler.submit(self._prepare_next, executor)
         message = "too many requests wait for new combinations of scheduler, inference_steps and strength, or for LoRAs"
         for each in rejected:
             failed = Failed(each.request.attempt_id, QueueFull.code, message, retry_after_s=_COMPILE_RETRY_AFTER_S)
-            self._reject(each.connection, each.request, each.arrived, failed)
+            self._refuse(each.connection, each.request, each.arrived, failed)
 
     def _prepare_next(self, executor: Executor[Any]) -> None:
         with self._lock:
             task = self._compile_queue.take()
-        if task is not None:  # else it was cancelled or rejected
-            self._prepare(executor, task)
+        if task is None:  # it was cancelled or rejected
+            return
+        client, request, attempt_id = task.connection, task.request, task.request.attempt_id
+        with self.crash_journal.preparing(attempt_id):
+            outcome = self._prepare(executor, request, task.data, task.resumption)
+        with self._lock:
+            if self._preparing.pop((client, attempt_id), None) is None:  # cancelled meanwhile, and answered
+                self._record_span(request, task.arrived, RequestCancelled.code)
+                return
+            self._prepared.notify_all()
+            if not isinstance(outcome, Failed | StateRefused):
+                self.commands.put(SubmitCommand(client, outcome, task.arrived, task.resumption))
+                return
+        self._refuse(client, request, task.arrived, outcome)
 
     def _find_model(self, request: AnyRequest) -> AnyModelSpec | None:
         """Return the request's model in its version, if it is loaded; of several versions, the first."""
-        return next((spec for spec in self._models if spec.matches(request.model, request.model_version)), None)
+        for spec in self._models:
+            if spec.matches(request.model, request.model_version):
+                return spec
+        return None
 
     def _prepare(
-        self, executor: Executor[Any], task: CompileTask, journal: contextlib.AbstractContextManager[None] | None = None
-    ) -> None:
-        """Prepare a request; `journal` replaces the crash journal for one that has nothing to compile."""
-        client, request, arrived, resumption = task.connection, task.request, task.arrived, task.resumption
-        attempt_id, failed, prepared = request.attempt_id, None, None
-        refused: StateRefused | None = None
+        self, executor: Executor[Any], request: AnyRequest, data: memoryview | None, resumption: Resumption | None
+    ) -> PreparedRequest | Failed | StateRefused:
+        """Prepare a request, or return why that cannot be."""
+        attempt_id = request.attempt_id
         try:
-            with journal or self.crash_journal.preparing(attempt_id):
-                prepared = executor.prepare(request, task.data)
-                if resumption is not None and resumption.states:
-                    resumption.check_version(request.model_version)
-                    prepared = executor.resume(prepared, resumption.states)
+            prepared: PreparedRequest = executor.prepare(request, data)
+            if resumption is not None and resumption.states:
+                resumption.check_version(request.model_version)
+                prepared = executor.resume(prepared, resumption.states)
         except InvalidStateError as error:
-            prepared, refused = None, StateRefused(attempt_id, str(error))
+            return StateRefused(attempt_id, str(error))
         except (RequestError, QueueFull) as error:
-            failed = Failed(attempt_id, error.code, error.message, error.field, retry_after_s=error.retry_after_s)
-        except BaseException:  # of a panic in Rust (safetensors) not Exception, and it would end the channel's thread
+            return Failed(attempt_id, error.code, error.message, error.field, retry_after_s=error.retry_after_s)
+        except BaseException:  # a panic in Rust (safetensors) is no Exception, and would end the channel's thread
             log_fields = fields(
                 event="request_preparation_failed",
                 request_id=request.request_id,
@@ -309,27 +342,19 @@ class RequestReceiver:
                 key=request.client or None,
             )
             _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
-            failed = Failed(attempt_id, "generation_failed", "the request could not be prepared")
-        with self._lock:
-            if (client, attempt_id) not in self._preparing:  # cancelled meanwhile, and answered
-                self._record_span(request, arrived, RequestCancelled.code)
-                return
-            del self._preparing[client, attempt_id]
-            self._prepared.notify_all()
-            if prepared is not None:
-                self.commands.put(SubmitCommand(client, prepared, arrived, resumption))
-        if failed is not None:
-            self._reject(client, request, arrived, failed)
-        if refused is not None:
-            self._channel.send(client, refused)
+            return Failed(attempt_id, "generation_failed", "the request could not be prepared")
+        return prepared
 
     def _discard(self, client: ClientId, attempt_id: str | None) -> None:
         for task in self._compile_queue.discard(client, attempt_id):
             self._record_span(task.request, task.arrived, RequestCancelled.code)
 
-    def _reject(self, client: ClientId, request: AnyRequest, arrived: float, failed: Failed) -> None:
-        self._send_unserved(client, failed, arrived)
-        self._record_span(request, arrived, failed.code)
+    def _refuse(self, client: ClientId, request: AnyRequest, arrived: float, reply: Failed | StateRefused) -> None:
+        if isinstance(reply, StateRefused):
+            self._channel.send(client, reply)
+        else:
+            self._send_unserved(client, reply, arrived)
+            self._record_span(request, arrived, reply.code)
 
     def _record_span(self, request: AnyRequest, arrived: float, code: str) -> None:
         now = time.monotonic()
@@ -349,6 +374,7 @@ class RequestReceiver:
         attempt_id = reply.attempt_id
         with self._lock:
             if (client, attempt_id) not in self._preparing:
+                self._pass_accepted_on()
                 self.commands.put(otherwise)
                 return
             arrived = self._preparing.pop((client, attempt_id)).arrived

@@ -1,4 +1,4 @@
-"""What a request brings that another engine has handed over; a frame beside its message has the bytes of its images."""
+"""The state that a request from another engine brings; a frame beside its message has the bytes of its images."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Resumption:
 
     images: Mapping[int, ImageProgress]
     states: tuple[StateWithBytes, ...]
-    model_version: str  # of the model that computed them
+    model_version: str  # version of the model that computed them
     waited_s: float
 
     def check_version(self, version: str) -> None:

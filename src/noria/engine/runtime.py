@@ -9,6 +9,7 @@ nothing and computes nothing; an executor does not know which requests wait, or 
 """
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from noria.config import EngineConfig
 from noria.engine.resumption import StateWithBytes
 from noria.errors import SetupError
+from noria.observe.logs.log_record import fields
 from noria.protocol.kinds import FinalResult, SettingsView
 from noria.protocol.messages import AnyTimings, FromEngine, ImageState, ModelPrecision, ShapeCosts
 from noria.protocol.model_spec import ModelKey, ModelSpec
@@ -24,13 +26,17 @@ from noria.scheduling.interface import BatchwiseScheduler, StepwiseScheduler
 from noria.scheduling.types import (
     BatchKey,
     BatchPlan,
+    BatchResult,
     ItemId,
     IterationPlan,
     IterationResult,
     Phase,
     ReleasedImage,
     RequestTimings,
+    SchedulableRequest,
 )
+
+_log = logging.getLogger("noria.engine")
 
 THUMBNAIL_MAX_PX = 64
 """The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
@@ -75,7 +81,7 @@ class Thumbnail(Preview, Protocol):
 
 
 class PreparedRequest(Protocol):
-    """A request after the preparation that needs no device."""
+    """A request of either kind after the preparation that needs no device."""
 
     @property
     def request(self) -> AnyRequest:
@@ -84,47 +90,12 @@ class PreparedRequest(Protocol):
 
     @property
     def batch_key(self) -> BatchKey:
-        """The batch key of all its images."""
-        ...
-
-    @property
-    def call_size(self) -> tuple[int, int] | None:
-        """What images of other sizes need to have, too, to share its model calls; None: there are none."""
-        ...
-
-    @property
-    def second_stage_from(self) -> int | None:
-        """The first call of a second denoiser, for each of its images; None: there is none."""
-        ...
-
-    @property
-    def has_start_image(self) -> bool:
-        """Whether it has a start image or references, which are encoded before its images join."""
-        ...
-
-    @property
-    def num_images(self) -> int:
-        """The number of its images, each of which takes a slot."""
+        """The batch key of all its items, which are images or texts."""
         ...
 
     @property
     def num_calls(self) -> int:
-        """Model calls for each of its images."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of each of its images in a model call."""
-        ...
-
-    @property
-    def num_tokens(self) -> tuple[int, ...]:
-        """Tokens of each of its texts; empty for images."""
-        ...
-
-    @property
-    def shape_label(self) -> str:
-        """The label of its iterations' durations in metrics, the same for equal batch keys."""
+        """Model calls for each of its items."""
         ...
 
     @property
@@ -142,12 +113,30 @@ class PreparedRequest(Protocol):
         """The settings that the trace span of its model calls has."""
         ...
 
+    def schedulable(self, expires_at: float | None, deadline: float | None) -> SchedulableRequest:
+        """Return the part of it that its scheduler uses; both times are monotonic seconds."""
+        ...
+
     def timings(self, measured: RequestTimings) -> AnyTimings:
-        """What its client is told of its time in the engine; may wait for the device."""
+        """Return the seconds of its stages, for the client; may wait for the device."""
         ...
 
     def final_result(self) -> tuple[FinalResult | None, bytes | memoryview | None]:
-        """What is sent with its end: results that were not sent one by one, and their description. Any thread."""
+        """Return what is sent at its end: results that were not sent one by one, and their description. Any thread."""
+        ...
+
+
+class StepRequest(PreparedRequest, Protocol):
+    """A prepared request whose images step in a running batch."""
+
+    @property
+    def call_size(self) -> tuple[int, int] | None:
+        """The value that images of other sizes need to have, too, to share its model calls; None: there are none."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of each of its images in a model call."""
         ...
 
 
@@ -161,7 +150,7 @@ class Executor(Protocol[RequestT]):
     """
 
     def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
-        """Prepare a request for `accept`. `data` is the frame beside its message.
+        """Prepare a request, which names a version of its model, for `accept`; `data` is the frame beside its message.
 
         Raises `errors.RequestError` if it cannot be served.
         """
@@ -208,7 +197,7 @@ class IterationExecutor(Executor[RequestT], Protocol[RequestT]):
         ...
 
     def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
-        """The state of an image that has a slot, for `resume` of another engine; waits for the device."""
+        """The state of an image that has a slot or is evicted, for `resume` of another engine; waits for the device."""
         ...
 
     def previews(self) -> Sequence[Preview]:
@@ -225,7 +214,7 @@ class FinishedBatch:
     """A batch that a session has executed."""
 
     plan: BatchPlan
-    result: IterationResult
+    result: BatchResult
     seconds: float  # that the session took
 
 
@@ -258,12 +247,12 @@ def _load_nothing(spec: ModelSpec) -> LoadedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModels:
-    """What the runtimes of all kinds tell of their models, which are loaded on one device and ready to serve."""
+    """Facts that the runtimes of all kinds tell of their models, which are loaded on one device and ready to serve."""
 
     device: str = "cpu"  # as torch names it
     longest_iteration_s: float = 0.0  # measured; longer ones may be a hang
     shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
-    precisions: Callable[[], tuple[ModelPrecision, ...]] = lambda: ()  # of text encoders
+    precisions: Callable[[], tuple[ModelPrecision, ...]] = lambda: ()  # those of text encoders and quantized models
     on_idle: Callable[[], None] = lambda: None  # called by the loop's thread when nothing runs or waits any more
     save_costs: Callable[[], None] = lambda: None
     resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
@@ -274,7 +263,7 @@ class LoadedModels:
 
 
 @dataclass(frozen=True)
-class Runtime(LoadedModels, Generic[RequestT]):
+class StepRuntime(LoadedModels, Generic[RequestT]):
     """Models whose iterations the loop executes itself."""
 
     executor: IterationExecutor[RequestT]
@@ -290,7 +279,19 @@ class BatchRuntime(LoadedModels, Generic[RequestT]):
     num_sessions: int
 
 
-AnyRuntime = Runtime[Any] | BatchRuntime[Any]
+AnyRuntime = StepRuntime[Any] | BatchRuntime[Any]
+
+
+def log_imported(models: Sequence[ModelSpec], device: str, seconds: float) -> None:
+    """Log that a loader has imported its libraries, and loads `models` on `device`, "cpu" or "cuda:N", from now on."""
+    names = [spec.name for spec in models]
+    _log.info(
+        "imported the libraries in %.1f s; loading %s on %s",
+        seconds,
+        ", ".join(names),
+        device,
+        extra=fields(event="libraries_imported", models=names, device=device, seconds=round(seconds, 3)),
+    )
 
 
 _LOADERS = {"diffusion": "noria.engine.diffusion.loading", "encoder": "noria.engine.encoder.loading"}

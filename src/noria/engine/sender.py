@@ -3,8 +3,9 @@
 import queue
 import threading
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from noria.engine.commands import CancelCommand
 from noria.engine.live.pending_view import PendingView, resolve_view
@@ -89,7 +90,7 @@ class ResponseSender(threading.Thread):
         self._channel.send(client, message, data)
 
     def send_ends(self, items: list[EndedItem]) -> None:
-        """Send the ends of requests without images, those of one client together; for the loop's thread."""
+        """Send the ends of requests without images, those of one client together; on any thread."""
         messages: dict[ClientId, list[tuple[FromEngine, bytes | memoryview | None]]] = {}
         for client, ended in items:
             messages.setdefault(client, []).append(self._end_message(ended))
@@ -114,10 +115,12 @@ class ResponseSender(threading.Thread):
         event = ended.event
         error = self._failed.pop(event.attempt_id, None)
         is_generated = event.finish_reason is FinishReason.FINISHED
-        # A GPU runs behind the loop: it had not completed the image when the loop saw the end.
-        result_ready_s = self._result_ready_s.pop(event.attempt_id, event.finished_at)
-        at = max(result_ready_s, event.finished_at) if is_generated else event.finished_at
-        request_timings = replace(event.timings, slot_s=event.timings.slot_s + at - event.finished_at)
+        at, request_timings = event.finished_at, event.timings
+        result_ready_s = self._result_ready_s.pop(event.attempt_id, at)
+        if is_generated and result_ready_s > at:
+            # A GPU runs behind the loop: it had not completed the image when the loop saw the end.
+            request_timings = replace(request_timings, slot_s=request_timings.slot_s + result_ready_s - at)
+            at = result_ready_s
         code = error.code if error is not None else None if is_generated else ERROR_CODE_BY_REASON[event.finish_reason]
         self._spans.record(
             ended.prepared.request,
@@ -135,7 +138,7 @@ class ResponseSender(threading.Thread):
                 timings,
                 request_timings.num_calls,
                 request_timings.mean_batch,
-                ended.predicted_s,
+                event.predicted_s,
                 result,
             )
             return finished, data

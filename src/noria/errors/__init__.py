@@ -10,6 +10,7 @@
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── MissingScope                 403  the API key may not do this
+    │   ├── ForeignRun                   403  a lineage event of a run that belongs to another sender
     │   ├── CrossOriginRequest           403  a web page of another origin would change something
     │   ├── UnsupportedMediaType         415
     │   ├── UnreadableImage              422  an uploaded image file without readable generation metadata
@@ -40,7 +41,8 @@
     │   ├── InternalError                500  a bug in Noria
     │   └── RequestCancelled             499  the client disconnected; no response is sent
     └── SetupError                       the operator's mistake: the process prints it and exits non-zero
-        ├── ConfigError                  a setting, a configuration file, an environment variable, a port
+        ├── ConfigError                  a setting, a configuration file, an environment variable, an address
+        │   └── UnavailableNow           a database, a port or the hub, which may be there at the next start
         ├── MissingExtra                 an optional package is not installed; names the extra that has it
         ├── ModelError                   a model folder: missing, damaged, or of an unsupported kind
         ├── RegistryError                the registry has no such model, version, run …, or cannot be changed as asked
@@ -50,10 +52,15 @@
 A message states the value received, the values allowed and what to do. `frontend/http/errors.py` makes them responses.
 """
 
+import os
+import re
 from typing import ClassVar
 
 from noria.errors.value_text import did_you_mean as did_you_mean
+from noria.errors.value_text import short_list as short_list
 from noria.errors.value_text import short_repr as short_repr
+
+_TWO_FULL_STOPS = re.compile(r"(?<=[\w)'\"])\.\.(?=$|;| [A-Z])")  # not of "../" and the like
 
 
 class NoriaError(Exception):
@@ -72,6 +79,8 @@ class NoriaError(Exception):
                 setattr(cls, name, value)
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        """`message` may quote other sentences: two full stops in a row become one."""
+        message = _TWO_FULL_STOPS.sub(".", message)
         super().__init__(message)
         self.message, self.field, self.retry_after_s = message, field, retry_after_s
 
@@ -81,7 +90,14 @@ class RequestError(NoriaError, http_status=400):
 
 
 class InvalidField(RequestError, code="invalid_field"):
-    """A field has a value that is not allowed; `field` names it."""
+    """A field has a value that is not allowed; `field` names it.
+
+    `parts` are the errors of each of several such fields, whose messages are this error's (`problems.py`).
+    `is_of_form`: every model would reject it, such as a field that no request has.
+    """
+
+    parts: "tuple[InvalidField, ...]" = ()
+    is_of_form = False
 
 
 class EmptyInput(InvalidField):
@@ -120,12 +136,16 @@ class MissingScope(RequestError, code="missing_scope", http_status=403):
     """The API key is known, but has not the scope that the route needs."""
 
 
+class ForeignRun(RequestError, code="foreign_run", http_status=403):
+    """The run of a lineage event belongs to another sender."""
+
+
 class CrossOriginRequest(RequestError, code="cross_origin", http_status=403):
     """A browser sent the request for a web page of another origin, and it may change something."""
 
 
 class UnsupportedMediaType(RequestError, code="unsupported_media_type", http_status=415):
-    """The Content-Type is not application/json."""
+    """The Content-Type or the Content-Encoding of the body is none that the route takes."""
 
 
 class UnreadableImage(RequestError, code="unreadable_image", http_status=422):
@@ -248,6 +268,12 @@ class SetupError(NoriaError):
 
 class ConfigError(SetupError, code="config"):
     """A setting is unknown or has a value that is not allowed."""
+
+
+class UnavailableNow(ConfigError, code="unavailable_now"):
+    """The thing that a setting names is not there now; a service manager starts the server again until it is."""
+
+    exit_status = os.EX_TEMPFAIL
 
 
 class MissingExtra(SetupError, code="missing_extra"):

@@ -1,1 +1,1 @@
-"""What the processes share: requests, messages, the transport, and model descriptions."""
+"""The types that the processes share: requests, messages, the transport, and model descriptions."""

@@ -1,9 +1,10 @@
-"""What only diffusion models have: bounds and defaults of a model, and the settings of images.
+"""The types that only diffusion models have: bounds and defaults of a model, and the settings of images.
 
 The settings are as callers give them, or complete, as the payload of a request to an engine. Every name of a setting is
 the one of `POST /t2i`; the API, image files, logs, spans and views use no other.
 """
 
+import math
 from typing import ClassVar, Literal
 
 import msgspec
@@ -12,7 +13,10 @@ from msgspec import Struct
 from noria.protocol.model_spec import ModelSpec
 
 ReferenceSize = Literal["area", "preferred"]
-"""What of `images/references.py` a model is shown."""
+"""The rule of `images/reference_size.py` by which reference images are resized for a model."""
+
+PromptSyntax = Literal["plain", "a1111"]
+"""The syntax of prompts: none, or that of `models/diffusion/prompts/a1111_syntax.py`."""
 
 
 class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", tag="diffusion"):
@@ -37,26 +41,39 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     takes_start_images: bool = True
     takes_loras: bool = True
     needs_mask: bool = False  # whether all its requests have a start image and a mask, as a model for inpainting does
-    default_strength: float = 0.8  # of a request with a start image; as in most of diffusers' pipelines
+    default_calls: float = 1.0  # the share of calls that are made for a request that does not say it, where it can be
+    prompt_syntaxes: tuple[PromptSyntax, ...] = ("plain",)  # those that it reads
+    default_prompt_syntax: PromptSyntax = "plain"
+    max_clip_skip: int = 0  # layers of its CLIP text encoder; 0: which one is read cannot be chosen
+    family_clip_skip: int = 0  # the layer from the end that its family reads; 0 likewise
+    default_clip_skip: int = 0  # that of a request that does not say it
+    default_strength: float = 0.8  # the strength of a request with a start image; as in most of diffusers' pipelines
 
 
 class Lora(Struct, frozen=True, forbid_unknown_fields=True):
     """A LoRA adapter, and how strongly it changes the image."""
 
-    name: str  # of its file, without .safetensors
+    name: str  # name of its file, without .safetensors
     weight: float = 1.0
-    digest: str | None = None  # of the file, by `models/lora_folders.py`; None in a request: whatever the file is now
+    digest: str | None = None  # the file's, by `models/lora_folders.py`; None in a request: whatever the file is now
+
+
+class Embedding(Struct, frozen=True):
+    """An embedding that a prompt names."""
+
+    name: str  # name of its file, without .safetensors
+    digest: str  # the file's, by `models/lora_folders.py`
 
 
 class Control(Struct, frozen=True, forbid_unknown_fields=True):
     """A ControlNet that steers an image by an image of its own."""
 
-    name: str  # of its folder
+    name: str  # name of its folder
     scale: float = 1.0
-    start: float = 0.0  # of the steps, as a part of them: it steers those that are wholly between start and end
+    start: float = 0.0  # a part of the steps, from 0 to 1: it steers those that are wholly between start and end
     end: float = 1.0
-    digest: str | None = None  # of the ControlNet; None in a request
-    image_digest: str | None = None  # of the image's file, likewise
+    digest: str | None = None  # digest of the ControlNet; None in a request
+    image_digest: str | None = None  # digest of the image's file, likewise
 
 
 class Reference(Struct, frozen=True):
@@ -64,15 +81,15 @@ class Reference(Struct, frozen=True):
 
     width: int  # px, as the model is shown it
     height: int
-    digest: str | None = None  # of its file
+    digest: str | None = None  # digest of its file
 
 
 class Refinement(Struct, frozen=True, forbid_unknown_fields=True):
-    """That the model's refiner makes the last steps of an image."""
+    """The making of an image's last steps by the model's refiner."""
 
     start: float = 0.8  # after which part of the noise's times, as `denoising_end` and `denoising_start` of diffusers
-    name: str | None = None  # of the refiner's folder; None in a request: that of the model
-    digest: str | None = None  # of the folder; None in a request: whatever it is
+    name: str | None = None  # name of the refiner's folder; None in a request: that of the model
+    digest: str | None = None  # digest of the folder; None in a request: whatever it is
 
 
 class ImageSettings(Struct, frozen=True):
@@ -96,8 +113,12 @@ class ImageSettingsView(Struct, frozen=True, tag="diffusion"):
     scheduler: str  # a short name of images/scheduler_names.py
     guidance_scale: float
     inference_steps: int
+    calls: float = 1.0  # the share of the model's calls that are made
+    # None: plain, and the family's, which are the model's defaults.
+    prompt_syntax: PromptSyntax | None = None
+    clip_skip: int | None = None  # the layer of the text encoder that is read, from the end
     loras: tuple[Lora, ...] = ()  # with digests
-    # Of a start image: how much of it is replaced, above 0 to 1; None: there is none. Its pixels are the request's
+    # The share of a start image that is replaced, above 0 to 1; None: there is none. Its pixels are the request's
     # frame of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, 255 (repainted) or 0 (kept).
     strength: float | None = None
     has_mask: bool = False
@@ -116,8 +137,9 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     seed: int
     n: int = 1
     partial_images: int = 0  # previews of each image
-    image_digest: str | None = None  # of the files as they were sent, for the metadata of the images
+    image_digest: str | None = None  # digests of the files as they were sent, for the metadata of the images
     mask_digest: str | None = None
+    embeddings: tuple[Embedding, ...] = ()  # those that its prompts name
 
     @property
     def has_images(self) -> bool:
@@ -140,19 +162,31 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
         return self.n
 
     @property
+    def num_calls(self) -> int | None:
+        """How many calls are made, the others skipped; None: all of them."""
+        num_steps = self.inference_steps - self.first_step
+        return None if self.calls == 1 else math.ceil(self.calls * num_steps - _ROUNDING)
+
+    @property
     def num_steps(self) -> int:
-        """The number of steps requested, for the progress of a request that no engine has accepted yet."""
-        return self.inference_steps - self.first_step
+        """The number of steps requested, for the progress of a request that no engine has accepted yet.
+
+        Of one with skipped calls it is the number of calls.
+        """
+        return self.num_calls or self.inference_steps - self.first_step
 
     @property
     def settings_view(self) -> ImageSettingsView:
-        """What live views show of it: without digests of its images."""
+        """The settings that live views show: without digests of its images."""
         return ImageSettingsView(
             width=self.width,
             height=self.height,
             scheduler=self.scheduler,
             guidance_scale=self.guidance_scale,
             inference_steps=self.inference_steps,
+            calls=self.calls,
+            prompt_syntax=self.prompt_syntax,
+            clip_skip=self.clip_skip,
             loras=self.loras,
             strength=self.strength,
             has_mask=self.has_mask,
@@ -160,6 +194,14 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
             refiner=self.refiner,
             reference_images=tuple(msgspec.structs.replace(each, digest=None) for each in self.reference_images),
         )
+
+
+# A third. With a quarter, the worst of 20 images of the bundled model is further from the full one than with fewer
+# steps.
+MIN_CALLS = 0.33
+MIN_CALLS_MADE = 6  # 4 of 12 break images: docs/benchmarks/calls.md
+MIN_STEPS_TO_SKIP = 12  # with fewer, the calls that are left are too far apart to extrapolate from
+_ROUNDING = 1e-6  # 0.55 · 20 is 11.000000000000002
 
 
 def num_skipped_steps(scheduler: str, inference_steps: int, strength: float) -> int:

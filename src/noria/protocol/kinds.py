@@ -1,4 +1,4 @@
-"""What differs by kind of model: a union each, with a member for each kind. A new kind adds one member to each.
+"""Types that differ by kind of model: a union each, with a member for each kind. A new kind adds one member to each.
 
 The members are tagged, so that they are decoded as what they are.
 """
@@ -10,10 +10,10 @@ AnyModelSpec = DiffusionModelSpec | EncoderModelSpec
 """The spec of a model."""
 
 Payload = DiffusionPayload | TextPayload
-"""What a request to an engine asks for. Each has `num_results` and `num_steps`."""
+"""The settings of a request to an engine. Each has `num_results` and `num_steps`."""
 
 SettingsView = ImageSettingsView | TextSettingsView
-"""What a live view shows of a payload."""
+"""The part of a payload that a live view shows."""
 
 FinalResult = TextResult
 """Describes results that are sent with the end of a request. Diffusion models have none: each image is sent alone."""

@@ -4,6 +4,8 @@ The same structs are sent from an engine to a front end (MessagePack) and from t
 names). They contain no prompts. Times are in seconds; `…_at` is Unix time.
 """
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from noria.protocol.kinds import SettingsView
@@ -15,7 +17,7 @@ class SlotView(Struct, frozen=True):
 
     slot: int
     request_id: str  # the client's
-    index: int  # of the image within its request
+    index: int  # index of the image within its request
     model: str
     settings: SettingsView
     call: int  # model calls done
@@ -25,6 +27,8 @@ class SlotView(Struct, frozen=True):
     deadline_at: float | None  # the client's deadline
     finish_at: float | None  # predicted
     paused: bool = False  # no step for at least a second and two iterations, because others had priority
+    client: str = ""  # the name of the API key; empty: none, or that of another one is hidden
+    share_client: str = ""  # whose share of the device it takes; empty: hidden
 
 
 class WaitingView(Struct, frozen=True):
@@ -38,6 +42,8 @@ class WaitingView(Struct, frozen=True):
     arrived_at: float
     start_at: float | None  # predicted
     deadline_at: float | None
+    client: str = ""  # as of a slot
+    share_client: str = ""  # as of a slot
 
 
 class BatchView(Struct, frozen=True):
@@ -58,7 +64,7 @@ class CallSizeView(Struct, frozen=True):
 
 
 class IterationView(Struct, frozen=True):
-    """One iteration. The part of `duration_s` that is neither encoding nor decoding is denoising."""
+    """An iteration. The part of `duration_s` that is neither encoding nor decoding is denoising."""
 
     number: int  # consecutive within an incarnation
     started_at: float
@@ -69,7 +75,7 @@ class IterationView(Struct, frozen=True):
     num_stepped: int
     num_decoded: int
     batch: BatchView | None = None  # None: it was an iteration of images
-    image_encode_s: float = 0.0  # of start images
+    image_encode_s: float = 0.0  # seconds of encoding start images
     call_sizes: tuple[CallSizeView, ...] = ()  # empty: all images in its call have one size
 
 
@@ -81,6 +87,7 @@ class DepartureView(Struct, frozen=True):
     request_id: str
     index: int
     outcome: str  # "ok" or an error code
+    client: str = ""  # as of a slot
 
 
 class RatesView(Struct, frozen=True):
@@ -99,6 +106,27 @@ class RatesView(Struct, frozen=True):
     mean_batch: float  # images per iteration
     occupancy: float  # 0 to 1, the share of slots in use
     busy: float  # 0 to 1, the share of time spent in iterations
+
+
+class ShareView(Struct, frozen=True):
+    """A client of the engine, or several, and what it has of the device."""
+
+    share_client: str  # as of a slot; empty: several, or hidden
+    device_share: float  # 0 to 1, of the time of the iterations of the last minute
+    num_running: int  # images with a slot
+    num_paused: int  # those of them without a row in the calls, because it is the turn of others
+    num_waiting: int  # images without a slot, which have not had one
+    num_evicted: int  # images that wait for a slot again, since they gave theirs to others
+    num_clients: int = 1
+
+
+def sum_shares(shares: Iterable[ShareView]) -> ShareView:
+    """Return several clients, at least one, as one."""
+    counts = (
+        (each.device_share, each.num_running, each.num_paused, each.num_waiting, each.num_evicted, each.num_clients)
+        for each in shares
+    )
+    return ShareView("", *[sum(column) for column in zip(*counts, strict=True)])
 
 
 class ThumbnailView(Struct, frozen=True):

@@ -3,13 +3,13 @@
 Each is a tagged msgspec struct in one MessagePack frame. What is large, such as pixels, is a second, raw frame beside
 its message, so that it is never copied into MessagePack. Engines know a request by its `attempt_id`.
 
-    to an engine     Hello, Submit, Resume, Cancel, Release, Leave, Ping, LoadAck (for every EngineLoad), ViewRequest,
-                     Mount, Unmount
+    to an engine     Hello, EngineRequest (`request.py`), Resume, Cancel, Release, Leave, Ping, LoadAck (for every
+                     EngineLoad), ViewRequest, Mount, Unmount
     from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
                      EngineView (one for every ViewRequest), MountResult (one for every Mount and Unmount);
-                     for every Submit and Resume (Progress | Preview | ImageDone)*, then one of Finished | Failed |
-                     HandedOver | StateRefused; the first Progress when it is accepted (of texts only with
-                     `stream_progress`)
+                     for every EngineRequest and Resume (Progress | Preview | ImageDone)*, then one of Finished |
+                     Failed | HandedOver | StateRefused; the first Progress when it is accepted (of texts only with
+                     `stream_progress`); a frame beside an EngineRequest belongs to its payload
 
 A move: an engine that takes no new requests for a model says so in its EngineState; its clients answer with a Release
 for each request that another engine can take, and send what HandedOver brings to that one with Resume (ADR 19). So do
@@ -22,7 +22,15 @@ import msgspec
 from msgspec import Struct
 
 from noria.protocol.kinds import AnyModelSpec, FinalResult, Payload
-from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
+from noria.protocol.live_views import (
+    DepartureView,
+    IterationView,
+    RatesView,
+    ShareView,
+    SlotView,
+    ThumbnailView,
+    WaitingView,
+)
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import EngineRequest
 from noria.protocol.text import TextTimings
@@ -44,17 +52,8 @@ class Hello(Struct, frozen=True, tag=True):
     lease_s: float | None = None
 
 
-class Submit(Struct, frozen=True, tag=True):
-    """Serve a request. Answered by one `ImageDone` for each image and `Finished`, or by `Failed`.
-
-    A frame beside it belongs to the request's payload.
-    """
-
-    request: EngineRequest[Payload]
-
-
 class ImageState(Struct, frozen=True):
-    """What image `index` of a request needs beside the request to go on at another engine.
+    """The state that image `index` of a request needs beside the request to go on at another engine.
 
     Its bytes are in the frame beside the message, little-endian float32: the rows of its sampler's table, then the
     latents of `samples` and of `outputs`, which are all that later calls weigh.
@@ -69,7 +68,7 @@ class ImageState(Struct, frozen=True):
 
 
 class Resume(Struct, frozen=True, tag=True):
-    """Go on with a request that another engine has handed over. Answered as `Submit`, or by `StateRefused`.
+    """Go on with a request that another engine has handed over. Answered as `EngineRequest`, or by `StateRefused`.
 
     An engine that has released the model answers with `HandedOver` at once.
 
@@ -80,7 +79,7 @@ class Resume(Struct, frozen=True, tag=True):
     request: EngineRequest[Payload]
     images: tuple[ImageState, ...] = ()  # others begin at their first call
     done: tuple[int, ...] = ()  # the indices of images that the client has
-    model_version: str = ""  # of the model that computed `images`
+    model_version: str = ""  # version of the model that computed `images`
     waited_s: float = 0.0  # since it was accepted first; orders it among the others of the engine
 
 
@@ -177,6 +176,8 @@ class EngineView(Struct, frozen=True, tag=True):
     departures: tuple[DepartureView, ...]  # since the subscriber's last view; empty in its first
     rates: RatesView
     thumbnails: tuple[ThumbnailView, ...] = ()
+    # The clients that have had time of the device in the last minute, or have images: those with most time first.
+    shares: tuple[ShareView, ...] = ()
 
 
 class Pong(Struct, frozen=True, tag=True):
@@ -213,27 +214,28 @@ class ShapeCosts(Struct, frozen=True):
     model: str
     width_px: int
     height_px: int
-    step_s: dict[int, float]  # of one model call, by its number of rows
-    decode_s: dict[int, float]  # of one decode, by its number of images
-    text_encode_s: float  # of one prompt
+    step_s: dict[int, float]  # seconds of one model call, by its number of rows
+    decode_s: dict[int, float]  # seconds of one decode, by its number of images
+    text_encode_s: float  # seconds of encoding one prompt
     max_rows: int  # in one call; more would not be faster, or not fit the memory
     version: str = ""  # ModelSpec.fingerprint
-    image_encode_s: dict[int, float] = {}  # of encoding the images of so many requests together
+    image_encode_s: dict[int, float] = {}  # seconds of encoding the images of so many requests together
     reference_px: int = 0  # pixels of the reference images in the calls
     stage: int = 0  # 1: the calls are those of the model's refiner
-    slowdown: float = 1.0  # of iterations now, a factor in all these seconds: 1 is as measured without other work
+    slowdown: float = 1.0  # a factor in all these seconds, of iterations now: 1 is as measured without other work
     # Since the start, as measured: the number of calls and decodes, and the sum of their seconds, by rows and images.
     step_totals: dict[int, tuple[int, float]] = {}
     decode_totals: dict[int, tuple[int, float]] = {}
 
 
 class ModelPrecision(Struct, frozen=True):
-    """In which form an engine computes a text encoder."""
+    """In which form an engine computes a text encoder, or an image model whose denoiser it has quantized."""
 
     model: str
     version: str  # ModelSpec.fingerprint
-    dtype: str  # such as "float32"
-    fidelity: float | None  # the least of its corpus: 1 is equal to float32; None: the measurement could not be kept
+    dtype: str  # such as "float32", or the value of engine.quantize
+    # The least of its samples: 1 is equal to float32, or to the model before; None: not measured, or it was not kept.
+    fidelity: float | None
 
 
 class EngineLoad(Struct, frozen=True, tag=True):
@@ -279,6 +281,7 @@ class ImageDone(Struct, frozen=True, tag=True):
     seed: int
     width_px: int
     height_px: int
+    num_truncated_tokens: int = 0  # at the ends of its prompts: the model is not shown them
 
 
 class Timings(Struct, frozen=True, tag="diffusion"):
@@ -292,7 +295,7 @@ class Timings(Struct, frozen=True, tag="diffusion"):
     text_encode_s: float = 0.0
     denoise_s: float = 0.0
     decode_s: float = 0.0
-    image_encode_s: float = 0.0  # of start images
+    image_encode_s: float = 0.0  # seconds of encoding start images
 
 
 AnyTimings = Timings | TextTimings
@@ -331,7 +334,7 @@ class HandedOver(Struct, frozen=True, tag=True):
 
     attempt_id: str
     images: tuple[ImageState, ...] = ()
-    model_version: str = ""  # of the model that computed them
+    model_version: str = ""  # version of the model that computed them
     timings: AnyTimings | None = None  # as in `Failed`
 
 
@@ -342,19 +345,18 @@ class StateRefused(Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine = Hello | Submit | Resume | Cancel | Release | Leave | Ping | LoadAck | ViewRequest | Mount | Unmount
+ToEngine = (
+    Hello | EngineRequest[Payload] | Resume | Cancel | Release | Leave | Ping | LoadAck | ViewRequest | Mount | Unmount
+)
 AboutAttempt = Progress | Preview | ImageDone | Finished | Failed | HandedOver | StateRefused
-"""What answers `Submit` and `Resume`."""
+"""The answers to `EngineRequest` and `Resume`."""
 FromEngine = EngineState | EngineLoad | Pong | EngineView | MountResult | AboutAttempt
 
-_serializer = msgspec.msgpack.Encoder()
+serialize = msgspec.msgpack.Encoder().encode
+"""Return a message as one MessagePack frame."""
+
 _to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-
-
-def serialize(message: ToEngine | FromEngine) -> bytes:
-    """The message as one MessagePack frame."""
-    return _serializer.encode(message)
 
 
 def deserialize_to_engine(frame: bytes | memoryview) -> ToEngine:
@@ -383,5 +385,5 @@ class Retire(Struct, frozen=True, tag=True):
     """From the supervisor to a front end, as a line of JSON: end when all clients have left."""
 
 
-FRONTEND_READY = b"ready\n"
-"""From a front end to the supervisor: it accepts connections."""
+CHILD_ALIVE = b"alive\n"
+"""From a front end or the registrar to the supervisor: it has started, or answers a ping."""

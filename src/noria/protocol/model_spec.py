@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class ModelKey(NamedTuple):
-    """What tells loaded models apart."""
+    """The name and the version that tell loaded models apart."""
 
     name: str = ""
     version: str = ""  # ModelSpec.fingerprint
@@ -27,7 +27,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     # First 12 hexadecimal digits of a SHA-256 over configurations, and headers and ends of the weight files.
     fingerprint: str
     family: str  # a name of models/families.py
-    num_parameters: int  # of the part that determines the speed: a diffusion model's UNet
+    num_parameters: int  # parameters of the part that determines the speed: a diffusion model's UNet
 
     @property
     def key(self) -> ModelKey:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora, Refinement
+from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora, PromptSyntax, Refinement
 from noria.protocol.kinds import Payload
 from noria.protocol.text import TextPayload
 
@@ -28,7 +28,7 @@ class ControlField(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     image: str | None = None  # only in a form, whose files are apart
     scale: float = 1.0
-    start: float = 0.0  # of the steps, as a part of them: it steers those that are wholly between start and end
+    start: float = 0.0  # a part of the steps, from 0 to 1: it steers those that are wholly between start and end
     end: float = 1.0
 
 
@@ -53,6 +53,9 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     controls: tuple[ControlField, ...] = ()  # their residuals are added
     reference_images: tuple[str, ...] = ()  # which the model is shown: files in base64, or as data: URLs
     refiner: Refinement | None = None  # makes the last steps
+    calls: float | None = None  # the share of the model's calls that are made, from MIN_CALLS to 1
+    prompt_syntax: PromptSyntax | None = None  # in which both prompts are read
+    clip_skip: int | None = None  # the layer of a CLIP text encoder that is read, from the end; 1: the last one
 
     @property
     def images(self) -> list[str]:
@@ -60,14 +63,19 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
         found = [self.image, self.mask, *(control.image for control in self.controls), *self.reference_images]
         return [image for image in found if image is not None]
 
+    @property
+    def has_images(self) -> bool:
+        """Whether there are images, or fields of them."""
+        return bool(self.controls or self.reference_images) or self.image is not None or self.mask is not None
+
     def without_images(self) -> "ImageRequestBody":
         """Return the body without its images, which are long."""
         controls = tuple(msgspec.structs.replace(control, image=None) for control in self.controls)
         return msgspec.structs.replace(self, image=None, mask=None, controls=controls, reference_images=())
 
 
-class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):
-    """An admitted request.
+class EngineRequest(Struct, Generic[PayloadT_co], frozen=True, tag="Submit"):
+    """An admitted request, and the message that submits it to an engine.
 
     Each attempt at an engine has an `attempt_id` of its own, since two clients may send the same `request_id`, and a
     retry may meet its first attempt.
@@ -80,6 +88,8 @@ class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):
     attempt_id: str = ""  # what engines call it; empty until it is submitted to one
     model_version: str = ""  # ModelSpec.fingerprint; empty: the first that the engine holds
     client: str = ""  # the name of the API key, for the log; empty: none
+    share_client: str = ""  # whose share of the device it takes; those without a name share one
+    share_weight: float = 1.0  # weight of that client's share, above 0
     priority: Priority = "normal"
     deadline_s: float | None = None  # from its arrival at the engine; a result after that is useless to the client
     stream_progress: bool = False  # whether to send `Progress` repeatedly

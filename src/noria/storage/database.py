@@ -10,10 +10,11 @@ commits at a power failure. PostgreSQL's default, `synchronous_commit=on`, promi
 under a lock, or finds them done.
 """
 
+import contextlib
 import pathlib
+import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +22,20 @@ import sqlalchemy as sa
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.url import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
-from noria.errors import ConfigError, short_repr
+from noria.errors import ConfigError, UnavailableNow, short_repr
 from noria.storage.private_files import create_private_file, make_private_folder
+from noria.storage.write_order import WriteOrder
 
 _BUSY_TIMEOUT_S = 20.0  # how long a writer of SQLite waits for the others; each holds the lock for milliseconds
 _CONNECT_TIMEOUT_S = 4  # to PostgreSQL
-_MIGRATION_TIMEOUT_S = 600.0  # of a statement that creates or changes tables, or waits for another process that does
+_MIGRATION_TIMEOUT_S = 600.0  # limit of statements that create or change tables, or wait for another process that does
 _LOCK_KEY = 0x6E6F726961  # "noria": PostgreSQL's advisory lock around creating and migrating tables
+_FILE_IS_GONE = "its file was deleted or replaced while it was in use; start the server again"
 _WRITES_OPTION = "noria_writes"  # the execution option of a connection that will write
-_LIMITS_OPTION = "noria_limits"  # of an engine for PostgreSQL: its `StatementLimits`
+_ORDER_OPTION = "noria_write_order"  # option of an engine for SQLite: its `WriteOrder`
+_LIMITS_OPTION = "noria_limits"  # option of an engine for PostgreSQL: its `StatementLimits`
 
 _about_metadata = MetaData()
 
@@ -55,6 +59,7 @@ class Schema:
     version_key: str  # its row of `noria_about`
     metadata: MetaData
     migrations: tuple[Migration, ...] = ()
+    orders_writers: bool = False  # some writers yield to the others: see `write_order.py`
 
     @property
     def version(self) -> int:
@@ -65,9 +70,7 @@ class Schema:
 def database_url(schema: Schema, value: str, auto_file: pathlib.Path) -> URL:
     """The URL that `value`, of the setting `schema.setting`, means; `auto` is the SQLite file `auto_file`.
 
-    Raises:
-        ConfigError: not a URL, an unsupported kind of database, an in-memory database, or a password in the URL.
-
+    Raises ConfigError: not a URL, an unsupported kind of database, an in-memory database, or a password in the URL.
     """
     if value == "auto":
         return URL.create("sqlite", database=str(auto_file))
@@ -79,8 +82,7 @@ def database_url(schema: Schema, value: str, auto_file: pathlib.Path) -> URL:
     if url.password is not None or "password" in url.query:
         raise ConfigError(
             f"setting {schema.setting} holds a password, and process listings would show it. Remove it from the URL "
-            "and set the "
-            "environment variable PGPASSWORD or PGPASSFILE."
+            "and set the environment variable PGPASSWORD or PGPASSFILE."
         )
     if url.drivername == "sqlite":
         if url.database in (None, "", ":memory:"):
@@ -101,8 +103,8 @@ def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: flo
     an empty database and migrates those of an older version.
 
     Raises:
-        ConfigError: the database cannot be reached or written, its driver is missing, or its tables are of a newer
-            version.
+        ConfigError: the database cannot be written, its driver is missing, or its tables are of a newer version;
+            UnavailableNow if PostgreSQL cannot be reached.
 
     """
     try:
@@ -112,6 +114,8 @@ def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: flo
                 _prepare_tables(connection, schema, url)
             if (limits := engine.get_execution_options().get(_LIMITS_OPTION)) is not None:
                 limits.timeout_s = timeout_s
+            if schema.orders_writers and url.get_backend_name() == "sqlite":
+                engine.update_execution_options(**{_ORDER_OPTION: WriteOrder(_file_of(url))})
         except BaseException:
             engine.dispose()
             raise
@@ -122,20 +126,25 @@ def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: flo
         ) from error
     except (DBAPIError, OSError) as error:
         reason = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"the {schema.title} database {url.render_as_string()} cannot be used: {reason}. Set {schema.setting}, or "
-            "set data_dir "
-            "to a writable folder."
-        ) from error
+        message = f"the {schema.title} database {url.render_as_string()} cannot be used: {reason}."
+        if url.get_backend_name() == "sqlite":
+            raise ConfigError(f"{message} Set {schema.setting}, or set data_dir to a writable folder.") from error
+        kind = UnavailableNow if isinstance(error, OperationalError) else ConfigError
+        raise kind(f"{message} Check that PostgreSQL runs and lets this user in, or set {schema.setting}.") from error
     return engine
 
 
-def write_transaction(engine: Engine) -> AbstractContextManager[Connection]:
+@contextlib.contextmanager
+def write_transaction(engine: Engine, *, yields: bool = False) -> Iterator[Connection]:
     """A context with a connection whose transaction will write.
 
-    In SQLite it takes the write lock at its start, not half-way.
+    In SQLite it takes the write lock at its start, not half-way; one that `yields` after all others that wait for it,
+    if the schema has an order.
     """
-    return engine.execution_options(**{_WRITES_OPTION: True}).begin()
+    order = engine.get_execution_options().get(_ORDER_OPTION)
+    turn = contextlib.nullcontext() if order is None else order.turn(yields=yields)
+    with turn, engine.execution_options(**{_WRITES_OPTION: True}).begin() as connection:
+        yield connection
 
 
 def insert_if_new(connection: Connection, table: Table, **values: Any) -> bool:
@@ -143,6 +152,15 @@ def insert_if_new(connection: Connection, table: Table, **values: Any) -> bool:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     insert = dialect.insert(table).values(values).on_conflict_do_nothing()
     return connection.execute(insert.returning(*table.primary_key)).first() is not None
+
+
+def insert_new(connection: Connection, table: Table, key: Column[str], rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Insert many rows but those whose key is there; returns the values of `key` of those that are inserted."""
+    if not rows:
+        return set()
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    insert = dialect.insert(table).on_conflict_do_nothing().returning(key)
+    return set(connection.scalars(insert, rows))
 
 
 def interrupt(engine: Engine) -> None:
@@ -166,8 +184,7 @@ def _prepare_tables(connection: Connection, schema: Schema, url: URL) -> None:
     if version > schema.version:
         raise ConfigError(
             f"the {schema.title} database {url.render_as_string()} has tables of version {version}; this Noria knows "
-            "version "
-            f"{schema.version}. Use a newer Noria, or another database."
+            f"version {schema.version}. Use a newer Noria, or another database."
         )
     if version < schema.version:
         for migrate in schema.migrations[version - 1 :]:
@@ -179,11 +196,15 @@ def _create_engine(url: URL, num_connections: int) -> Engine:
     if url.get_backend_name() != "sqlite":
         return _create_postgresql_engine(url, num_connections)
     assert url.database is not None
-    file = pathlib.Path(url.database).absolute()
+    file = _file_of(url)
     make_private_folder(file.parent)
+    files: tuple[pathlib.Path, ...] = ()
     if not url.database.startswith("file:"):  # SQLite's own URLs
         create_private_file(file)  # SQLite gives its other files the same mode
+        files = file, file.with_name(f"{file.name}-wal")
     engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=num_connections)
+    opened: set[int] = set()  # the ids of connections, as long as they are open
+    identities: list[tuple[int, int] | None] = []  # identities of `files`, which stay as long as a connection is open
 
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
@@ -191,13 +212,40 @@ def _create_engine(url: URL, num_connections: int) -> Engine:
         _enable_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA user_version").fetchone()  # opens the log of writes
+        if not opened:
+            identities[:] = [_identity(each) for each in files]
+        opened.add(id(connection))
+
+    @sa.event.listens_for(engine, "close")
+    def close(connection: Any, _record: Any) -> None:
+        opened.discard(id(connection))
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get(_WRITES_OPTION, False)
+        if identities != [_identity(each) for each in files]:
+            raise OperationalError(None, None, sqlite3.OperationalError(_FILE_IS_GONE))
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _identity(file: pathlib.Path) -> tuple[int, int] | None:
+    """Return what distinguishes a file from others of the same name; None: there is none.
+
+    SQLite goes on with a file that was deleted or replaced, and whatever it commits is lost with its last connection.
+    """
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _file_of(url: URL) -> pathlib.Path:
+    assert url.database is not None
+    return pathlib.Path(url.database.removeprefix("file:").partition("?")[0]).absolute()
 
 
 def _create_postgresql_engine(url: URL, num_connections: int) -> Engine:
@@ -221,8 +269,6 @@ def _create_postgresql_engine(url: URL, num_connections: int) -> Engine:
 
 def _enable_wal(connection: Any) -> None:
     """Put the file into WAL mode, where it stays. SQLite ignores its busy timeout for this statement, so retry here."""
-    import sqlite3
-
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:

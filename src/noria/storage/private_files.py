@@ -1,9 +1,13 @@
 """Folders and files that only their owner reads: requests, results, the registry and secrets are in them."""
 
+import contextlib
+import fcntl
 import logging
 import os
 import pathlib
+import shlex
 import stat
+from collections.abc import Callable, Iterator
 
 _OTHERS = 0o077  # the rights of the group and of all others
 
@@ -32,9 +36,7 @@ def replace_private_file(file: pathlib.Path, content: bytes) -> None:
 def make_own_folder(folder: pathlib.Path) -> None:
     """Create `folder` for its owner only, or check an existing one: code and models in it must belong to no other user.
 
-    Raises:
-        OSError: it cannot be created, or other users can change what is in it.
-
+    Raises OSError: it cannot be created, or other users can change what is in it.
     """
     make_private_folder(folder)
     if not _is_ours(folder.stat()):
@@ -55,12 +57,16 @@ def read_own_file(file: pathlib.Path) -> bytes:
             raise PermissionError("it is no regular file")
         for folder in {file.absolute().parent, file.resolve().parent}:
             if not _is_ours(folder.stat(), stat.S_ISVTX):
-                raise PermissionError(f"its folder {folder} can be changed by other users; chmod go-w {folder}")
+                raise PermissionError(f"its folder {folder} can be changed by other users; {_advice(folder)}")
         if not _is_ours(status):
             raise PermissionError(
-                f"it can be changed by other users; chown it to the server's user and chmod go-w {file}"
+                f"it can be changed by other users; chown it to the server's user and {_advice(file)}"
             )
         return opened.read()
+
+
+def _advice(path: pathlib.Path) -> str:
+    return f"chmod go-w {shlex.quote(str(path))}"
 
 
 def _is_ours(status: os.stat_result, allowing: int = 0) -> bool:
@@ -82,5 +88,20 @@ def warn_if_open_to_others(folder: pathlib.Path) -> None:
             "chmod -R go= %s",
             folder,
             mode,
-            folder,
+            shlex.quote(str(folder)),
         )
+
+
+@contextlib.contextmanager
+def locked_folder(folder: pathlib.Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a folder; the kernel releases it when this process ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from noria.errors import NoriaError
+from noria.storage.outage_log import OutageLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +22,7 @@ class ThreadOffloader:
     """Runs calls in a thread pool of its own: `await offload(store.get, job_id)`.
 
     A call that waits longer than `max_wait_s` for a thread is not made. A call that fails with SQLAlchemyError or
-    OSError raises `unavailable`, whose message says that `database` or `files` does not answer.
+    OSError raises `unavailable`, whose message says that `database` or `files` does not answer; `outages` logs why.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class ThreadOffloader:
         files: str,
         num_threads: int,
         max_wait_s: float | None = None,
+        outages: OutageLog | None = None,
     ) -> None:
+        self.outages = outages or OutageLog()
         self._unavailable, self._database, self._files = unavailable, database, files
         self._max_wait_s = max_wait_s
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=database.partition("'")[0])
@@ -44,6 +47,7 @@ class ThreadOffloader:
             return await self._run(self._pool.submit(bound_call))
         except (SQLAlchemyError, OSError) as error:
             failed_part = self._database if isinstance(error, SQLAlchemyError) else self._files
+            self.outages.add(failed_part, error)
             raise self._unavailable(
                 f"the {failed_part} does not answer; try again later.", retry_after_s=_RETRY_AFTER_S
             ) from error

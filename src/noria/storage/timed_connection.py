@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 @dataclass
 class StatementLimits:
-    """What holds for all connections of a pool; may be changed at any time, by any thread."""
+    """The limits that hold for all connections of a pool; may be changed at any time, by any thread."""
 
-    timeout_s: float  # of each statement
+    timeout_s: float  # limit of each statement
     interrupted: bool = False  # statements that wait fail now, and so do all later ones and new connections
 
 

@@ -1,4 +1,4 @@
-"""The front ends: how many there are, which one stops, and what each is told about the others.
+"""The front ends: their number, the one that stops, and their messages about each other.
 
 `frontend_scaler.py` decides about their number, `supervisor.py` runs their processes.
 """

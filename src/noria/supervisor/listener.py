@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from noria.config import FrontendConfig
-from noria.errors import ConfigError, short_repr
+from noria.errors import ConfigError, UnavailableNow, short_repr
 from noria.extras import check_installed
-from noria.frontend.http.tls import open_key_warning
+from noria.frontend.server.tls import open_key_warning
 from noria.observe.logs.setup import fields
 
 _BACKLOG = 2048
@@ -71,8 +71,9 @@ def warn_if_open(listener: socket.socket, config: FrontendConfig) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on `host` and `port`; port 0 is any free one.
 
-    Raises ConfigError where that fails.
+    Raises ConfigError where that fails, UnavailableNow if the port is taken.
     """
+    kind = ConfigError
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # On `::` IPv4 clients are accepted too.
@@ -80,6 +81,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=is_dualstack)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
+            kind = UnavailableNow
             message = (
                 f"port {port} on {host} is taken by another process. "
                 "Choose another with --port N, or --port 0 for any free one"
@@ -90,7 +92,7 @@ def listen(host: str, port: int) -> socket.socket:
             )
         else:
             message = f"cannot listen on {host}, port {port}: {error.strerror}. --host takes an address of this machine"
-        raise ConfigError(f"{message} (in a file: frontend.host, frontend.port).") from error
+        raise kind(f"{message} (in a file: frontend.host, frontend.port).") from error
     except ValueError as error:  # the IDNA encoding of the name failed before any lookup
         raise ConfigError(f"host is {short_repr(host)}, which is no address or host name: {error}.") from error
 
@@ -193,7 +195,7 @@ def _hold_grpc_port(host: str, port: int) -> socket.socket:
     try:
         listen(host, port).close()
     except ConfigError as error:
-        raise ConfigError(f"gRPC (frontend.grpc_port): {error.message}") from error
+        raise type(error)(f"gRPC (frontend.grpc_port): {error.message}") from error
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     holder = socket.socket(family)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -243,7 +245,8 @@ async def wait_until_answering(url: str) -> None:
             else:
                 reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=tls)
             try:
-                writer.write(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                # This path is logged at debug level: in the log the probe would look like a stranger.
+                writer.write(b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 await reader.readexactly(5)
                 return
             finally:

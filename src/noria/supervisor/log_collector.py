@@ -46,6 +46,8 @@ class LogCollector:
     def __init__(self, writer: NonBlockingWriter, flush_after_s: float = 0.5) -> None:
         """`flush_after_s` is how long a pause in a traceback, or in a printed line without its end, may last."""
         self.mark = new_mark()
+        self.given_up: tuple[str | None, str] | None = None  # the child because of which the server ends, and why
+        self._last_errors: dict[str, str] = {}  # messages, by process
         self._writer, self._flush_after_s = writer, flush_after_s
         self._pipes: set[_ChildPipe] = set()
 
@@ -64,6 +66,16 @@ class LogCollector:
             yield write_fd
         finally:
             os.close(write_fd)
+
+    @property
+    def failure(self) -> str:
+        """Why the server ended by itself, once the pipes are closed; empty if it did not."""
+        if self.given_up is None:
+            return ""
+        name, reason = self.given_up
+        if name is None:
+            return reason
+        return self._last_errors.get(name) or f"{name} was given up: {reason}. The log above may say why."
 
     def close(self) -> None:
         """Read what is left in the pipes. All children must have ended."""
@@ -103,8 +115,11 @@ class LogCollector:
         self._pipes.discard(child_pipe)
 
     def _forward(self, child_pipe: _ChildPipe, outputs: Iterable[ChildOutput]) -> None:
-        for output in outputs:
-            self._writer.put(_output_to_line(output, child_pipe.name))
+        lines = [_output_to_line(output, child_pipe.name) for output in outputs]
+        for line in lines:
+            if line["level"] in ("error", "critical"):
+                self._last_errors[child_pipe.name] = str(line["message"])
+        self._writer.put_all(lines)
 
 
 def _output_to_line(output: ChildOutput, process: str) -> Line:

@@ -28,6 +28,7 @@ def ready_banner(took_s: float, models: Sequence[ModelSpec], url: str, *, has_ap
     auth_option = '-H "authorization: Bearer $NORIA_API_KEY" ' if has_api_keys else ""
     kinds, names = list(dict.fromkeys(spec.kind for spec in models)), ", ".join(spec.name for spec in models)
     pages = f"  {url}/       generate images in a browser\n" if "diffusion" in kinds else ""
+    pages += f"  {url}/text   try the text encoder in a browser\n" if "encoder" in kinds else ""
     pages += f"  {url}/live   watch the running batch\n  {url}/docs   the HTTP API\n\n"
     target = url
     if url.startswith("unix:"):

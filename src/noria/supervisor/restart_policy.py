@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass
 
-from noria.errors import ConfigError, ModelError
+from noria.errors import ConfigError, ModelError, UnavailableNow
 
 MAX_DELAY_S = 30.0
 MAX_START_ATTEMPTS = 3
+_REASONS = {
+    ConfigError.exit_status: "it rejected its config",
+    ModelError.exit_status: "it rejected its model",
+    UnavailableNow.exit_status: "what it needs is not there now",
+}
+"""Why a child that was never ready is given up at once, by exit status."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,9 @@ class RestartPolicy:
     such end is still followed by an immediate restart. A child that was killed from outside is restarted at once, since
     the delays are for faulty children.
 
-    A child is given up only if it was never ready: when its exit status says that its config or model is wrong, or at
-    its third end. A child that was ready once works in principle; a GPU that fails must not stop the other engines.
+    A child is given up only if it was never ready: when its exit status says that its config or model is wrong, or that
+    a database is not there, or at its third end. A child that was ready once works in principle; a GPU that fails must
+    not stop the other engines.
     """
 
     assumed_ready_after_s: float | None = None  # None: it reports its readiness
@@ -62,9 +69,8 @@ class RestartPolicy:
         """Record that the child ended with `status` (negative: a signal); return what to do. `killed`: from outside."""
         if killed and self.was_ever_ready:
             return Restart(0.0)
-        for kind in (ConfigError, ModelError):
-            if status == kind.exit_status and not self.was_ever_ready:
-                return GiveUp(status, f"it rejected its {kind.code}")
+        if status in _REASONS and not self.was_ever_ready:
+            return GiveUp(status, _REASONS[status])
         self.num_failed_runs = 1 if self.was_ready(now) else self.num_failed_runs + 1
         if not self.was_ever_ready and self.num_failed_runs >= MAX_START_ATTEMPTS:
             return GiveUp(status if status > 0 else 1, f"it ended {self.num_failed_runs} times before it was ready")

@@ -9,6 +9,7 @@ from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
@@ -25,15 +26,22 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, a folder of LoRAs does not exist, or a ControlNet or a refiner fits
-            no model.
+        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet or a refiner fits no
+            model, or a VAE is given and no single file.
         ModelError: a model, a ControlNet or a refiner cannot be served.
 
     """
     LoraFolders.of(config.engine).check()
+    EmbeddingFolders.of(config.engine).check()
+    sources = (config.model, *config.additional_models)
+    if config.engine.vae and not any(source.endswith(".safetensors") for source in sources):
+        raise ConfigError(
+            f"engine.vae is {config.engine.vae!r}, but no model is a single file; a folder has its VAE in itself. "
+            "Remove the setting, or put the VAE into the folder."
+        )
     models: dict[str, AnyModelSpec] = {}
-    for source in (config.model, *config.additional_models):
-        model_spec = open_model(source)
+    for source in sources:
+        model_spec = open_model(source, config.engine)
         if model_spec.name in models:
             raise ConfigError(
                 f"the models in {models[model_spec.name].folder} and {model_spec.folder} are both called "

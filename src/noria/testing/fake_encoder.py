@@ -5,13 +5,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
 from noria.models.encoder.token_rows import FloatArray, TokenRow
-from noria.models.encoder.tokens import TextInput, TokenizedText, TokenSpan, TruncationSide
+from noria.models.encoder.tokens import TextInput, TokenizedText, TokenSpan
 from noria.protocol.request import EngineRequest, TextRequest
-from noria.protocol.text import EncoderModelSpec, TextPayload
+from noria.protocol.text import EncoderModelSpec, LateInteraction, TextPayload, TruncationSide
 
 FAKE_ENCODER = EncoderModelSpec(
     name="fake-encoder",
@@ -53,12 +54,12 @@ class FakeSession:
         self._is_running = threading.Lock()
 
     def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
-        """Return `fake_vector` of each row; of each token, if tokens are classified."""
+        """Return `fake_vector` of each row; of each token, if results are of tokens."""
         assert self._is_running.acquire(blocking=False), "two threads call one session"
         try:
             self.batch_sizes.append(len(rows))
             self._on_batch(rows)
-            if self._spec.task != "token_classification":
+            if not self._spec.task.startswith("token_"):
                 return [fake_vector(row.ids, self._spec.dimensions) for row in rows]
             return [np.stack([fake_vector([each], self._spec.dimensions) for each in row.ids]) for row in rows]
         finally:
@@ -74,7 +75,7 @@ class FakeTokenizer:
     def __init__(self, spec: EncoderModelSpec = FAKE_ENCODER) -> None:
         self.max_length, self._has_spans = spec.max_length, spec.task == "token_classification"
         self.id_bytes: Literal[2, 4] = 2
-        self.batch_sizes: list[int] = []  # of each call
+        self.batch_sizes: list[int] = []  # texts of each call
 
     def encode(self, inputs: Sequence[TextInput], side: TruncationSide = "right") -> list[TokenizedText]:
         """Tokenize texts; cut those that are too long."""
@@ -101,6 +102,22 @@ class FakeTokenizer:
 def word_id(word: str) -> int:
     """The token id of a word for `FakeTokenizer`."""
     return 10 + sum(word.encode()) % 900
+
+
+SPARSE = msgspec.structs.replace(
+    FAKE_ENCODER, name="sparse", task="sparse_embedding", pooling=(), dimensions=FAKE_ENCODER.vocab_size
+)
+"""An encoder of sparse embeddings."""
+
+LATE = msgspec.structs.replace(
+    FAKE_ENCODER,
+    name="late",
+    task="token_embedding",
+    pooling=(),
+    prompts=(("query", "q: "), ("document", "d: ")),
+    late_interaction=LateInteraction(6, 5, fill_id=3, fill_length=6, skipped_ids=(word_id("the"),)),
+)
+"""An encoder that embeds tokens, with queries of 6 tokens and documents of 5."""
 
 
 def make_text_request(

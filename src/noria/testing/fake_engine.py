@@ -42,12 +42,11 @@ from noria.protocol.messages import (
     Resume,
     ShapeCosts,
     StateRefused,
-    Submit,
     ToEngine,
     Unmount,
     ViewRequest,
 )
-from noria.protocol.request import AnyRequest
+from noria.protocol.request import AnyRequest, EngineRequest
 from noria.protocol.text import EncoderModelSpec, TextPayload
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.testing.fake_encoder import FAKE_ENCODER
@@ -70,6 +69,10 @@ FAKE_MODEL = DiffusionModelSpec(
     schedulers=("ddim", "euler", "pndm"),
     default_steps=12,
     default_guidance=6.5,
+    prompt_syntaxes=("plain", "a1111"),
+    max_clip_skip=12,
+    family_clip_skip=1,
+    default_clip_skip=1,
     num_parameters=1000,
 )
 """The model that a fake engine serves."""
@@ -141,8 +144,8 @@ class FakeEngine:
         self.failure: Mapping[str, Any] | None = None  # fails every request; the fields of `Failed`
         self.failures: dict[str, Mapping[str, Any]] = {}  # as `failure`, of single versions, by fingerprint
         self.delays_s: dict[str, float] = {}  # until answers are sent, of single versions; it counts as computing time
-        self.shades: dict[str, int] = {}  # of their images: a blue of 0 to 255; others have 200
-        self.states: tuple[ImageState, ...] = ()  # of the images of a withheld request that is released
+        self.shades: dict[str, int] = {}  # the blue of their images, 0 to 255; others have 200
+        self.states: tuple[ImageState, ...] = ()  # states of the images of a withheld request that is released
         self.states_data = b""  # their bytes
         self.refuses_states = False
         self.answers_cancel = True
@@ -157,7 +160,7 @@ class FakeEngine:
         self.num_crashes_left = 0  # at each submit, until this is 0
         self.crash_seed: int | None = None  # at each submit of this seed
         self.restarts = True  # at once after such a crash
-        self.exit_cause: ExitCause = "crashed"  # of every end, as reported after the restart
+        self.exit_cause: ExitCause = "crashed"  # cause of every end, as reported after the restart
 
     def colour(self, seed: int, version: str = "") -> tuple[int, int, int]:
         """Return the RGB colour of the image of `seed`."""
@@ -204,7 +207,7 @@ class FakeEngine:
                     clients.add(client)
                     channel.send(client, run.state_message(state))
                     channel.send(client, self._load)
-                if isinstance(message, Submit | Resume):
+                if isinstance(message, EngineRequest | Resume):
                     self.data.append(None if data is None else bytes(data))
                 if isinstance(message, Mount | Unmount):
                     self.model_changes.append(message)
@@ -268,8 +271,8 @@ class FakeEngine:
                 self.in_flight.remove(attempt_id)
                 version = self.models[0].fingerprint
                 channel.send(client, HandedOver(attempt_id, self.states, version), self.states_data or None)
-            case Submit(request=request):
-                self._submit(channel, client, request, data, run)
+            case EngineRequest():
+                self._submit(channel, client, message, data, run)
             case Resume(request=request):
                 self.resumed.append(message)
                 if message.images and self.refuses_states:
@@ -345,7 +348,7 @@ class FakeEngine:
 
 
 class _Run:
-    """One run of the engine's process, from a start to an end."""
+    """A run of the engine's process, from a start to an end."""
 
     def __init__(
         self, models: tuple[AnyModelSpec, ...], previous_exit: ExitCause = "none", in_flight: tuple[str, ...] = ()

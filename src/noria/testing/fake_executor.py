@@ -24,16 +24,6 @@ class FakePreparedRequest(BaseImageRequest):
 
     begun: Mapping[int, int] = field(default_factory=dict)  # the next calls of images that another engine has begun
 
-    @property
-    def num_calls(self) -> int:
-        """The request's number of steps, without those that a start image leaves out."""
-        return self.request.payload.num_steps
-
-    @property
-    def call_size(self) -> None:
-        """None: each size has calls of its own."""
-        return
-
 
 @dataclass(frozen=True)
 class FakePixels:
@@ -69,6 +59,7 @@ class FakeExecutor:
         self._thumbnails: list[PreviewPixels] = []
         self._accepted: dict[str, FakePreparedRequest] = {}
         self._slots: dict[int, tuple[ItemId, int]] = {}  # by slot: its image, and that image's next call
+        self._saved: dict[ItemId, int] = {}  # next calls of images that were evicted
 
     def prepare(self, request: ImageRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
         """Wrap the request; there is nothing to prepare."""
@@ -84,7 +75,8 @@ class FakeExecutor:
     def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
         """The state of an image: its next call."""
         call, batch_size_sum = released.progress
-        assert self._slots[released.slot] == (released.image, call), released
+        held = self._saved[released.image] if released.slot is None else self._slots[released.slot][1]
+        assert held == call, released
         return ImageState(released.image.index, call, batch_size_sum), b""
 
     def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
@@ -98,22 +90,27 @@ class FakeExecutor:
     def forget(self, attempt_id: str) -> None:
         """Drop an accepted request."""
         del self._accepted[attempt_id]
+        self._saved = {image: call for image, call in self._saved.items() if image.attempt_id != attempt_id}
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Advance the clock and the images; fail those named in `failing`, and stop at a phase that exceeds `memory`.
 
-        Raises:
-            AssertionError: a step out of order or in another image's slot, or a decode before the last step.
-
+        Raises AssertionError: a step out of order or in another image's slot, or a decode before the last step.
         """
         self.clock.now += self.iteration_s(plan)
+        if len(plan.evictions) > self.memory.get("evictions", len(plan.evictions)):
+            return IterationResult(oom_phase="evictions")
+        for image, slot, progress in plan.evictions:
+            assert slot is not None and self._slots[slot] == (image, progress.call), f"{image} is not in slot {slot}"
+            self._saved[image] = progress.call
         if len(plan.encodes) > self.memory.get("encodes", len(plan.encodes)):
             return IterationResult(oom_phase="encodes")
         if len(plan.joins) > self.memory.get("joins", len(plan.joins)):
             return IterationResult(oom_phase="joins")
         for assignment in plan.joins:
-            begun = self._accepted[assignment.image.attempt_id].begun
-            self._slots[assignment.slot] = (assignment.image, begun.get(assignment.image.index, 0))
+            image = assignment.image
+            first_call = self._accepted[image.attempt_id].begun.get(image.index, 0)
+            self._slots[assignment.slot] = image, self._saved.pop(image, first_call)
         if len(plan.steps) > self.memory.get("steps", len(plan.steps)):
             return IterationResult(oom_phase="steps")
         for step in plan.steps:

@@ -1,4 +1,4 @@
-"""What a fake engine sends for a request that it computes: messages with the bytes beside them, from flat images."""
+"""Messages that a fake engine sends for a request that it computes, with the bytes beside them, from flat images."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,6 +14,7 @@ Reply = tuple[FromEngine, bytes | None]
 Colour = Callable[[int], tuple[int, int, int]]  # RGB of the image of a seed
 
 _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
+_MAX_WORDS = 75  # words of a prompt; as CLIP's tokens, without its first and last
 
 
 def progress_replies(request: ImageRequest, num_images: int, colour: Colour) -> Iterator[Reply]:
@@ -32,24 +33,34 @@ def image_replies(
 ) -> Iterator[Reply]:
     """Yield the images of a request, whose frame is `data`, the last one first, and its end."""
     attempt_id, payload = request.attempt_id, request.payload
+    num_cut = max(0, len(payload.prompt.split()) - _MAX_WORDS)
     for index in reversed(range(num_images)):  # images may come in any order
         seed = payload.seed + index
-        done = ImageDone(attempt_id, index, seed, payload.width, payload.height)
+        done = ImageDone(attempt_id, index, seed, payload.width, payload.height, num_cut)
         yield done, _draw(payload, data, colour(seed))
     timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=denoise_s, decode_s=0.004)
     yield Finished(attempt_id, timings, payload.num_steps, mean_batch=2.5), None
 
 
 def text_reply(request: EngineRequest[TextPayload], spec: EncoderModelSpec) -> Reply:
-    """Return `fake_vector` of each text, or of each token if tokens are classified; not normalized."""
+    """Return `fake_vector` of each text, or of each token if results are of tokens; not normalized.
+
+    A sparse embedding has each token of the text, and how often it is there.
+    """
     payload = request.payload
     ids, start, vectors = np.frombuffer(payload.token_ids, f"<u{payload.id_bytes}"), 0, []
-    lengths = payload.lengths if spec.task != "token_classification" else [1] * len(ids)
+    lengths = payload.lengths if not spec.task.startswith("token_") else [1] * len(ids)
+    counts: tuple[int, ...] = ()
     for length in lengths:
-        vectors.append(fake_vector(ids[start : start + length], spec.dimensions)[: payload.dimensions])
+        own = ids[start : start + length]
         start += length
+        if spec.task == "sparse_embedding":
+            vectors += [np.array(pair, np.float32) for pair in zip(*np.unique(own, return_counts=True), strict=True)]
+            counts += (len(np.unique(own)),)
+        else:
+            vectors.append(fake_vector(own, spec.dimensions)[: payload.dimensions])
     values = np.stack(vectors)
-    timings, result = TextTimings(queue_s=0.001, infer_s=0.002), TextResult(*values.shape)
+    timings, result = TextTimings(queue_s=0.001, infer_s=0.002), TextResult(len(values), values.shape[1], counts)
     return Finished(request.attempt_id, timings, 1, 2.5, predicted_s=0.5, result=result), values.tobytes()
 
 

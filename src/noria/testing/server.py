@@ -53,6 +53,17 @@ class RunningServer:
                     found[process.pid] = float(times.user + times.system)
         return found
 
+    def cpu_s_by_name(self) -> dict[str, float]:
+        """CPU seconds of the server's processes since its start, by name: of Noria's own as in its log."""
+        found: dict[str, float] = {}
+        for process_id, seconds in self.cpu_s().items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(process_id)
+                title = process.cmdline()[:1]
+                name = title[0].split()[-1] if title and title[0].startswith("noria ") else process.name()
+                found[name] = found.get(name, 0.0) + seconds
+        return found
+
     def resident_bytes(self) -> int:
         """The resident memory of all the server's processes; shared pages are counted once per process."""
         total = 0
@@ -69,9 +80,7 @@ def running_server(arguments: Sequence[str], port: int | None = None) -> Iterato
     Unless `arguments` name a `--data-dir`, the server has a temporary one, so that it does not process the user's
     stored jobs.
 
-    Raises:
-        RuntimeError: the server ended, or was not ready within five minutes.
-
+    Raises RuntimeError: the server ended, or was not ready within five minutes.
     """
     with tempfile.TemporaryDirectory(prefix="noria-data-") as data_dir:
         command = [sys.executable, "-m", "noria", "serve", "--data-dir", data_dir, *arguments]
@@ -92,9 +101,7 @@ def running_process(
     Its stderr is appended to the file `log`, or goes to this process's. Variables NORIA_* are removed from its
     environment: settings reach it by its command line only.
 
-    Raises:
-        RuntimeError: the server ended, or was not ready within five minutes.
-
+    Raises RuntimeError: the server ended, or was not ready within five minutes.
     """
     started = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}

@@ -12,12 +12,11 @@ from noria.scheduling.batch.scheduler import BatchScheduler
 from noria.scheduling.types import (
     BatchKey,
     BatchPlan,
+    BatchResult,
     FinishReason,
     ItemId,
-    IterationResult,
     RequestFinished,
     SchedulableRequest,
-    SchedulerEvent,
 )
 
 TEXT_KEY = BatchKey(0, 0)
@@ -26,17 +25,17 @@ TEXT_KEY = BatchKey(0, 0)
 class BatchPlanner(Protocol):
     """The part of a batch scheduler that a simulation uses."""
 
-    def submit(self, request: SchedulableRequest, now: float) -> list[SchedulerEvent]: ...  # noqa: D102
+    def submit(self, request: SchedulableRequest, now: float) -> list[RequestFinished]: ...  # noqa: D102
     def plan(self, now: float) -> BatchPlan | None: ...  # noqa: D102
     def commit(  # noqa: D102
-        self, plan: BatchPlan, result: IterationResult, now: float, seconds: float
-    ) -> list[SchedulerEvent]: ...
+        self, plan: BatchPlan, result: BatchResult, now: float, seconds: float
+    ) -> list[RequestFinished]: ...
 
 
 class Simulated(NamedTuple):
-    """What a simulation measured."""
+    """The measurements of a simulation."""
 
-    useful_share: float  # of the sessions' time: what the tokens alone, without padding and overhead, would take
+    useful_share: float  # part of the sessions' time: what the tokens alone, without padding and overhead, would take
     latencies_s: list[float]  # sorted
 
     @property
@@ -88,11 +87,10 @@ def run_closed_loop(
             heapq.heappush(ends, (now + seconds, next(numbers), plan, seconds))
         now, _, plan, seconds = heapq.heappop(ends)
         num_tokens += sum(plan.num_tokens)
-        for event in scheduler.commit(plan, IterationResult(), now, seconds):
-            if isinstance(event, RequestFinished):
-                latencies_s.append(now - sent_at.pop(event.attempt_id))
-                on_end(event.attempt_id, now)
-                send()
+        for event in scheduler.commit(plan, BatchResult(), now, seconds):
+            latencies_s.append(now - sent_at.pop(event.attempt_id))
+            on_end(event.attempt_id, now)
+            send()
     return Simulated(num_tokens * token_s / (num_sessions * now), sorted(latencies_s))
 
 
@@ -113,14 +111,14 @@ def run_open_loop(
     while ends or num_sent < num_requests:
         if ends and (ends[0][0] <= arrives_at or num_sent == num_requests):
             now, _, plan, seconds = heapq.heappop(ends)
-            events = scheduler.expire(now) + scheduler.commit(plan, IterationResult(), now, seconds)
+            events = scheduler.expire(now) + scheduler.commit(plan, BatchResult(), now, seconds)
         else:
             now, deadline = arrives_at, arrives_at + rng.choice(deadlines_s)
             request = text_request(f"r{num_sent}", log_normal_length(rng), deadline=deadline, expires_at=deadline)
             events = scheduler.submit(request, now)
             num_sent += 1
             arrives_at += rng.expovariate(texts_per_s)
-        outcomes.update(names.get(each.finish_reason, "late") for each in events if isinstance(each, RequestFinished))
+        outcomes.update(names.get(each.finish_reason, "late") for each in events)
         while (next_plan := scheduler.plan(now)) is not None:
             seconds = batch_s(next_plan.padded_tokens) * rng.uniform(0.9, 1.1)
             heapq.heappush(ends, (now + seconds, next_plan.session, next_plan, seconds))
@@ -134,7 +132,7 @@ class FifoBatches:
         self._max_rows, self._waiting = max_rows, deque[SchedulableRequest]()
         self._idle_sessions = list(range(num_sessions))
 
-    def submit(self, request: SchedulableRequest, now: float) -> list[SchedulerEvent]:  # noqa: ARG002
+    def submit(self, request: SchedulableRequest, now: float) -> list[RequestFinished]:  # noqa: ARG002
         """Accept a request."""
         self._waiting.append(request)
         return []
@@ -150,7 +148,7 @@ class FifoBatches:
         )
         return BatchPlan(self._idle_sessions.pop(), TEXT_KEY, rows, lengths)
 
-    def commit(self, plan: BatchPlan, result: IterationResult, now: float, seconds: float) -> list[SchedulerEvent]:  # noqa: ARG002
+    def commit(self, plan: BatchPlan, result: BatchResult, now: float, seconds: float) -> list[RequestFinished]:  # noqa: ARG002
         """Finish the requests of a batch."""
         self._idle_sessions.append(plan.session)
         return [RequestFinished(row.attempt_id, FinishReason.FINISHED) for row in plan.rows]

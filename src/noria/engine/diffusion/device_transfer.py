@@ -1,5 +1,6 @@
 """Transfers from the device to the host that do not block the loop: the reader of the data waits for its copy event."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,23 @@ def to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, "torch.cuda.Event | Non
     if not tensor.is_cuda:
         return tensor, None
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-    return pinned, copied
+    return pinned, _recorded()
+
+
+def copy_to_host(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, "torch.cuda.Event | None"]:
+    """Start copying equal tensors to the host's memory, as one; its content is valid after the event.
+
+    CPU tensors are copied at once.
+    """
+    first = tensors[0]
+    stacked = torch.empty(len(tensors), *first.shape, dtype=first.dtype, pin_memory=first.is_cuda)
+    for copy, tensor in zip(stacked, tensors, strict=True):
+        copy.copy_(tensor, non_blocking=True)
+    return stacked, _recorded() if first.is_cuda else None
+
+
+def _recorded() -> torch.cuda.Event:
+    """Return the event that what is queued on the device is done."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -10,7 +10,6 @@ Shapes: B images of a step, of one size, E elements of the C × H × W latents o
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.image_conditioner import ImageConditioner
-from noria.engine.diffusion.image_state import dump_image, load_image
+from noria.engine.diffusion.image_state import BegunImage, dump_image, load_image, save_image
 from noria.engine.diffusion.input_images.controls import active_controls
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
 from noria.engine.diffusion.input_images.start_latents import StartLatents
@@ -31,8 +30,14 @@ from noria.engine.diffusion.latents import LatentSlots
 from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer, refiner_of
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
-from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
-from noria.engine.resources.out_of_memory import is_out_of_memory
+from noria.engine.diffusion.timing import (
+    MAX_ITERATIONS_AHEAD,
+    DeviceStopwatch,
+    HostStopwatch,
+    PipelineFillDetector,
+    RunAheadLimit,
+)
+from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.models import cuda_graph
@@ -47,8 +52,6 @@ from noria.sampling.tables import fold, window_of
 from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, ReleasedImage, SlotAssignment, Step
 
 _log = logging.getLogger(__name__)
-# Iterations that the loop may be ahead of a GPU: enough to keep it busy, few enough that a new request joins soon.
-_MAX_ITERATIONS_AHEAD = 2
 
 
 class _StepBatch(NamedTuple):
@@ -63,10 +66,6 @@ class _StepBatch(NamedTuple):
     timesteps: np.ndarray
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 class DiffusionExecutor:
     """The `Executor` of one model on one device; `config` has no "auto" left."""
 
@@ -77,7 +76,8 @@ class DiffusionExecutor:
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise: dict[ItemId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.device)
-        self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running images, by stage
+        self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running and evicted images, by stage
+        self._evicted: dict[ItemId, BegunImage] = {}
         self._masked_images = MaskedImages(model)
         self._loras = ModelLoras(model, config)
         self._refiner = refiner_of(model)
@@ -87,8 +87,8 @@ class DiffusionExecutor:
             self._calls.append(GuidedCalls(self._refiner, None, config.buckets))
         self._conditioner = ImageConditioner(model, config, self._loras)
         self._decoded: dict[ItemId, HostPixels] = {}
-        self._pending_events: deque[torch.cuda.Event] = deque()
-        self._fill_detector = PipelineFillDetector(_MAX_ITERATIONS_AHEAD)
+        self._run_ahead = RunAheadLimit(model.device)
+        self._fill_detector = PipelineFillDetector(MAX_ITERATIONS_AHEAD)
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
@@ -106,10 +106,18 @@ class DiffusionExecutor:
         return replace(prepared, begun=begun)
 
     def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
-        """The state of an image that has a slot, for another engine; waits for the device."""
+        """The state of an image that has a slot or is evicted, for another engine; waits for the device."""
         prepared = self._requests[released.image.attempt_id]
         with self._grad_mode():
-            return dump_image(released, prepared.table, self._latents.of(prepared.latent_shape))
+            begun = self._evicted[released.image] if released.slot is None else self._saved(released)
+            return dump_image(released, prepared.table, begun)
+
+    def _saved(self, released: ReleasedImage) -> BegunImage:
+        """Return the state of an image that has a slot."""
+        assert released.slot is not None, released
+        prepared = self._requests[released.image.attempt_id]
+        history = self._latents.of(prepared.latent_shape)
+        return save_image(released.progress.call, released.slot, prepared.table, history)
 
     def is_compiled(self, request: ImageRequest) -> bool:
         """Whether all that takes long is in the caches."""
@@ -126,13 +134,15 @@ class DiffusionExecutor:
             self._noise.pop(ItemId(attempt_id, index), None)
             self._guided.pop(ItemId(attempt_id, index), None)
             self._decoded.pop(ItemId(attempt_id, index), None)
+            self._evicted.pop(ItemId(attempt_id, index), None)
             self._masked_images.end(ItemId(attempt_id, index))
         if request.payload.loras and not any(prepared.adapters for prepared in self._requests.values()):
             self._loras.release()
 
     def take_result(self, image: ItemId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
-        return DecodedImage(self._requests[image.attempt_id].request, image.index, self._decoded.pop(image))
+        num_cut = self._guided[image][0].num_cut
+        return DecodedImage(self._requests[image.attempt_id].request, image.index, self._decoded.pop(image), num_cut)
 
     def previews(self) -> list[PreviewPixels]:
         """The previews of the last iteration; they are returned once."""
@@ -152,7 +162,7 @@ class DiffusionExecutor:
         return resident
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        """Execute encodes, joins, steps and decodes.
+        """Execute evictions, encodes, joins, steps and decodes.
 
         An exception in one phase fails the images of that phase, and no others.
         A phase that does not fit the memory ends the iteration without having changed anything, so that it can be
@@ -168,6 +178,9 @@ class DiffusionExecutor:
                 return self._run_phase(action, images, failed)
 
         with self._grad_mode():
+            evicting = [each.image for each in plan.evictions]
+            if evicting and not run_phase("evictions", lambda: self._evict(plan.evictions), evicting):
+                return IterationResult(failed, "evictions")
             encoding = [assignment.image.attempt_id for assignment in plan.encodes]
             beginning = [each.image for each in plan.joins if each.image.attempt_id in encoding]
             if encoding and not run_phase("encodes", lambda: self._encode(encoding), beginning):
@@ -185,7 +198,7 @@ class DiffusionExecutor:
             decoding = [assignment.image for assignment in decodes]
             if decodes and not run_phase("decodes", lambda: self._decode(decodes), decoding):
                 return IterationResult(failed, "decodes", phase_timings=stopwatch.timings())
-            self._limit_run_ahead()
+            self._run_ahead.wait()
         is_timed = self._fill_detector.end_iteration(time.perf_counter()) or self.is_synchronous
         return IterationResult(failed, is_timed=is_timed, phase_timings=stopwatch.timings(), join_s=join_s)
 
@@ -198,22 +211,28 @@ class DiffusionExecutor:
                 cuda_graph.synchronize(self.model.device)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # of many types; of a panic in Rust (tokenizers) not Exception
+        except BaseException as error:  # many types; a panic in Rust (tokenizers) raises no Exception
             fits = not is_out_of_memory(error)
             if fits:
                 _log.exception(
                     "an iteration failed for %d images", len(images), extra=self._log_fields("iteration_failed", images)
                 )
-                failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
+                failed |= dict.fromkeys(images, f"the model failed: {first_line(error)}")
             else:
                 log_fields = self._log_fields("out_of_memory", images)
-                _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=log_fields)
+                _log.warning("%d images do not fit the memory: %s", len(images), first_line(error), extra=log_fields)
             if self.model.device.type == "cuda":
                 # Raises if this process has lost the device: then it exits and is restarted.
                 cuda_graph.synchronize(self.model.device)
         if not fits and self.model.device.type == "cuda":
             cuda_graph.free_memory(self.model.device)  # not inside the handler: the exception keeps its tensors alive
         return fits
+
+    def _evict(self, evictions: Sequence[ReleasedImage]) -> None:
+        """Move the states of images to the host's memory. What their requests share, as embeddings, stays."""
+        self._evicted |= {each.image: self._saved(each) for each in evictions}
+        for each in evictions:
+            self._masked_images.to_host(each.image)
 
     def _encode(self, attempt_ids: Sequence[str]) -> None:
         starts = [start for attempt_id in attempt_ids if (start := self._requests[attempt_id].start) is not None]
@@ -224,12 +243,25 @@ class DiffusionExecutor:
                 references.encode(self.model)
 
     def _join(self, assignments: list[SlotAssignment]) -> None:
+        self._return([assignment for assignment in assignments if assignment.image in self._evicted])
+        self._begin([assignment for assignment in assignments if assignment.image not in self._evicted])
+
+    def _return(self, assignments: list[SlotAssignment]) -> None:
+        """Let evicted images go on. Their states stay until they step: joins that run out of memory are repeated."""
+        for assignment in assignments:
+            prepared = self._requests[assignment.image.attempt_id]
+            history = self._latents.join(prepared.latent_shape, prepared.table.window, assignment.slot, is_first=False)
+            self._evicted[assignment.image].write(history, assignment.slot)
+
+    def _begin(self, assignments: list[SlotAssignment]) -> None:
+        """Let images begin, at their first call or where another engine has handed them over."""
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         guided = self._conditioner.condition(requests)
         for assignment, prepared in zip(assignments, requests, strict=True):
             self._guided[assignment.image] = guided[assignment.image.attempt_id]
             seed, shape = prepared.request.payload.seed, prepared.latent_shape
-            history = self._latents.join(shape, prepared.table.window, is_first=not self._noise)
+            at = prepared.table.window, assignment.slot
+            history = self._latents.join(shape, *at, is_first=not self._noise)
             noise = NoiseStream(seed, shape, self.model.noise_dtype, image=assignment.image.index)
             self._noise[assignment.image] = noise
             if prepared.start is None:
@@ -243,8 +275,10 @@ class DiffusionExecutor:
                 begun.write(history, assignment.slot)
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
+        for step in steps:
+            self._evicted.pop(step.image, None)
         batches = [self._gather(of_size) for of_size in self._by_size(steps)]
-        stage = self._requests[steps[0].image.attempt_id].stage_of(steps[0].call)  # of all, as their batch key says
+        stage = self._requests[steps[0].image.attempt_id].stage_of(steps[0].call)  # equal for all, by the batch key
         outputs = self._calls[stage].predict(
             [self._masked_images.with_masks(batch.steps, batch.inputs_BCHW) for batch in batches],
             batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
@@ -361,13 +395,3 @@ class DiffusionExecutor:
 
     def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
         return torch.as_tensor(values).to(self.model.device, non_blocking=True)
-
-    def _limit_run_ahead(self) -> None:
-        """Wait until a GPU is at most `_MAX_ITERATIONS_AHEAD` iterations behind the loop."""
-        if self.model.device.type != "cuda":
-            return
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        self._pending_events.append(done)
-        if len(self._pending_events) > _MAX_ITERATIONS_AHEAD:
-            self._pending_events.popleft().synchronize()

@@ -24,13 +24,18 @@ from noria.models.diffusion.unet_models.controlnet import ControlRows
 
 @dataclass(frozen=True, slots=True)
 class GuidedImage:
-    """What the calls for an image depend on, besides its latents and the time."""
+    """The inputs of the calls for an image, besides its latents and the time."""
 
     prompt: Conditioning
     negative: Conditioning | None  # None: not guided
     scale: float
     adapters: Adapters
     references: ReferenceTokens | None = None
+
+    @property
+    def num_cut(self) -> int:
+        """The tokens at the ends of its prompts that the model is not shown."""
+        return self.prompt.num_cut + (0 if self.negative is None else self.negative.num_cut)
 
 
 class GuidedCalls:

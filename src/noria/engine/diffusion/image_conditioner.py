@@ -1,4 +1,4 @@
-"""What the calls for images depend on, besides latents and the time: by the stages, of the model and of its refiner."""
+"""The inputs of the calls for images, besides latents and the time: by the stages, of the model and of its refiner."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.preparation import PreparedImageRequest, refiner_of
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.prompts.clip_prompt import PromptText, prompt_of
 
 
 class ImageConditioner:
@@ -41,17 +42,23 @@ class ImageConditioner:
         """Return the same of requests that have calls of the refiner."""
         if not requests or self._refiner is None:
             return {}
-        refiner, negative = self._refiner, self._refiner.guidance.negative
+        refiner = self._refiner
+        prompts: dict[str, tuple[PromptText, PromptText]] = {}
+        for p in requests:
+            payload = p.request.payload
+            texts = payload.prompt, refiner.guidance.negative(payload.negative_prompt)
+            prompt, negative = (prompt_of(each, payload, p.embeddings) for each in texts)
+            prompts[p.request.attempt_id] = prompt, negative
         embeddings = self._refiner_embeddings.get(
-            text
+            each
             for p in requests
-            for text in ([negative(p.request.payload.negative_prompt)] if p.guided else []) + [p.request.payload.prompt]
+            for prompt, negative in [prompts[p.request.attempt_id]]
+            for each in ([negative] if p.guided else []) + [prompt]
         )
         found = {}
         for p in requests:
-            payload, of_negative = p.request.payload, None
-            if p.guided:
-                of_negative = refiner.as_negative(embeddings[negative(payload.negative_prompt)])
-            guided = GuidedImage(embeddings[payload.prompt], of_negative, payload.guidance_scale, NO_ADAPTERS)
+            prompt, negative = prompts[p.request.attempt_id]
+            of_negative = refiner.as_negative(embeddings[negative]) if p.guided else None
+            guided = GuidedImage(embeddings[prompt], of_negative, p.request.payload.guidance_scale, NO_ADAPTERS)
             found[p.request.attempt_id] = (guided,)
         return found

@@ -1,4 +1,4 @@
-"""A running image as another engine of its model can go on with it: its place in its table, and what is weighed later.
+"""A running image as it goes on in another slot, or another engine: its place in its table, and what is weighed later.
 
 What follows from the request is not part of it: the target encodes texts and images again, and draws again all noise
 up to there. The target has compiled the table itself; the rows that are sent only have to agree with it, since another
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from noria.engine.diffusion.device_transfer import copy_to_host
 from noria.engine.resumption import InvalidStateError
 from noria.protocol.messages import ImageState
 from noria.sampling.step import clear_slot
@@ -25,28 +26,38 @@ _ROUNDING = 1e-5  # fits in float32 agree to 1e-7; another scheduler, or another
 
 @dataclass(frozen=True, eq=False)
 class BegunImage:
-    """An image that begins at `call`, with the latents of places before it."""
+    """An image that goes on at `call`, with the latents of places before it, in the host's memory."""
 
     call: int
     samples: tuple[int, ...]
     outputs: tuple[int, ...]
-    latents_PE: NDArray[np.float32]  # of the samples, then of the outputs
+    latents_PE: torch.Tensor  # float32 latents of the samples, then of the outputs
+    copied: "torch.cuda.Event | None" = None  # None: no copy of them is pending
 
     def write(self, history_SKE: torch.Tensor, slot: int) -> None:
-        """Write the image into its slot."""
+        """Write the image into its slot; waits for no device, and takes none of its memory."""
         clear_slot(history_SKE, slot)
         columns = _columns(self.samples, self.outputs, window_of(history_SKE.shape[1]))
-        history_SKE[slot, columns] = torch.from_numpy(self.latents_PE).to(history_SKE.device)
+        for column, latents_E in zip(columns, self.latents_PE, strict=True):
+            history_SKE[slot, column].copy_(latents_E, non_blocking=True)
 
 
-def dump_image(released: ReleasedImage, table: SamplerTable, history_SKE: torch.Tensor) -> tuple[ImageState, bytes]:
-    """Return the state of an image whose slot is in the history, and its bytes; waits for the device."""
-    call, batch_size_sum = released.progress
+def save_image(call: int, slot: int, table: SamplerTable, history_SKE: torch.Tensor) -> BegunImage:
+    """Return the image in `slot`, which goes on at `call`; waits for no device, and takes none of its memory."""
     samples, outputs = table.weighed_from(call)
     columns = _columns(samples, outputs, window_of(history_SKE.shape[1]))
-    latents_PE = history_SKE[released.slot, columns].cpu().numpy()
-    data = _rows(table).tobytes() + latents_PE.astype("<f4", copy=False).tobytes()
-    return ImageState(released.image.index, call, batch_size_sum, samples, outputs, len(data)), data
+    latents_PE, copied = copy_to_host([history_SKE[slot, column] for column in columns])
+    return BegunImage(call, samples, outputs, latents_PE, copied)
+
+
+def dump_image(released: ReleasedImage, table: SamplerTable, begun: BegunImage) -> tuple[ImageState, bytes]:
+    """Return the state of a saved image, and its bytes; waits for the device."""
+    call, batch_size_sum = released.progress
+    assert begun.call == call, released
+    if begun.copied is not None:
+        begun.copied.synchronize()
+    data = _rows(table).tobytes() + begun.latents_PE.numpy().astype("<f4", copy=False).tobytes()
+    return ImageState(released.image.index, call, batch_size_sum, begun.samples, begun.outputs, len(data)), data
 
 
 def load_image(state: ImageState, data: memoryview, table: SamplerTable, num_elements: int) -> BegunImage:
@@ -77,7 +88,7 @@ def load_image(state: ImageState, data: memoryview, table: SamplerTable, num_ele
     latents_PE = latents_PE[places].astype(np.float32)  # a copy, which does not keep the frame
     if not np.isfinite(latents_PE).all():
         raise InvalidStateError("its latents are not finite")
-    return BegunImage(state.call, samples, outputs, latents_PE)
+    return BegunImage(state.call, samples, outputs, torch.from_numpy(latents_PE))
 
 
 def _columns(samples: Sequence[int], outputs: Sequence[int], window: int) -> list[int]:

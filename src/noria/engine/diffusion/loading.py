@@ -7,18 +7,22 @@ Importing this module is cheap: torch and diffusers are imported by its function
 
 import functools
 import gc
+import importlib
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto, resolve_device
+from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
 from noria.engine.diffusion.sizing.weight_bytes import WeightBytes, weights_of
 from noria.engine.diffusion.warmup.calibration import (
     CostCache,
-    cost_folder,
+    cost_cache,
+    device_name,
     measure_costs,
     run_warmup_request,
     shape_costs,
@@ -26,14 +30,14 @@ from noria.engine.diffusion.warmup.calibration import (
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import run_apart
-from noria.engine.runtime import LoadedModel, Runtime
+from noria.engine.runtime import LoadedModel, StepRuntime, log_imported
 from noria.errors import ConfigError
 from noria.folders import cache_folder
 from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
-from noria.observe import cgroup
-from noria.observe.cpuinfo import cpu_model
+from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.messages import ModelPrecision
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import POLICIES
@@ -41,13 +45,20 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.storage.private_files import make_own_folder
 
 if TYPE_CHECKING:
-    import torch
-
     from noria.engine.diffusion.executor import DiffusionExecutor
     from noria.engine.diffusion.preparation import PreparedImageRequest
 
+_log = logging.getLogger("noria.engine")
 
 T = TypeVar("T")
+
+_SLOW_MODULES = (
+    "transformers.modeling_utils",
+    "diffusers.models.autoencoders",
+    "diffusers.models.transformers",
+    "diffusers.models.unets",
+)
+"""Modules that the families import where they load a model: 15 s of a start on two cores, a minute from a slow disk."""
 
 
 def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig) -> None:
@@ -75,7 +86,7 @@ def load_runtime(
     config: EngineConfig,
     device: str,
     free_bytes: Callable[[str], int] = free_memory_bytes,
-) -> "Runtime[PreparedImageRequest]":
+) -> "StepRuntime[PreparedImageRequest]":
     """Load the models, warm them up and get their costs.
 
     `free_bytes` says how much of a device's memory another model may use.
@@ -85,6 +96,11 @@ def load_runtime(
         ModelError: a model cannot be loaded, or cannot generate images on this device with these settings.
 
     """
+    started_s = time.monotonic()
+    for module in _SLOW_MODULES:
+        importlib.import_module(module)
+    device = resolve_device(device, detect_machine())
+    log_imported(models, device, time.monotonic() - started_s)
     executors, config = load_executors(models, config, device)
     costs, cost_caches = load_or_measure_costs(executors, models, config)
     assert isinstance(config.slots, int)
@@ -96,13 +112,15 @@ def load_runtime(
         config.queue_limit_s,
         POLICIES[config.policy],
         costs,
+        config.fair_width_slack,
     )
 
     executor = MultiModelExecutor(executors)
     changes = _ModelChanges(executor, scheduler, config, device, free_bytes)
-    changes.specs = {spec.key: spec for spec in models}
+    for spec in models:
+        changes.add(spec, executors[spec.key])
     changes.cost_caches = dict(zip(changes.specs, cost_caches, strict=True))
-    return Runtime(
+    return StepRuntime(
         executor,
         scheduler,
         device=device,
@@ -114,7 +132,9 @@ def load_runtime(
             "dtype": executors[models[0].key].config.dtype,
             "slots": config.slots,
             "threads": config.threads,
-        },
+        }
+        | ({} if config.quantize == "none" else {"quantize": _describe(changes.precisions.values())}),
+        precisions=lambda: tuple(changes.precisions.values()),
         load_beside=changes.load_beside,
         release=changes.release,
         free_memory=changes.free_memory,
@@ -124,8 +144,9 @@ def load_runtime(
 class _ModelChanges:
     """Loads models beside those of a runtime, and releases them."""
 
-    specs: dict[ModelKey, DiffusionModelSpec]  # of the models that serve
-    cost_caches: dict[ModelKey, CostCache]  # of those whose costs are worth keeping
+    specs: dict[ModelKey, DiffusionModelSpec]  # specs of the models that serve
+    precisions: dict[ModelKey, ModelPrecision]  # forms of those that are quantized
+    cost_caches: dict[ModelKey, CostCache]  # caches of those models whose costs are worth keeping
 
     def __init__(
         self,
@@ -138,6 +159,15 @@ class _ModelChanges:
         """Of `config` only dtype and attention can be "auto", which each family resolves."""
         self._executor, self._scheduler, self._config = executor, scheduler, config
         self._device, self._free_bytes = device, free_bytes
+        self.specs, self.precisions = {}, {}
+
+    def add(self, spec: DiffusionModelSpec, executor: "DiffusionExecutor") -> None:
+        """Note a model that serves from now on."""
+        self.specs[spec.key] = spec
+        if executor.config.quantize != "none":
+            from noria.engine.diffusion.warmup.quantized_loading import precision_of
+
+            self.precisions[spec.key] = precision_of(spec, executor.config, device_name(executor.model.device))
 
     def load_beside(self, spec: ModelSpec) -> LoadedModel:
         """Load, warm up and test a model; the costs are those of the cache, or of a model of the same architecture.
@@ -173,7 +203,7 @@ class _ModelChanges:
         def add() -> None:
             known = self._scheduler.costs
             known.add(costs if alike is None else known.copy_as(alike, spec.key))
-            self.specs[spec.key] = spec
+            self.add(spec, executor)
             if is_cached or alike is not None:
                 self.cost_caches[spec.key] = cache
             self._executor.add(spec.key, executor)
@@ -190,6 +220,7 @@ class _ModelChanges:
         if model in self.cost_caches:
             self.cost_caches.pop(model).save(self._scheduler.costs)
         del self.specs[model]
+        self.precisions.pop(model, None)
         self._executor.remove(model)
         self._scheduler.forget_model(model)
 
@@ -208,6 +239,14 @@ class _ModelChanges:
         """Write the cost caches."""
         for cache in self.cost_caches.values():
             cache.save(self._scheduler.costs)
+
+
+def _describe(precisions: Iterable[ModelPrecision]) -> str:
+    """Return how near the models are to those before they were quantized, for the log."""
+    return ", ".join(
+        f"{each.dtype} (fidelity {'not measured' if each.fidelity is None else format(each.fidelity, '.5f')})"
+        for each in precisions
+    )
 
 
 def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> WeightBytes:
@@ -252,10 +291,15 @@ def load_or_measure_costs(
     for spec in models:
         executor = executors[spec.key]
         cache = cost_cache(spec, executor.config, executor.model.device)
+        started_s = time.monotonic()
         warm_up(executor, spec, config)
-        if not cache.load(costs):
+        is_cached = cache.load(costs)
+        if not is_cached:
             measure_costs(executor, spec, config, costs)
             cache.save(costs)
+        seconds, what = time.monotonic() - started_s, "warmed up" if is_cached else "warmed up and measured"
+        extra = fields(event="model_warmed_up", model=spec.name, seconds=round(seconds, 3))
+        _log.info("%s %s in %.1f s", what, spec.name, seconds, extra=extra)
         caches.append(cache)
     return costs, caches
 
@@ -267,28 +311,6 @@ def max_rows(config: EngineConfig) -> int:
     """
     assert isinstance(config.slots, int)
     return max(config.buckets, default=2 * config.slots)
-
-
-def cost_cache(spec: DiffusionModelSpec, config: EngineConfig, device: "torch.device") -> CostCache:
-    """The cost cache of this model with these settings on this device."""
-    return CostCache(cost_folder(config.cache_dir), spec, config, device_name(device))
-
-
-def device_name(device: "torch.device") -> str:
-    """The hardware's name, which keeps the costs of different devices apart."""
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def detect_machine() -> Machine:
-    """The cores that this process may use, by its affinity and its control group, and whether there is CUDA."""
-    import torch
-
-    cores = cgroup.usable_cores(len(os.sched_getaffinity(0)), cgroup.cpu_limit())
-    return Machine(num_cores=cores, has_cuda=torch.cuda.is_available())
 
 
 def load_executor(
@@ -332,7 +354,12 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
 
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the thread's device, not to their tensors'
-    return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
+    if config.quantize == "none":
+        return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
+    from noria.engine.diffusion.warmup.quantized_loading import load_quantized
+
+    hardware = device_name(torch.device(device))
+    return DiffusionExecutor(load_quantized(spec, config, device, hardware), config)
 
 
 def _use_private_compile_cache(config: EngineConfig) -> None:

@@ -1,5 +1,6 @@
 """Prepares image requests for one loaded model, without its device: samplers, start images, LoRA adapters."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,9 +12,13 @@ from noria.engine.diffusion.input_images.start_latents import StartFrameReader, 
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
+from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, short_repr
 from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel, RefinedModel
+from noria.models.diffusion.prompts.clip_prompt import PromptText, TextEmbedding, prompt_of
 from noria.models.diffusion.unet_models.refiner import Refiner
+from noria.models.diffusion.unet_models.text_embedding import load_embedding
+from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.refiner_folders import NO_REFINER
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ImageRequest
@@ -22,7 +27,7 @@ from noria.sampling.schedule import Schedule, switch_timestep
 from noria.sampling.tables import SamplerTable, concatenate_tables
 from noria.scheduling.types import BatchKey
 
-_SamplerArguments = tuple[str, Mapping[str, object], int, Schedule, int | None]
+_SamplerArguments = tuple[str, Mapping[str, object], int, Schedule, int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,17 @@ class PreparedImageRequest(BaseImageRequest):
 
     table: SamplerTable
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image
-    prompt: str  # as the model encodes it, as the next
-    negative_prompt: str | None  # None: zeros, or not guided
+    prompt: PromptText  # as the model encodes it, as the next
+    negative_prompt: PromptText  # None: zeros, or not guided
     preview_calls: frozenset[int]  # calls after which its images get a preview
-    call_size: tuple[int, int] | None  # see `DiffusionModel`
+    call_size: tuple[int, int] | None = None  # see `DiffusionModel`
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
     start: StartLatents | None = None
     controls: tuple[PreparedControl, ...] = ()
     references: ReferenceImages | None = None
-    reference_px: int = 0  # of the batch key
+    reference_px: int = 0  # pixels of reference images in the batch key
     second_stage_from: int | None = None
+    embeddings: tuple[TextEmbedding, ...] = ()
     begun: Mapping[int, BegunImage] = field(default_factory=dict)  # images that another engine has handed over
 
     @property
@@ -64,7 +70,8 @@ class RequestPreparer:
     def __init__(self, model: DiffusionModel, config: EngineConfig, loras: ModelLoras) -> None:
         assert isinstance(config.slots, int)
         self._model, self._loras = model, loras
-        self._max_images = config.slots + config.queue_limit  # of a request
+        self._embeddings = EmbeddingFolders.of(config)
+        self._max_images = config.slots + config.queue_limit  # images of one request, at most
         self._start_frames = StartFrameReader(inpainting=model.inpainting)
 
     def prepare(self, request: ImageRequest, data: memoryview | None) -> PreparedImageRequest:
@@ -88,7 +95,7 @@ class RequestPreparer:
         num_unrefined, second_stage_from = table.num_calls, None
         if of_refiner:
             table, second_stage_from = self._with_refiner(payload, table, *of_refiner)
-        guidance = self._model.guidance
+        guidance, embeddings = self._model.guidance, self._load_embeddings(payload, request.model)
         reference_px, size_px = payload.num_reference_pixels, payload.width * payload.height
         if self._model.call_size(size_px) is not None:  # else rows with equal keys must have equally many tokens
             reference_px = reference_class_px(reference_px)
@@ -97,8 +104,8 @@ class RequestPreparer:
             guided=guidance.is_active(payload.guidance_scale, payload.negative_prompt),
             table=table,
             latent_shape=shape,
-            prompt=guidance.prompt_prefix + payload.prompt,
-            negative_prompt=guidance.negative(payload.negative_prompt),
+            prompt=prompt_of(guidance.prompt_prefix + payload.prompt, payload, embeddings),
+            negative_prompt=prompt_of(guidance.negative(payload.negative_prompt), payload, embeddings),
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
             call_size=self._model.call_size(size_px + reference_px),
             adapters=self._loras.load(payload.loras, request.model),
@@ -107,6 +114,15 @@ class RequestPreparer:
             reference_px=reference_px,
             controls=prepare_controls(payload.controls, frame.controls, num_unrefined, self._model, request.model),
             second_stage_from=second_stage_from,
+            embeddings=embeddings,
+        )
+
+    def _load_embeddings(self, payload: DiffusionPayload, model_name: str) -> tuple[TextEmbedding, ...]:
+        files = [self._embeddings.find(each, model_name) for each in payload.embeddings]
+        # In a thread that ends, as samplers are compiled (ADR 5).
+        return tuple(
+            run_apart(functools.partial(load_embedding, each, file, self._model.lora_parts, model_name))
+            for each, file in zip(payload.embeddings, files, strict=True)
         )
 
     def is_compiled(self, request: ImageRequest) -> bool:
@@ -128,11 +144,12 @@ class RequestPreparer:
         """
         name, num_steps, first_step = payload.scheduler, payload.inference_steps, _first_step(payload)
         schedule = self._model.schedule(payload.width, payload.height, num_steps)
-        samplers: list[_SamplerArguments] = [(name, self._model.scheduler_config, num_steps, schedule, first_step)]
+        config, num_calls = self._model.scheduler_config, payload.num_calls
+        samplers: list[_SamplerArguments] = [(name, config, num_steps, schedule, first_step, num_calls)]
         if payload.refiner is not None:
             refiner = check_refiner(payload, self._model, model_name)
             schedule = Schedule(begins_below=switch_timestep(payload.refiner.start, refiner.scheduler_config))
-            samplers.append((name, refiner.scheduler_config, num_steps, schedule, None))
+            samplers.append((name, refiner.scheduler_config, num_steps, schedule, None, None))
         return samplers
 
     def _with_refiner(

@@ -5,16 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, collate
+from noria.models.diffusion.prompts.clip_prompt import PromptText
 
 
 class AdaptedPrompt(NamedTuple):
     """A prompt whose text encoders have LoRA adapters."""
 
-    text: str | None
+    prompt: PromptText
     loras: tuple[tuple[str, float], ...]  # digests and weights
 
 
-Prompt = str | None | AdaptedPrompt
+Prompt = PromptText | AdaptedPrompt
 PromptT = TypeVar("PromptT", bound=Prompt)
 
 

@@ -1,4 +1,4 @@
-"""What follows from the settings of an image request alone, without a model."""
+"""Facts that follow from the settings of an image request alone, without a model."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.messages import Timings
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import ImageRequest
-from noria.scheduling.types import BatchKey, Phase, RequestTimings
+from noria.scheduling.types import BatchKey, Phase, RequestTimings, SchedulableRequest
 
 _STAGES: Mapping[Phase, str] = {
     "encodes": "image_encode",
@@ -20,10 +20,12 @@ _STAGES: Mapping[Phase, str] = {
 
 @dataclass(frozen=True)
 class BaseImageRequest:
-    """What the engine's threads ask of every prepared image request."""
+    """The facts that the engine's threads ask of every prepared image request."""
 
     request: ImageRequest
     guided: bool  # whether each call has a second row, for the negative prompt
+
+    stages = _STAGES
 
     @property
     def batch_key(self) -> BatchKey:
@@ -34,10 +36,9 @@ class BaseImageRequest:
         return BatchKey(payload.width, payload.height, model, reference_px=payload.num_reference_pixels)
 
     @property
-    def has_start_image(self) -> bool:
-        """Whether it has images that are encoded before its own join."""
-        payload = self.request.payload
-        return payload.strength is not None or bool(payload.reference_images)
+    def call_size(self) -> tuple[int, int] | None:
+        """The key that images of other sizes in its calls have, too; None: each size has calls of its own."""
+        return None
 
     @property
     def second_stage_from(self) -> int | None:
@@ -45,9 +46,9 @@ class BaseImageRequest:
         return None
 
     @property
-    def num_images(self) -> int:
-        """The number of its images."""
-        return self.request.payload.n
+    def num_calls(self) -> int:
+        """Model calls for each image: its steps, without those that a start image leaves out."""
+        return self.request.payload.num_steps
 
     @property
     def num_rows(self) -> int:
@@ -59,22 +60,6 @@ class BaseImageRequest:
         return rows + -(-rows * len(self.request.payload.controls) // 2)
 
     @property
-    def num_tokens(self) -> tuple[int, ...]:
-        """None: it has no texts of its own to schedule."""
-        return ()
-
-    @property
-    def shape_label(self) -> str:
-        """WIDTHxHEIGHT of its images, and a mark of references."""
-        payload = self.request.payload
-        return f"{payload.width}x{payload.height}" + ("+references" if payload.reference_images else "")
-
-    @property
-    def stages(self) -> Mapping[Phase, str]:
-        """The names of its trace spans, by phase."""
-        return _STAGES
-
-    @property
     def settings_view(self) -> ImageSettingsView:
         """The settings that live views show."""
         return self.request.payload.settings_view
@@ -84,6 +69,26 @@ class BaseImageRequest:
         """The settings that the trace span of its model calls has."""
         payload = self.request.payload
         return {"noria.inference_steps": payload.inference_steps, "noria.scheduler": payload.scheduler}
+
+    def schedulable(self, expires_at: float | None, deadline: float | None) -> SchedulableRequest:
+        """The part of it that the scheduler of images uses."""
+        request, payload = self.request, self.request.payload
+        return SchedulableRequest(
+            request.attempt_id,
+            self.batch_key,
+            payload.n,
+            self.num_calls,
+            expires_at,
+            deadline,
+            rows=self.num_rows,
+            priority=request.priority,
+            exclusive=request.exclusive,
+            call_size=self.call_size,
+            has_start_image=payload.strength is not None or bool(payload.reference_images),
+            second_stage_from=self.second_stage_from,
+            client=request.share_client,
+            weight=request.share_weight,
+        )
 
     def timings(self, measured: RequestTimings) -> Timings:
         """Its stages; waits for the device."""

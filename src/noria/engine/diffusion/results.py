@@ -1,4 +1,4 @@
-"""What an image request results in: its images, previews of them, and thumbnails for live views."""
+"""The results of an image request: its images, previews of them, and thumbnails for live views."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,11 +27,19 @@ class DecodedImage:
     request: ImageRequest
     index: int
     pixels: Pixels
+    num_cut: int = 0  # tokens of its prompts that the model is not shown
 
     def message(self) -> tuple[ImageDone, bytes | memoryview]:
         """The message to the client, and the pixels beside it; blocks until their transfer is complete."""
         payload, rgb = self.request.payload, self.pixels.rgb()
-        done = ImageDone(self.request.attempt_id, self.index, payload.seed + self.index, payload.width, payload.height)
+        done = ImageDone(
+            self.request.attempt_id,
+            self.index,
+            payload.seed + self.index,
+            payload.width,
+            payload.height,
+            self.num_cut,
+        )
         return done, rgb
 
 

@@ -7,6 +7,7 @@ them.
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -90,6 +91,27 @@ class DeviceTimings:
         end.synchronize()
         elapsed_ms: float = start.elapsed_time(end)
         return elapsed_ms / 1000
+
+
+MAX_ITERATIONS_AHEAD = 2
+"""Iterations that the loop may be ahead of a GPU: enough to keep it busy, few enough that a new request joins soon."""
+
+
+class RunAheadLimit:
+    """Keeps the loop at most `MAX_ITERATIONS_AHEAD` iterations ahead of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pending = device, deque[torch.cuda.Event]()
+
+    def wait(self) -> None:
+        """Wait, at the end of an iteration, until the GPU has done those that are too far behind."""
+        if self._device.type != "cuda":
+            return
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        self._pending.append(done)
+        if len(self._pending) > MAX_ITERATIONS_AHEAD:
+            self._pending.popleft().synchronize()
 
 
 class PipelineFillDetector:

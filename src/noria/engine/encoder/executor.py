@@ -9,13 +9,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from noria.engine.encoder.request import PreparedTextRequest, prepare
-from noria.engine.resources.out_of_memory import is_out_of_memory
+from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import InvalidStateError, StateWithBytes
 from noria.engine.runtime import FinishedBatch
 from noria.models.encoder.token_rows import FloatArray, Session
@@ -23,7 +24,7 @@ from noria.observe.logs.log_record import fields
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import TextRequest
 from noria.protocol.text import EncoderModelSpec, TextPayload
-from noria.scheduling.types import BatchPlan, ItemId, IterationResult
+from noria.scheduling.types import BatchPlan, BatchResult, ItemId
 
 _log = logging.getLogger(__name__)
 _MIN_NORM = 1e-12  # as torch.nn.functional.normalize
@@ -61,9 +62,7 @@ class EncoderExecutor:
 
     def prepare(self, request: TextRequest, data: memoryview | None = None) -> PreparedTextRequest:  # noqa: ARG002
         """Check a request. Raises `errors.InvalidField`."""
-        spec = next(spec for spec, _ in self._models.values() if spec.matches(request.model, request.model_version))
-        if request.model_version != spec.fingerprint:
-            request = msgspec.structs.replace(request, model_version=spec.fingerprint)
+        spec, _ = self._models[ModelKey(request.model, request.model_version)]
         return prepare(request, spec)
 
     def resume(self, prepared: PreparedTextRequest, states: Sequence[StateWithBytes]) -> PreparedTextRequest:
@@ -120,61 +119,90 @@ class _SessionThread(threading.Thread):
             del job, members, session  # not kept until the next batch comes
 
 
-def execute(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: Session) -> IterationResult:
+def execute(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: Session) -> BatchResult:
     """Compute a batch and keep the results in its requests.
 
     If the model fails, each text is tried alone, so that a text fails no other.
     """
     try:
         results = session.run([prepared.rows[index] for prepared, index in members], plan.is_alone)
-    except BaseException as error:  # of many types, also of a panic in Rust or of SystemExit; none may end the thread
+    except BaseException as error:  # many types, also a panic in Rust or SystemExit; none may end the thread
         fits = not is_out_of_memory(error)
         extra = fields(
             event="iteration_failed" if fits else "out_of_memory",
-            num_images=len(members),
+            num_texts=len(members),
             request_ids=sorted({prepared.request.request_id for prepared, _ in members}),
         )
         if not fits:
-            _log.warning("%d texts do not fit the memory: %s", len(members), _first_line(error), extra=extra)
-            return IterationResult(oom_phase="steps")
+            _log.warning("%d texts do not fit the memory: %s", len(members), first_line(error), extra=extra)
+            return BatchResult(fits=False)
         if len(members) == 1:
             _log.exception("a text failed", extra=extra)
-            return IterationResult({plan.rows[0]: f"the model failed: {_first_line(error)}"})
-        _log.warning("a batch failed; its texts are tried alone: %s", _first_line(error), extra=extra)
+            return BatchResult({plan.rows[0]: f"the model failed: {first_line(error)}"})
+        _log.warning("a batch failed; its texts are tried alone: %s", first_line(error), extra=extra)
         return _execute_alone(plan, members, spec, session)
-    return IterationResult(_keep_results(plan, members, results, spec))
+    return BatchResult(_keep_results(plan, members, results, spec))
 
 
-def _execute_alone(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: Session) -> IterationResult:
+def _execute_alone(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: Session) -> BatchResult:
     failed: dict[ItemId, str] = {}
     for row, member in zip(plan.rows, members, strict=True):
         single = BatchPlan(plan.session, plan.batch_key, (row,), (len(member[0].rows[member[1]].ids),))
         result = execute(single, [member], spec, session)
         failed |= result.failed
-        if result.oom_phase is not None:
+        if not result.fits:
             failed[row] = "it does not fit the device's memory"
-    return IterationResult(failed, is_timed=False)
+    return BatchResult(failed, is_timed=False)
 
 
 def _keep_results(
     plan: BatchPlan, members: Members, results: Sequence[FloatArray], spec: EncoderModelSpec
 ) -> dict[ItemId, str]:
     """Return the texts whose results are not finite."""
+    whole = np.concatenate(results)
     failed = {}
-    for row, (prepared, index), result in zip(plan.rows, members, results, strict=True):
-        if not np.isfinite(result).all():
-            failed[row] = "the model's result is not finite"
-        is_embedding = spec.task == "embedding"
-        prepared.results[index] = _finish_embedding(result, prepared.request.payload) if is_embedding else result
+    if not np.isfinite(whole).all():
+        finite = (np.isfinite(result).all() for result in results)
+        failed = {row: "the model's result is not finite" for row, ok in zip(plan.rows, finite, strict=True) if not ok}
+    if spec.task == "embedding":
+        results = _finish_embeddings(whole.reshape(len(results), -1), [each.request.payload for each, _ in members])
+    if spec.task == "sparse_embedding":
+        rows = (prepared.rows[index].ids for prepared, index in members)
+        results = [
+            _non_zero(each) if each.ndim == 1 else _weights(each[:, 0], ids, spec.unweighted_ids)
+            for each, ids in zip(results, rows, strict=True)
+        ]
+    for (prepared, index), result in zip(members, results, strict=True):
+        prepared.results[index] = result
     return failed
 
 
-def _finish_embedding(vector_D: FloatArray, payload: TextPayload) -> FloatArray:
-    vector_D = vector_D[: payload.dimensions]
-    if not payload.normalize:
-        return vector_D
-    return vector_D / max(float(np.sqrt(np.dot(vector_D, vector_D))), _MIN_NORM)
+def _non_zero(numbers_V: FloatArray) -> FloatArray:
+    """Return the numbers that are not 0 as rows [token id, number]; float32 has all integers up to 16 million."""
+    ids = np.flatnonzero(numbers_V)
+    return np.stack([ids.astype(np.float32), numbers_V[ids]], axis=1)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+def _weights(numbers_T: FloatArray, ids_T: NDArray[Any], unweighted: Sequence[int]) -> FloatArray:
+    """Return rows likewise: of each token the largest of its numbers that is above 0."""
+    counts = (numbers_T > 0) & ~np.isin(ids_T, unweighted)
+    ids, places = np.unique(ids_T[counts], return_inverse=True)
+    largest = np.zeros(len(ids), np.float32)
+    np.maximum.at(largest, places, numbers_T[counts])
+    return np.stack([ids.astype(np.float32), largest], axis=1)
+
+
+def _finish_embeddings(vectors_RD: FloatArray, payloads: Sequence[TextPayload]) -> list[FloatArray]:
+    """Return the rows, cut and normalized as each request asks."""
+    wishes = [(payload.dimensions, payload.normalize) for payload in payloads]
+    finished = {wish: _finish(vectors_RD, *wish) for wish in set(wishes)}
+    return [finished[wish][row] for row, wish in enumerate(wishes)]
+
+
+def _finish(vectors_RD: FloatArray, dimensions: int | None, normalize: bool) -> FloatArray:
+    vectors_RD = vectors_RD[:, :dimensions]
+    if not normalize:
+        return vectors_RD
+    norms_R = np.sqrt(np.einsum("rd,rd->r", vectors_RD, vectors_RD))
+    normalized_RD: FloatArray = vectors_RD / np.maximum(norms_R, _MIN_NORM)[:, None]
+    return normalized_RD

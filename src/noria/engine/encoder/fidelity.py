@@ -8,33 +8,17 @@ import logging
 import pathlib
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 
+from noria.engine.resources.fidelity import Fidelity, read_fidelity, write_fidelity
 from noria.errors import ModelError
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.token_rows import FloatArray, Session, TokenRow, compute
 from noria.protocol.text import Activation, EncoderModelSpec
-from noria.storage.private_files import make_own_folder
 
 _log = logging.getLogger(__name__)
 
 _CORPUS = pathlib.Path(__file__).with_name("corpus.txt")
-
-
-class Fidelity(msgspec.Struct, frozen=True):
-    """How near the results are to float32's, 1 being equal: for each text, or token if tokens are classified.
-
-    For embeddings it is the cosine. For labels it is 1 - the largest difference of a score: a logit has no direction.
-    """
-
-    min: float
-    mean: float
-    num_texts: int
-
-    def __str__(self) -> str:
-        """As messages and `noria doctor` show it."""
-        return f"min {self.min:.5f}, mean {self.mean:.5f} on {self.num_texts} texts"
 
 
 def check_fidelity(
@@ -53,7 +37,7 @@ def check_fidelity(
     fidelity = read_fidelity(file)
     if fidelity is None:
         fidelity = measure_fidelity(spec, load_float32(), session, corpus_rows(spec))
-        _write(file, fidelity)
+        write_fidelity(file, fidelity)
         _log.info("%s compared with float32: fidelity %s", spec.name, fidelity)
     if not fidelity.min >= floor:  # NaN is rejected, too
         raise ModelError(
@@ -61,22 +45,6 @@ def check_fidelity(
             f"engine.encoder_min_fidelity is {floor:g}. Use engine.encoder_precision float32, or allow less."
         )
     return fidelity
-
-
-def read_fidelity(file: pathlib.Path) -> Fidelity | None:
-    """Return an earlier measurement, if there is one."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Fidelity)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _write(file: pathlib.Path, fidelity: Fidelity) -> None:
-    try:
-        make_own_folder(file.parent)
-        file.write_bytes(msgspec.json.encode(fidelity))
-    except OSError as error:
-        _log.warning("the measured fidelity cannot be kept: %s", error)
 
 
 def corpus_rows(spec: EncoderModelSpec) -> list[TokenRow]:
@@ -90,15 +58,21 @@ def corpus_rows(spec: EncoderModelSpec) -> list[TokenRow]:
 def measure_fidelity(
     spec: EncoderModelSpec, reference: Session, session: Session, rows: Sequence[TokenRow]
 ) -> Fidelity:
-    """Compute `rows` with both sessions, and compare."""
+    """Compute `rows` with both sessions, and compare the results of each text, or token if tokens are classified.
+
+    For embeddings it is the cosine. For labels it is 1 - the largest difference of a score: a logit has no direction.
+    """
     results = zip(compute(reference, rows), compute(session, rows), strict=True)
     values = [_likeness(spec, right, got) for right, got in results]
     return Fidelity(float(np.min(values)), float(np.mean(values)), len(values))
 
 
 def _likeness(spec: EncoderModelSpec, right: FloatArray, got: FloatArray) -> float:
-    if spec.task == "embedding":
-        return float(right @ got / (np.linalg.norm(right) * np.linalg.norm(got)))
+    if spec.task in ("embedding", "sparse_embedding"):
+        return float(right.ravel() @ got.ravel() / (np.linalg.norm(right) * np.linalg.norm(got)))
+    if spec.task == "token_embedding":
+        norms = np.linalg.norm(right, axis=1) * np.linalg.norm(got, axis=1)
+        return float(((right * got).sum(1) / norms).min())
     return 1.0 - float(np.abs(_scores(right, spec.activation) - _scores(got, spec.activation)).max())
 
 

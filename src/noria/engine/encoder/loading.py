@@ -1,5 +1,6 @@
 """Loads text encoders into sessions on a device, and measures what batches cost. Importing this module is cheap."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +11,16 @@ import numpy as np
 from noria.config import EngineConfig
 from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import PreparedTextRequest
-from noria.engine.encoder.sessions import find_device, load_sessions, precision_of
+from noria.engine.encoder.sessions import find_device, load_sessions, precision_of, uses_torch
 from noria.engine.resources.memory import check_memory, free_memory_bytes
 from noria.engine.resources.priority import MAX_NICENESS, run_apart
-from noria.engine.runtime import BatchRuntime, LoadedModel
+from noria.engine.runtime import BatchRuntime, LoadedModel, log_imported
 from noria.errors import ModelError, SetupError
 from noria.folders import cache_folder
 from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.encoder.onnx_export import find_or_export
 from noria.models.encoder.token_rows import Session, TokenRow
+from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ModelPrecision
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.text import EncoderModelSpec
@@ -26,6 +28,8 @@ from noria.scheduling.batch.scheduler import BatchScheduler
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.types import BatchKey
+
+_log = logging.getLogger("noria.engine")
 
 _CPU_TEXTS, _CPU_TOKENS = 8, 512  # above 2,000 tokens a token costs a third more there
 _GPU_TEXTS, _GPU_TOKENS = 64, 16_384
@@ -51,17 +55,28 @@ def load_runtime(
         ModelError: a model cannot be loaded, or cannot encode texts on this device.
 
     """
-    device = find_device(device)
-    loaded = {spec: load_sessions(spec, config, device) for spec in models}
+    started_s = time.monotonic()
+    device = find_device(device)  # with a GPU, this imports torch
+    log_imported(models, device, time.monotonic() - started_s)
+    loaded = {spec: _load_and_say(spec, config, device) for spec in models}
 
     def load_more(spec: EncoderModelSpec, num_sessions: int) -> Sequence[Session]:
         check_memory(spec.name, _needed_bytes(spec, device), device, free_bytes)
-        if device == "cpu":  # the sessions are opened below, since their threads would keep the niceness
+        if not uses_torch(config, device):  # the sessions are opened below, since their threads would keep the niceness
             cache, niceness = cache_folder(config.cache_dir, os.environ), config.mount_niceness
             run_apart(lambda: find_or_export(spec, cache, yields_cores=niceness == MAX_NICENESS), niceness)
         return load_sessions(spec, msgspec.structs.replace(config, encoder_sessions=num_sessions), device)
 
     return make_runtime(loaded, config, device, load_more)
+
+
+def _load_and_say(spec: EncoderModelSpec, config: EngineConfig, device: str) -> Sequence[Session]:
+    started_s = time.monotonic()
+    sessions = load_sessions(spec, config, device)
+    seconds = time.monotonic() - started_s
+    extra = fields(event="part_loaded", folder=str(spec.folder), device=device, seconds=round(seconds, 3))
+    _log.info("loaded %s in %.1f s", spec.name, seconds, extra=extra)
+    return sessions
 
 
 def _needed_bytes(spec: EncoderModelSpec, device: str) -> int:
@@ -136,7 +151,7 @@ class _ModelChanges:
     ) -> None:
         self._executor, self._scheduler, self._device, self._load_more = executor, scheduler, device, load_more
         self._precision_of = precision_of
-        self._specs: dict[ModelKey, EncoderModelSpec] = {}  # of the models that serve
+        self._specs: dict[ModelKey, EncoderModelSpec] = {}  # specs of the models that serve
         self.precisions: dict[ModelKey, ModelPrecision] = {}
 
     def add(self, spec: EncoderModelSpec) -> None:

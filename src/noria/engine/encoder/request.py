@@ -1,5 +1,6 @@
 """A request of texts, as rows of token ids that batches are made of, with room for their results."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +10,12 @@ from numpy.typing import NDArray
 
 from noria.errors import InvalidField
 from noria.models.encoder.token_rows import FloatArray, TokenRow
-from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import TextRequest
 from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextSettingsView, TextTimings
-from noria.scheduling.types import BatchKey, Phase, RequestTimings
+from noria.scheduling.types import BatchKey, Phase, RequestTimings, SchedulableRequest
 
 _STAGES: Mapping[Phase, str] = {"steps": "infer"}
+_FEW = 100  # numbers of which Python finds the largest sooner than numpy
 
 
 @dataclass(slots=True)
@@ -27,48 +28,17 @@ class PreparedTextRequest:
     request: TextRequest
     batch_key: BatchKey
     rows: list[TokenRow]
-    results: list[FloatArray | None] = field(init=False)  # of each text
+    results: list[FloatArray | None] = field(init=False)  # the result of each text
 
     num_calls = 1
-    num_rows = 1
     stages = _STAGES
 
     def __post_init__(self) -> None:
         self.results = [None] * len(self.rows)
 
     @property
-    def num_images(self) -> int:
-        """The number of its texts."""
-        return len(self.rows)
-
-    @property
-    def call_size(self) -> None:
-        """None: texts have no size."""
-        return
-
-    @property
-    def second_stage_from(self) -> None:
-        """None: all calls are of one model."""
-        return
-
-    @property
-    def has_start_image(self) -> bool:
-        """False: texts have none."""
-        return False
-
-    @property
-    def num_tokens(self) -> tuple[int, ...]:
-        """Tokens of each text."""
-        return self.request.payload.lengths
-
-    @property
-    def shape_label(self) -> str:
-        """The task of its model."""
-        return self.request.payload.task
-
-    @property
     def settings_view(self) -> TextSettingsView:
-        """What live views show."""
+        """The settings that live views show."""
         return self.request.payload.settings_view
 
     @property
@@ -77,17 +47,36 @@ class PreparedTextRequest:
         payload = self.request.payload
         return {"noria.num_texts": payload.num_texts, "noria.num_tokens": payload.num_tokens}
 
+    def schedulable(self, expires_at: float | None, deadline: float | None) -> SchedulableRequest:
+        """The part of it that the scheduler of texts uses."""
+        request = self.request
+        return SchedulableRequest(
+            request.attempt_id,
+            self.batch_key,
+            len(self.rows),
+            self.num_calls,
+            expires_at,
+            deadline,
+            priority=request.priority,
+            exclusive=request.exclusive,
+            num_tokens=request.payload.lengths,
+            client=request.share_client,
+            weight=request.share_weight,
+        )
+
     def timings(self, measured: RequestTimings) -> TextTimings:
         """Its stages."""
         return TextTimings(measured.queue_s, measured.slot_s)
 
-    def final_result(self) -> tuple[TextResult, bytes | memoryview]:
+    def final_result(self) -> tuple[TextResult, bytes]:
         """All results, one below the other. Every text must have its own."""
         results = [result for result in self.results if result is not None]
         assert len(results) == len(self.results), "a text has no result"
         whole = results[0] if len(results) == 1 else np.concatenate([each.reshape(-1) for each in results])
         num_columns = results[0].shape[-1]
-        return TextResult(whole.size // num_columns, num_columns), np.ascontiguousarray(whole, "<f4").data.cast("B")
+        counts = tuple(map(len, results)) if self.request.payload.task == "sparse_embedding" else ()
+        result = TextResult(whole.size // num_columns, num_columns, counts)
+        return result, whole.astype("<f4", copy=False).tobytes()
 
 
 def prepare(request: TextRequest, spec: EncoderModelSpec) -> PreparedTextRequest:
@@ -101,23 +90,26 @@ def prepare(request: TextRequest, spec: EncoderModelSpec) -> PreparedTextRequest
     ids: NDArray[Any] = np.frombuffer(payload.token_ids, "<u2" if payload.id_bytes == 2 else "<u4")
     types = np.frombuffer(payload.type_ids, np.uint8) if payload.type_ids else None
     _check(payload, spec, len(ids), 0 if types is None else len(types))
-    if len(ids) and int(ids.max()) >= spec.vocab_size:
+    if (largest := max(ids.tolist(), default=0) if len(ids) < _FEW else int(ids.max())) >= spec.vocab_size:
         raise InvalidField(
-            f"a token id is {int(ids.max())}; the {spec.vocab_size} tokens of {spec.name} have ids from 0 on",
+            f"a token id is {largest}; the {spec.vocab_size} tokens of {spec.name} have ids from 0 on",
             field="input",
         )
     rows, start = [], 0
-    for length in payload.lengths:
+    for length, num_seen in zip(payload.lengths, payload.num_seen or (0,) * len(payload.lengths), strict=True):
         end = start + length
-        rows.append(TokenRow(ids[start:end], None if types is None else types[start:end]))
+        rows.append(TokenRow(ids[start:end], None if types is None else types[start:end], num_seen))
         start = end
-    return PreparedTextRequest(request, BatchKey(0, 0, ModelKey(spec.name, spec.fingerprint)), rows)
+    return PreparedTextRequest(request, BatchKey(0, 0, spec.key), rows)
 
 
 def _check(payload: TextPayload, spec: EncoderModelSpec, num_ids: int, num_types: int) -> None:
     lengths = payload.lengths
     if not lengths or min(lengths) < 1 or sum(lengths) != num_ids or num_types not in (0, num_ids):
         raise InvalidField("the token ids do not match the lengths of the texts", field="input")
+    seen = payload.num_seen
+    if seen and (len(seen) != len(lengths) or not all(map(operator.le, seen, lengths)) or min(seen) < 0):
+        raise InvalidField("the tokens to which others attend do not match the lengths of the texts", field="input")
     if max(lengths) > spec.max_length:
         raise InvalidField(
             f"a text has {max(lengths)} tokens; {spec.name} takes at most {spec.max_length}", field="input"

@@ -1,18 +1,21 @@
 """Loads the sessions of a text encoder on a device, in the form that the settings choose, and checks what it costs.
 
-On a CPU, ONNX Runtime computes in float32 and int8, OpenVINO in bfloat16 (`graph_sessions.py`); on a GPU, torch does
-(`torch_session.py`). Every form but float32 is compared with float32, and rejected if it differs too much.
+On a CPU, ONNX Runtime computes in float32 and int8, OpenVINO in bfloat16 (`graph_sessions.py`); on a GPU, or if
+`engine.encoder_backend` says so, torch does (`torch_session.py`). Every form but float32 is compared with float32, and
+rejected if it differs too much.
 """
 
 import importlib.metadata
+import logging
 import os
 import pathlib
 
 import msgspec
 
 from noria.config import EngineConfig
-from noria.engine.encoder.fidelity import check_fidelity, read_fidelity
+from noria.engine.encoder.fidelity import check_fidelity
 from noria.engine.encoder.graph_sessions import load_int8, load_onnx, load_openvino
+from noria.engine.resources.fidelity import read_fidelity
 from noria.errors import ConfigError
 from noria.extras import require
 from noria.folders import cache_folder
@@ -20,8 +23,11 @@ from noria.models.encoder.onnx_export import find_or_export, model_cache
 from noria.models.encoder.token_rows import Session
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.cpuinfo import cpu_model
+from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ModelPrecision
 from noria.protocol.text import EncoderModelSpec
+
+_log = logging.getLogger(__name__)
 
 _SMALL_PARAMETERS = 60_000_000
 """Up to this, a core computes a text in some milliseconds (MiniLM has 23 M), and threads of one text would wait for
@@ -43,6 +49,14 @@ def load_sessions(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
         ModelError: the model cannot be exported or loaded, or its precision costs too much fidelity.
 
     """
+    if spec.unread_keys:
+        _log.warning(
+            "the configuration of %s has keys that are not read here: %s. If they change what the model computes, its "
+            "results differ",
+            spec.name,
+            ", ".join(spec.unread_keys),
+            extra=fields(event="unread_keys", model=spec.name),
+        )
     device = find_device(device)
     precision, cache = resolve_precision(config, device), cache_folder(config.cache_dir, os.environ)
     sessions = _load(spec, config, device, precision, cache)
@@ -70,12 +84,13 @@ def precision_of(spec: EncoderModelSpec, config: EngineConfig, device: str) -> M
 def fidelity_file(spec: EncoderModelSpec, config: EngineConfig, device: str) -> pathlib.Path:
     """Where the fidelity of a model is kept: by the digest of its weights, and all that it depends on besides them."""
     precision = resolve_precision(config, device)
+    package = "torch" if uses_torch(config, device) else _CPU_FORMS[precision][1]
     if device == "cpu":
-        package, hardware = _CPU_FORMS[precision][1], cpu_model()
+        hardware = cpu_model()
     else:
         import torch
 
-        package, hardware = "torch", torch.cuda.get_device_name(device)
+        hardware = torch.cuda.get_device_name(device)
     parts = (precision, package, importlib.metadata.version(package), *hardware.split())
     name = "".join(letter if letter.isalnum() or letter == "." else "-" for letter in "-".join(parts))
     return model_cache(spec, cache_folder(config.cache_dir, os.environ)) / f"fidelity-{name}.json"
@@ -113,6 +128,11 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def uses_torch(config: EngineConfig, device: str) -> bool:
+    """Whether torch computes on `device`, "cpu" or "cuda:N"."""
+    return device != "cpu" or config.encoder_backend == "torch"
+
+
 def resolve_precision(config: EngineConfig, device: str) -> str:
     """Return the precision that `config` means on `device`: by default float32 on a CPU and bfloat16 on a GPU."""
     if config.encoder_precision == "auto":
@@ -138,11 +158,16 @@ def resolve_sessions(config: EngineConfig, num_parameters: int, cores: int) -> t
 def _load(
     spec: EncoderModelSpec, config: EngineConfig, device: str, precision: str, cache: pathlib.Path
 ) -> list[Session]:
-    if device == "cpu":
-        graph = find_or_export(spec, cache)
-        return [*_CPU_FORMS[precision][0](graph, *resolve_sessions(config, spec.num_parameters, num_cores(config)))]
+    num_sessions, threads = resolve_sessions(config, spec.num_parameters, num_cores(config))
+    if not uses_torch(config, device):
+        return [*_CPU_FORMS[precision][0](find_or_export(spec, cache), num_sessions, threads)]
     if precision == "int8":
-        raise ConfigError("engine.encoder_precision is 'int8', which is for CPUs. Use bfloat16.")
+        raise ConfigError("engine.encoder_precision is 'int8', which torch does not compute. Use bfloat16.")
+    torch = require("torch", "encoders-export", f"a text encoder on {device!r} by torch")
     from noria.engine.encoder.torch_session import TorchSession
 
-    return [TorchSession(spec, msgspec.structs.replace(config, dtype=precision), device)]
+    session = TorchSession(spec, msgspec.structs.replace(config, dtype=precision), device)
+    if device != "cpu":
+        return [session]
+    torch.set_num_threads(threads)  # the number for each thread that calls it
+    return [session] * num_sessions

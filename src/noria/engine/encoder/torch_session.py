@@ -1,4 +1,4 @@
-"""Text encoders in torch: on a GPU by CUDA graphs, on a CPU for tests.
+"""Text encoders in torch: on a GPU by CUDA graphs.
 
 Launching the kernels of a small encoder takes longer than they run. On a GPU each shape is captured as a CUDA graph
 when it first occurs, and replayed from then on. So that there are few, rows and lengths are padded up to a bucket.
@@ -19,7 +19,7 @@ _MIN_LENGTH = 16  # tokens
 
 
 class TorchSession:
-    """A `Session` of a checkpoint. There is one for a device."""
+    """A `Session` of a checkpoint. There is one for a GPU; on a CPU, threads may share it."""
 
     is_faster_alone = False
 
@@ -35,9 +35,11 @@ class TorchSession:
     def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
         """Compute texts; see `Session.run`."""
         tensors = [torch.from_numpy(array) for array in pad(rows, self._inputs).values()]
-        with no_capture(), torch.inference_mode():
-            result = self._forward(*tensors) if self._graphs is None else self._replay(tensors, self._graphs)
-            return unpad(result[: len(rows)].cpu().numpy(), rows)
+        with torch.inference_mode():
+            if self._graphs is None:
+                return unpad(self._forward(*tensors).numpy(), rows)
+            with no_capture():
+                return unpad(self._replay(tensors, self._graphs)[: len(rows)].cpu().numpy(), rows)
 
     def _replay(self, tensors: list[torch.Tensor], graphs: "dict[torch.Size, _Graph]") -> torch.Tensor:
         """Compute by the graph of the next larger bucket."""

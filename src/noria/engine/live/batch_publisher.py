@@ -30,10 +30,12 @@ class BatchLiveView(LiveViewPublisher[SubscriberT]):
     def on_batch(self, executed: ExecutedBatch[Any], now: float, at: float) -> None:
         """Record an executed batch, after its events."""
         batch, plan = executed.batch, executed.batch.plan
-        num_rows = len(plan.rows) if batch.result.oom_phase is None else 0
+        num_rows = len(plan.rows) if batch.result.fits else 0
         self._last_iteration, self._version = self._last_iteration + 1, self._version + 1
         # The sessions together have as many seconds as the clock, and as many slots as the scheduler.
-        self._stats.add_iteration(batch.seconds / self._num_sessions, num_rows * self._num_sessions, num_rows, now)
+        self._stats.add_iteration(
+            batch.seconds / self._num_sessions, num_rows * self._num_sessions, num_rows, executed.tokens_by_client, now
+        )
         self._stats.add_image(now, num_rows - len(batch.result.failed))
         view = IterationView(
             number=self._last_iteration,
@@ -57,8 +59,9 @@ class BatchLiveView(LiveViewPublisher[SubscriberT]):
         for number, (row, prepared) in enumerate(zip(plan.rows, executed.requests, strict=True)):
             if prepared is not None:
                 outcome = GenerationFailed.code if row in result.failed else "ok"
-                slot, request_id = plan.session * self._max_rows + number, prepared.request.request_id
-                yield DepartureView(self._last_iteration, slot, request_id, row.index, outcome)
+                slot, request = plan.session * self._max_rows + number, prepared.request
+                iteration = self._last_iteration
+                yield DepartureView(iteration, slot, request.request_id, row.index, outcome, request.client)
 
     def _slot_views(self, running: Sequence[RunningBatchSnapshot], now: float, at: float) -> tuple[SlotView, ...]:
         return tuple(view for batch in running for view in self._row_views(batch, now, at))
@@ -83,4 +86,6 @@ class BatchLiveView(LiveViewPublisher[SubscriberT]):
                 joined_at=at + batch.started_at - now,
                 deadline_at=None,
                 finish_at=at + batch.finish_in_s,
+                client=request.client,
+                share_client=request.share_client,
             )

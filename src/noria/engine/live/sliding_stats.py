@@ -4,15 +4,19 @@ Events are counted in buckets of one second, so that memory does not grow with t
 argument, in seconds of any one clock.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from noria.engine.loop import Client
 from noria.protocol.live_views import RatesView
 
 WINDOW_S = 60
 _MAX_REQUESTS_PER_BUCKET = 1000  # whose latencies are kept; more would not change the percentiles
+_MAX_CLIENTS_PER_BUCKET = 100  # whose time is counted apart from that of the others
+_OTHERS = ""
 
 
 @dataclass(slots=True)
@@ -25,6 +29,15 @@ class _Bucket:
     num_images: int = 0
     num_requests: int = 0
     latencies_s: list[float] = field(default_factory=list)
+    busy_by_client: dict[str, float] = field(default_factory=dict)  # s, by whose share of the device it is
+
+    def divide(self, seconds: float, parts: Mapping[Client, int]) -> None:
+        """Divide seconds among clients."""
+        busy_by_client, per_part = self.busy_by_client, seconds / sum(parts.values())
+        for (_, name), part in parts.items():
+            is_named = name in busy_by_client or len(busy_by_client) < _MAX_CLIENTS_PER_BUCKET
+            client = name if is_named else _OTHERS
+            busy_by_client[client] = busy_by_client.get(client, 0.0) + per_part * part
 
 
 class SlidingStats:
@@ -34,9 +47,16 @@ class SlidingStats:
         self._num_slots, self._started = num_slots, now
         self._buckets: deque[_Bucket] = deque(maxlen=WINDOW_S)
 
-    def add_iteration(self, duration_s: float, num_running: int, num_stepped: int, now: float) -> None:
-        """Count an iteration that ended now, with `num_running` images in slots, `num_stepped` of which made a step."""
+    def add_iteration(
+        self, duration_s: float, num_running: int, num_stepped: int, parts: Mapping[Client, int], now: float
+    ) -> None:
+        """Count an iteration that ended now, with `num_running` images in slots, `num_stepped` of which made a step.
+
+        Its duration is divided among clients in proportion to their `parts`.
+        """
         bucket = self._bucket(now)
+        if parts:
+            bucket.divide(duration_s, parts)
         bucket.busy_s += duration_s
         bucket.slot_s += duration_s * num_running
         bucket.num_iterations += num_stepped > 0
@@ -79,6 +99,15 @@ class SlidingStats:
             occupancy=min(sum(bucket.slot_s for bucket in recent) / (window_s * self._num_slots), 1.0),
             busy=min(sum(bucket.busy_s for bucket in recent) / window_s, 1.0),
         )
+
+    def shares(self, now: float) -> dict[str, float]:
+        """The parts of the clients in the time of the last minute's iterations, which sum up to 1."""
+        first, busy_s = int(now) - WINDOW_S + 1, Counter[str]()
+        for bucket in self._buckets:
+            if bucket.start_s >= first:
+                busy_s.update(bucket.busy_by_client)
+        total_s = busy_s.total()
+        return {client: seconds / total_s for client, seconds in busy_s.items()} if total_s else {}
 
     def _bucket(self, now: float) -> _Bucket:
         if not self._buckets or self._buckets[-1].start_s != int(now):

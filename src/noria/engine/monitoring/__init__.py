@@ -1,1 +1,1 @@
-"""What others see of an engine: metrics, spans, how long its threads are busy, what was in flight when it ended."""
+"""An engine as others see it: metrics, spans, how long its threads are busy, what was in flight when it ended."""

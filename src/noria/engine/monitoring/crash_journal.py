@@ -24,7 +24,7 @@ _RUN_AHEAD = 3
 
 
 class CrashJournal:
-    """One engine's journal. `previous_in_flight` holds the attempts that the previous process left in the file."""
+    """The journal of one engine. `previous_in_flight` holds the attempts that the previous process left in the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the file at `path`, or create it. Its content stays until the first request arrives."""

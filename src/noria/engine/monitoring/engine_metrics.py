@@ -1,18 +1,21 @@
 """Records an engine's metrics: iterations, joins and departures, occupancy. Called by the loop's thread only."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noria.engine.batch_loop import ExecutedBatch
-from noria.engine.loop import EngineEvent, Iteration, RequestEnded, RequestHandedOver, ResultReady
+from noria.engine.loop import Client, EngineEvent, Iteration, RequestEnded, RequestHandedOver, ResultReady
 from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON, MOVED
 from noria.observe.metrics import declarations
+from noria.observe.metrics.exposition import series
+from noria.observe.metrics.section import add_all
 from noria.protocol.messages import ModelPrecision
 from noria.scheduling.interface import Scheduler
+from noria.scheduling.types import BatchKey
 
-_SAMPLE_INTERVAL_S = 0.5  # of the gauges whose values take longer to compute than a counter
+_SAMPLE_INTERVAL_S = 0.5  # the time between values of gauges that take longer to compute than a counter
 
 
 class EngineMetrics:
@@ -26,50 +29,55 @@ class EngineMetrics:
         declarations.SLOTS.labels(self._name).set(num_slots)
 
     def on_precisions(self, precisions: Sequence[ModelPrecision]) -> None:
-        """Set how near its text encoders are to float32."""
+        """Set how near its text encoders are to float32, and its quantized models to those before."""
         for each in precisions:
             if each.fidelity is not None:
-                declarations.ENCODER_FIDELITY.labels(self._name, each.model, each.dtype).set(each.fidelity)
+                declarations.FIDELITY.labels(self._name, each.model, each.dtype).set(each.fidelity)
 
     def on_iteration(self, iteration: Iteration) -> None:
         """Count an executed iteration."""
         declarations.ITERATIONS.labels(self._name).inc()
         declarations.ENGINE_BUSY_SECONDS.labels(self._name).inc(iteration.duration_s)
         declarations.JOINS.labels(self._name).inc(iteration.num_joined)
+        declarations.EVICTIONS.labels(self._name).inc(iteration.num_evicted)
         if iteration.outcome.oom_phase is not None:
             declarations.OUT_OF_MEMORY.labels(self._name, iteration.outcome.oom_phase).inc()
         if iteration.stepped is not None:
-            declarations.DENOISE_STEPS.labels(self._name, iteration.stepped.request.model).inc(
-                len(iteration.plan.steps)
-            )
+            declarations.DENOISE_STEPS.labels(self._name, iteration.stepped.model.name).inc(len(iteration.plan.steps))
             declarations.BATCH_SIZE.labels(self._name).observe(len(iteration.plan.steps))
-            declarations.ITERATION_SECONDS.labels(self._bounded(iteration.stepped.shape_label)).observe(
+            declarations.ITERATION_SECONDS.labels(self._bounded(_shape_label(iteration.stepped))).observe(
                 iteration.duration_s
             )
+            _count_by_key(iteration.images_by_client, iteration.duration_s)
 
     def on_batch(self, executed: ExecutedBatch[Any], num_sessions: int) -> None:
         """Count an executed batch."""
         batch, name = executed.batch, self._name
         num_rows, num_tokens = len(batch.plan.rows), sum(batch.plan.num_tokens)
         model = batch.plan.batch_key.model.name
-        declarations.ITERATIONS.labels(name).inc()
-        declarations.ENGINE_BUSY_SECONDS.labels(name).inc(batch.seconds / num_sessions)
-        declarations.JOINS.labels(name).inc(num_rows)
-        if batch.result.oom_phase is not None:
-            declarations.OUT_OF_MEMORY.labels(name, batch.result.oom_phase).inc()
+        amounts = [
+            (series(declarations.ITERATIONS, name), 1.0),
+            (series(declarations.ENGINE_BUSY_SECONDS, name), batch.seconds / num_sessions),
+            (series(declarations.JOINS, name), num_rows),
+        ]
+        if not batch.result.fits:
+            add_all(*amounts, (series(declarations.OUT_OF_MEMORY, name, "steps"), 1))  # the phase of the model call
             return
-        declarations.DEPARTURES.labels(name, "ok").inc(num_rows - len(batch.result.failed))
-        declarations.BATCH_SIZE.labels(name).observe(num_rows)
-        declarations.TOKENS.labels(name, model).inc(num_tokens)
-        declarations.PADDING_TOKENS.labels(name, model).inc(batch.plan.padded_tokens - num_tokens)
         unit = 1 if num_rows <= declarations.MAX_EXACT_TEXTS else declarations.MAX_EXACT_TEXTS
-        texts = str(-(-num_rows // unit) * unit)
-        declarations.TEXT_BATCHES.labels(model, texts).inc()
-        declarations.TEXT_BATCH_SECONDS.labels(model, texts).inc(batch.seconds)
-        label = f"{batch.plan.length} tokens"
-        declarations.ITERATION_SECONDS.labels(self._bounded(label)).observe(batch.seconds)
+        texts, label = str(-(-num_rows // unit) * unit), f"{batch.plan.length} tokens"
+        add_all(
+            *amounts,
+            (series(declarations.DEPARTURES, name, "ok"), num_rows - len(batch.result.failed)),
+            (series(declarations.BATCH_SIZE, name), num_rows),
+            (series(declarations.TOKENS, name, model), num_tokens),
+            (series(declarations.PADDING_TOKENS, name, model), batch.plan.padded_tokens - num_tokens),
+            (series(declarations.TEXT_BATCHES, model, texts), 1),
+            (series(declarations.TEXT_BATCH_SECONDS, model, texts), batch.seconds),
+            (series(declarations.ITERATION_SECONDS, self._bounded(label)), batch.seconds),
+        )
+        _count_by_key(executed.tokens_by_client, batch.seconds / num_sessions)
 
-    def update_occupancy(self, scheduler: Scheduler[Any, Any]) -> None:
+    def update_occupancy(self, scheduler: Scheduler[Any]) -> None:
         """Set the gauges, between two iterations."""
         declarations.SLOTS_USED.labels(self._name).set(scheduler.num_running)
         declarations.QUEUE_DEPTH.labels(self._name).set(scheduler.num_waiting)
@@ -80,15 +88,20 @@ class EngineMetrics:
             declarations.QUEUE_OLDEST_AGE_SECONDS.labels(self._name).set(scheduler.oldest_age_s(now))
             declarations.DEVICE_MEMORY_BYTES.labels(self._name).set(self._executor.memory_bytes())
 
+    def update_evicted(self, num_evicted: int) -> None:
+        """Set how many images are evicted, between two iterations."""
+        declarations.EVICTED.labels(self._name).set(num_evicted)
+
     def on_event(self, event: EngineEvent[Any]) -> None:
         """Count the images that leave the batch."""
         if isinstance(event, ResultReady):
             declarations.DEPARTURES.labels(self._name, "ok").inc()
-        if isinstance(event, RequestEnded) and event.event.num_departures:
-            declarations.DEPARTURES.labels(self._name, ERROR_CODE_BY_REASON[event.event.finish_reason]).inc(
-                event.event.num_departures
-            )
-        if isinstance(event, RequestHandedOver) and event.released.images:
+        elif isinstance(event, RequestEnded):
+            if event.event.num_departures:
+                declarations.DEPARTURES.labels(self._name, ERROR_CODE_BY_REASON[event.event.finish_reason]).inc(
+                    event.event.num_departures
+                )
+        elif isinstance(event, RequestHandedOver) and event.released.images:
             declarations.DEPARTURES.labels(self._name, MOVED).inc(len(event.released.images))
 
     def _bounded(self, label: str) -> str:
@@ -97,3 +110,15 @@ class EngineMetrics:
             return "other"
         self._shapes.add(label)
         return label
+
+
+def _count_by_key(parts: Mapping[Client, int], seconds: float) -> None:
+    """Divide `seconds` among keys in proportion to their parts."""
+    total = sum(parts.values())
+    for (key, _), part in parts.items():
+        series(declarations.KEY_BUSY_SECONDS, key).inc(seconds * part / total)
+
+
+def _shape_label(batch_key: BatchKey) -> str:
+    """WIDTHxHEIGHT of images, and a mark of references."""
+    return f"{batch_key.width_px}x{batch_key.height_px}" + ("+references" if batch_key.reference_px else "")

@@ -19,8 +19,13 @@ def free_memory_bytes(device: str) -> int:
         return available if limited is None else min(available, limited)
     import torch
 
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of torch's allocator
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # bytes in torch's allocator
     return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def bytes_to_load(weights_bytes: int) -> int:
+    """Return the bytes that weights need while they are loaded, with what they need beside them."""
+    return int(_WEIGHTS_FACTOR * weights_bytes) + _FIXED_BYTES
 
 
 def check_memory(name: str, weights_bytes: int, device: str, free_bytes: Callable[[str], int]) -> None:
@@ -30,7 +35,7 @@ def check_memory(name: str, weights_bytes: int, device: str, free_bytes: Callabl
         ModelError: they do not.
 
     """
-    needed, free = int(_WEIGHTS_FACTOR * weights_bytes) + _FIXED_BYTES, free_bytes(device)
+    needed, free = bytes_to_load(weights_bytes), free_bytes(device)
     if needed > free:
         raise ModelError(
             f"{name} needs {needed:,} bytes of the memory of {device}, of which {free:,} are free. Deploy it "

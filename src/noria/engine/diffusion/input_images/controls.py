@@ -1,4 +1,4 @@
-"""What ControlNets a request's images are steered by: the image of each, and its scale in every call."""
+"""The ControlNets that steer a request's images: the image of each, and its scale in every call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noria.errors import ControlNetNotFound, InvalidField, short_repr
+from noria.errors import ControlNetNotFound, InvalidField, short_list, short_repr
 from noria.models.controlnet_folders import NO_CONTROLNETS
 from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel
 from noria.protocol.diffusion import Control
@@ -50,7 +50,7 @@ class PreparedControl:
     """A control of a request."""
 
     name: str
-    scales: NDArray[np.float32]  # of each call; 0: it does not steer that one
+    scales: NDArray[np.float32]  # the scale in each call; 0: it does not steer that one
     image: ControlImage
 
 
@@ -69,7 +69,7 @@ def prepare_controls(
         if control.name not in loaded:
             raise ControlNetNotFound(
                 f"controls: {model_name} has no ControlNet {short_repr(control.name)} loaded; "
-                + (f"allowed are {', '.join(map(short_repr, loaded))}." if loaded else f"{NO_CONTROLNETS}."),
+                + (f"allowed are {short_list(map(short_repr, loaded), 50)}." if loaded else f"{NO_CONTROLNETS}."),
                 field="controls",
             )
         if control.digest not in (None, loaded[control.name]):

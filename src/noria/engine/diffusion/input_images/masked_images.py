@@ -1,4 +1,4 @@
-"""What images with start images begin with, and what their masks change in each call.
+"""The first samples of images with start images, and the changes that their masks make in each call.
 
 What is not repainted the samples after each call keep, but not those of a model for inpainting: it gets the mask and
 what is kept in its input.
@@ -11,13 +11,14 @@ Shapes: B images of a step, M of them with a mask, C latent channels, H × W lat
 mask M is its channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from noria.engine.diffusion.device_transfer import to_host
 from noria.engine.diffusion.preparation import PreparedImageRequest
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.vae import LatentDistribution
@@ -29,9 +30,9 @@ from noria.scheduling.types import ItemId, Step
 
 @dataclass(frozen=True, eq=False)
 class _MaskedImage:
-    """What a running image with a mask keeps, on the device."""
+    """The tensors that a running image with a mask keeps, on the device, or on the host while it is evicted."""
 
-    latents_E: torch.Tensor  # of its start image
+    latents_E: torch.Tensor  # latents of its start image
     noise_E: torch.Tensor
     repainted_E: torch.Tensor  # bool
 
@@ -42,7 +43,8 @@ class MaskedImages:
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
         self._images: dict[ItemId, _MaskedImage] = {}
-        self._inputs: dict[ItemId, torch.Tensor] = {}  # of a model for inpainting: [M + C, H, W] for each image
+        self._on_host: set[ItemId] = set()  # images that were evicted, and have not stepped since
+        self._inputs: dict[ItemId, torch.Tensor] = {}  # inputs of a model for inpainting: [M + C, H, W] for each image
 
     def begin(self, item: ItemId, prepared: PreparedImageRequest, noise: NoiseStream) -> torch.Tensor:
         """Return the first sample of an image that has a start image, [C, H, W] float32.
@@ -84,7 +86,13 @@ class MaskedImages:
         return latents_CHW.float()
 
     def with_masks(self, steps: Sequence[Step], latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the inputs of the model: the latents and, of one for inpainting, M + C channels more."""
+        """Return the inputs of the model: the latents and, of one for inpainting, M + C channels more.
+
+        What the images keep is on the device from then on.
+        """
+        for item in self._on_host.intersection([step.image for step in steps]) if self._on_host else ():
+            self._move(item, lambda tensor: tensor.to(self._model.device, non_blocking=True))
+            self._on_host.remove(item)
         if self._model.inpainting is None:
             return latents_BCHW
         return torch.cat([latents_BCHW, torch.stack([self._inputs[step.image] for step in steps])], dim=1)
@@ -102,10 +110,22 @@ class MaskedImages:
         repainted_ME = torch.stack([image.repainted_E for image in images])
         return KeptLatents(torch.tensor(indices).to(device, non_blocking=True), repainted_ME, latents_ME)
 
+    def to_host(self, item: ItemId) -> None:
+        """Move what an image keeps to the host's memory, until it steps again."""
+        self._on_host.add(item)
+        self._move(item, lambda tensor: to_host(tensor)[0])
+
+    def _move(self, item: ItemId, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if (kept := self._images.get(item)) is not None:
+            self._images[item] = _MaskedImage(move(kept.latents_E), move(kept.noise_E), move(kept.repainted_E))
+        if (inputs := self._inputs.get(item)) is not None:
+            self._inputs[item] = move(inputs)
+
     def end(self, item: ItemId) -> None:
         """Release what an image keeps, if it keeps anything."""
         self._images.pop(item, None)
         self._inputs.pop(item, None)
+        self._on_host.discard(item)
 
 
 def _weights_after(table: SamplerTable, call: int) -> NDArray[np.float32]:

@@ -28,7 +28,7 @@ class ReferenceImages:
 
     @property
     def tokens(self) -> ReferenceTokens:
-        """What the model is shown of them, once they are encoded."""
+        """The tokens that the model is shown, once the images are encoded."""
         assert self._tokens is not None
         return self._tokens
 

@@ -1,4 +1,4 @@
-"""What a request begins with: the pixels and the mask that it brings, until they are latents.
+"""The start of a request: the pixels and the mask that it brings, until they are latents.
 
 The frame of data is [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, of which 128 and more is
 repainted; then [height, width, 3] for each control, and for each reference, of its own size.

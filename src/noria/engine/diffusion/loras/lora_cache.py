@@ -16,7 +16,7 @@ import torch
 
 from noria.engine.resources.out_of_memory import is_out_of_memory
 from noria.errors import InvalidField, QueueFull
-from noria.models.diffusion.lora_file import LoraWeights
+from noria.models.diffusion.loras.lora_layer import LoraWeights
 from noria.protocol.diffusion import Lora
 
 _RETRY_AFTER_S = 5.0  # an image of the usual 20 to 50 steps takes a few seconds
@@ -55,13 +55,17 @@ class Adapters:
         """Bytes of the matrices that are stacked for them: ranks joined by layer, and padded to `padded_rank`."""
         ranks: dict[tuple[str, str], int] = {}
         bytes_of_rank: dict[tuple[str, str], int] = {}
+        num_bytes = 0
         for adapter in self.each:
             for part, layers in adapter.weights.layers.items():
                 for name, layer in layers.items():
-                    rank = len(layer.down)
-                    ranks[part, name] = ranks.get((part, name), 0) + rank
-                    bytes_of_rank[part, name] = (layer.down.nbytes + layer.up.nbytes) // rank
-        return sum(padded_rank(rank) * bytes_of_rank[name] for name, rank in ranks.items())
+                    num_bytes += layer.nbytes
+                    if layer.down is not None and layer.up is not None:
+                        of_matrices = layer.down.nbytes + layer.up.nbytes
+                        num_bytes -= of_matrices
+                        ranks[part, name] = ranks.get((part, name), 0) + len(layer.down)
+                        bytes_of_rank[part, name] = of_matrices // len(layer.down)
+        return num_bytes + sum(padded_rank(rank) * bytes_of_rank[name] for name, rank in ranks.items())
 
 
 NO_ADAPTERS = Adapters()

@@ -1,41 +1,28 @@
-"""Applies a different set of LoRA adapters to each row of a call, in one batch.
+"""Applies a different set of adapters to each row of a call, in one batch.
 
-What an adapter adds to a layer is (input · down) · up. For a batch, the matrices of its L distinct sets of adapters are
-stacked, of several adapters in a set the ranks are joined, and two batched products take each row's by its index. Hooks
-add the result behind the layers; the model itself stays as it is. Rows without an adapter are not touched at all, so
-they are equal in every bit to those of the bare model; and without adapters in the batch no hook does anything.
+An adapter adds to a layer's output up · down · x, the product of x with a Kronecker product, or vectors; DoRA along the
+inputs changes x itself. For a batch, the tensors of its L distinct sets of adapters are stacked, of several adapters in
+a set the ranks are joined and the vectors added, and each row takes those of its set by an index. Hooks change what
+goes into the layers and what comes out; the model itself stays as it is. Rows without an adapter are not touched at
+all, so they are equal in every bit to those of the bare model; and without adapters in the batch no hook does anything.
 
-Sets are stacked by padded rank, so that a large one makes no other large. Stacks are kept while the sets in them are
-held by requests, whichever rows have them at a call.
+Sets are stacked by the shapes of their tensors, ranks padded, so that a large one makes no other large. Stacks are kept
+while the sets in them are held by requests, whichever rows have them at a call.
 
-Shapes: R rows of a call, A rows of them with adapters, L sets of adapters in a stack, r their padded joined rank.
+Shapes: R rows of a call, A rows of them with adapters, L sets of adapters in a stack, r their padded joined rank; I and
+O a layer's inputs and outputs; of a Kronecker product a · b ≥ O and c · d = I.
 """
 
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
-from noria.engine.diffusion.loras.lora_cache import Adapters, AdaptersKey, padded_rank
-from noria.models.diffusion.lora_file import LoraLayer
+from noria.engine.diffusion.loras.layer_hook import LayerHook, Rows
+from noria.engine.diffusion.loras.lora_cache import Adapters, AdaptersKey
 
-_MAX_RUNS = 2  # of a guided batch, whose rows with and without a prompt are apart
-
-
-class _Rows(NamedTuple):
-    """Rows of a call that have adapters of one stack."""
-
-    at: slice | torch.Tensor  # a slice where they follow one another: then nothing is copied
-    positions_A: torch.Tensor | None  # which set of the stack each row has; None: all have the only one
-    num_rows: int
-
-    def of_set(self, matrices: torch.Tensor) -> torch.Tensor:
-        """Return the matrices of each row, [A, …] of [L, …]."""
-        if self.positions_A is None:
-            return matrices.expand(self.num_rows, *matrices.shape[1:])
-        return matrices[self.positions_A]
+_MAX_RUNS = 2  # runs of rows in a guided batch, whose rows with and without a prompt are apart
 
 
 class LoraRows:
@@ -47,8 +34,8 @@ class LoraRows:
         self._held: weakref.WeakValueDictionary[AdaptersKey, Adapters] = weakref.WeakValueDictionary()
         self._stacked: tuple[AdaptersKey, ...] = ()  # the sets of which the hooks are
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._rows: list[AdaptersKey] = []  # of the call
-        self._rows_of: dict[tuple[AdaptersKey, ...], list[_Rows]] = {}
+        self._rows: list[AdaptersKey] = []  # the adapters of each row of the call
+        self._rows_of: dict[tuple[AdaptersKey, ...], list[Rows]] = {}
         self._is_active = False
 
     @contextlib.contextmanager
@@ -84,26 +71,16 @@ class LoraRows:
             self._rows, self._rows_of = keys, {}
 
     def _stack(self, sets: Mapping[AdaptersKey, Adapters]) -> None:
-        modules = {
-            name for adapters in sets.values() for each in adapters for name in each.weights.layers.get(self._name, ())
-        }
-        for name in sorted(modules):
-            joined: dict[int, dict[AdaptersKey, LoraLayer]] = {}  # by padded rank
-            for key, adapters in sets.items():
-                if (layer := self._join(adapters, name)) is not None:
-                    joined.setdefault(padded_rank(len(layer.down)), {})[key] = layer
-            stacks = [_stack(rank, layers) for rank, layers in joined.items()]
-            self._hooks.append(self._part.get_submodule(name).register_forward_hook(_LayerHook(self, stacks)))
+        found = {key: [(each.weights.layers.get(self._name, {}), each.weight) for each in sets[key]] for key in sets}
+        for name in sorted({name for adapters in found.values() for layers, _ in adapters for name in layers}):
+            module = self._part.get_submodule(name)
+            of_layer = {
+                key: [layers[name].at(weight) for layers, weight in adapters if name in layers]
+                for key, adapters in found.items()
+            }
+            hook = LayerHook(self, module, {key: layers for key, layers in of_layer.items() if layers})
+            self._hooks += hook.register(module)
         self._stacked = tuple(sets)
-
-    def _join(self, adapters: Adapters, module: str) -> LoraLayer | None:
-        """Return the adapters of one set as one of the sum of their ranks; None: none changes this layer."""
-        found = [(each.weights.layers.get(self._name, {}).get(module), each.weight) for each in adapters]
-        layers = [(layer, weight) for layer, weight in found if layer is not None]
-        if not layers:
-            return None
-        down = torch.cat([layer.down for layer, _ in layers])
-        return LoraLayer(down, torch.cat([layer.up * weight for layer, weight in layers], dim=1))
 
     @property
     def is_active(self) -> bool:
@@ -115,7 +92,7 @@ class LoraRows:
         """The rows of the call."""
         return len(self._rows)
 
-    def rows_of(self, keys: tuple[AdaptersKey, ...]) -> list[_Rows]:
+    def rows_of(self, keys: tuple[AdaptersKey, ...]) -> list[Rows]:
         """Return the rows that have one of these sets, in at most two runs of rows that follow one another, or in one.
 
         The list is empty if no row has one.
@@ -124,7 +101,7 @@ class LoraRows:
             self._rows_of[keys] = self._find_rows(keys)
         return self._rows_of[keys]
 
-    def _find_rows(self, keys: tuple[AdaptersKey, ...]) -> list[_Rows]:
+    def _find_rows(self, keys: tuple[AdaptersKey, ...]) -> list[Rows]:
         found = [row for row, key in enumerate(self._rows) if key in keys]
         runs: list[list[int]] = []
         for row in found:
@@ -133,95 +110,11 @@ class LoraRows:
             else:
                 runs.append([row])
         if len(runs) > _MAX_RUNS:
-            return [_Rows(self._to_device(found), self._positions(found, keys), len(found))]
-        return [_Rows(slice(run[0], run[-1] + 1), self._positions(run, keys), len(run)) for run in runs]
+            return [Rows(self._to_device(found), self._positions(found, keys), len(found))]
+        return [Rows(slice(run[0], run[-1] + 1), self._positions(run, keys), len(run)) for run in runs]
 
     def _positions(self, rows: list[int], keys: tuple[AdaptersKey, ...]) -> torch.Tensor | None:
         return self._to_device([keys.index(self._rows[row]) for row in rows]) if len(keys) > 1 else None
 
     def _to_device(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, device=next(self._part.parameters()).device)
-
-
-class _Stack(NamedTuple):
-    """Matrices of one layer: those of set `keys[k]` are number k."""
-
-    keys: tuple[AdaptersKey, ...]
-    down: torch.Tensor  # [L, r, in] or, of a convolution, [L, r, in, h, w]
-    up: torch.Tensor  # [L, out, r]
-
-
-def _stack(rank: int, layers: dict[AdaptersKey, LoraLayer]) -> _Stack:
-    return _Stack(
-        tuple(layers),
-        torch.stack([_pad(layer.down, rank, dim=0) for layer in layers.values()]),
-        torch.stack([_pad(layer.up, rank, dim=1) for layer in layers.values()]),
-    )
-
-
-class _LayerHook:
-    """Adds the adapters of rows to the output of one layer."""
-
-    def __init__(self, owner: LoraRows, stacks: list[_Stack]) -> None:
-        self._owner, self._stacks = owner, stacks
-
-    def __call__(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        if not self._owner.is_active:
-            return
-        inputs, num_rows = args[0], self._owner.num_rows
-        if len(inputs) != num_rows:  # each row is several here, in order
-            assert len(inputs) % num_rows == 0, "a layer that merges rows cannot have adapters by row"
-            inputs, output = (each.view(num_rows, -1, each.shape[-1]) for each in (inputs, output))
-        add = _add_convolved if isinstance(module, torch.nn.Conv2d) else _add_product
-        for stack in self._stacks:
-            for rows in self._owner.rows_of(stack.keys):
-                changed = output[rows.at]
-                add(module, inputs[rows.at], rows.of_set(stack.down), rows.of_set(stack.up), changed)
-                if isinstance(rows.at, torch.Tensor):  # else it is a part of the output itself
-                    output.index_copy_(0, rows.at, changed)
-
-
-def _add_product(
-    _module: torch.nn.Module, inputs: torch.Tensor, down_ArI: torch.Tensor, up_AOr: torch.Tensor, output: torch.Tensor
-) -> None:
-    """Add what the adapters of A rows change in a linear layer to its output [A, …, out], in place."""
-    reduced_ATr = torch.bmm(inputs.flatten(1, -2) if inputs.ndim > 2 else inputs[:, None], down_ArI.mT)
-    output.view(len(output), -1, output.shape[-1]).baddbmm_(reduced_ATr, up_AOr.mT)
-
-
-def _add_convolved(
-    module: torch.nn.Module,
-    inputs_AIHW: torch.Tensor,
-    down_ArIhw: torch.Tensor,
-    up_AOr: torch.Tensor,
-    output_AOHW: torch.Tensor,
-) -> None:
-    """Add what the adapters of A rows change in a convolution to its output, in place."""
-    assert isinstance(module, torch.nn.Conv2d)
-    output_AOHW += torch.bmm(up_AOr, _reduce(module, inputs_AIHW, down_ArIhw)).view(output_AOHW.shape)
-
-
-def _reduce(module: torch.nn.Conv2d, inputs_AIHW: torch.Tensor, down_ArIhw: torch.Tensor) -> torch.Tensor:
-    """Return [A, r, height × width]: each row convolved with its own matrix, as one convolution in A groups."""
-    num_rows, rank = down_ArIhw.shape[:2]
-    if module.kernel_size == (1, 1) and module.stride == (1, 1) and module.padding == (0, 0):
-        return torch.bmm(down_ArIhw.flatten(2), inputs_AIHW.flatten(2))
-    reduced = torch.nn.functional.conv2d(
-        inputs_AIHW.reshape(1, -1, *inputs_AIHW.shape[2:]),
-        down_ArIhw.flatten(0, 1),
-        stride=module.stride,
-        padding=module.padding,
-        dilation=module.dilation,
-        groups=num_rows,
-    )
-    return reduced.view(num_rows, rank, -1)
-
-
-def _pad(matrix: torch.Tensor, rank: int, dim: int) -> torch.Tensor:
-    """Append zeros up to `rank`."""
-    missing = rank - matrix.shape[dim]
-    if not missing:
-        return matrix
-    shape = list(matrix.shape)
-    shape[dim] = missing
-    return torch.cat([matrix, matrix.new_zeros(shape)], dim=dim)

@@ -2,7 +2,10 @@
 
 import contextlib
 import functools
+import os
+import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters, LoraCache
@@ -13,10 +16,14 @@ from noria.errors import ConfigError, InvalidField, ModelError
 from noria.models.diffusion.block_compilation import without_compiled_blocks
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
-from noria.models.diffusion.lora_file import LoraWeights, read_lora
+from noria.models.diffusion.loras.lora_file import read_lora
+from noria.models.diffusion.loras.lora_layer import LoraWeights
+from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
 from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
+
+_MAX_REJECTED = 256  # files that are remembered
 
 
 class ModelLoras:
@@ -36,6 +43,7 @@ class ModelLoras:
         )
         self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if self._folders else {}
         self._denoiser = next(iter(model.lora_parts), "")  # all other parts encode prompts
+        self._rejected: dict[pathlib.Path, tuple[tuple[int, ...], str]] = {}  # by file: its version, and why
 
     def load(self, loras: Sequence[Lora], model: str) -> Adapters:
         """Return the adapters of a request for the model of this name, which must hold them as long as it needs them.
@@ -53,6 +61,9 @@ class ModelLoras:
 
     def _read(self, model: str, lora: Lora) -> LoraWeights:
         file = self._folders.find(lora, model)
+        version = _version_of(file)
+        if (rejected := self._rejected.get(file)) is not None and rejected[0] == version:
+            raise InvalidField(f"loras: {rejected[1]}", field="loras")
         try:
             # In a thread that ends, as samplers are compiled (ADR 5). A file in float32 has twice the bytes that its
             # adapter takes in float16.
@@ -60,11 +71,17 @@ class ModelLoras:
             check_digest(lora, file)  # the file may have been replaced after `find`
             return read
         except ModelError as error:
+            if not isinstance(error.__cause__, OSError):  # which may be better the next time
+                self._rejected.pop(file, None)
+                self._rejected[file] = version, error.message
+                if len(self._rejected) > _MAX_REJECTED:
+                    del self._rejected[next(iter(self._rejected))]
             raise InvalidField(f"loras: {error.message}", field="loras") from error
 
     def text_encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
         """Return the conditioning of prompts, each encoded with its adapters, which requests hold."""
-        texts = [prompt.text if isinstance(prompt, AdaptedPrompt) else prompt for prompt in prompts]
+        # Only models that read ClipPrompt get one: for others the front end rejects what would be one.
+        texts: list[Any] = [prompt.prompt if isinstance(prompt, AdaptedPrompt) else prompt for prompt in prompts]
         adapters = [
             Adapters(tuple(self.cache.loaded(*lora) for lora in prompt.loras))
             if isinstance(prompt, AdaptedPrompt)
@@ -92,12 +109,21 @@ class ModelLoras:
                     stack.enter_context(without_compiled_blocks(self._model.lora_parts[self._denoiser]))
             yield
 
-    def prompt_key(self, text: str | None, adapters: Adapters) -> Prompt:
+    def prompt_key(self, prompt: PromptText, adapters: Adapters) -> Prompt:
         """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""
         loras = tuple((each.digest, each.weight) for each in adapters if set(each.weights.layers) - {self._denoiser})
-        return AdaptedPrompt(text, loras) if loras else text
+        return AdaptedPrompt(prompt, loras) if loras else prompt
 
     def release(self) -> None:
         """Release what is kept of the last calls; the adapters stay in the cache."""
         for rows in self._rows.values():
             rows.clear()
+
+
+def _version_of(file: pathlib.Path) -> tuple[int, ...]:
+    """Return what differs when a file has changed; nothing if it is gone."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

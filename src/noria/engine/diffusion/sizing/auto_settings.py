@@ -1,10 +1,15 @@
 """Resolves settings that are "auto", for a machine and a model. Pure: the caller inspects the machine."""
 
+import os
+
 import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.families import FAMILIES
+from noria.models.folder_entries import split_entry
+from noria.models.lora_folders import BUNDLED_ENTRY
+from noria.observe import cgroup
 from noria.protocol.diffusion import DiffusionModelSpec
 
 FULL_SIZE_PARAMETERS = 200_000_000
@@ -16,6 +21,14 @@ class Machine(msgspec.Struct, frozen=True):
 
     num_cores: int  # that this process may use
     has_cuda: bool
+
+
+def detect_machine() -> Machine:
+    """The cores that this process may use, by its affinity and its control group, and whether there is CUDA."""
+    import torch
+
+    cores = cgroup.usable_cores(len(os.sched_getaffinity(0)), cgroup.cpu_limit())
+    return Machine(num_cores=cores, has_cuda=torch.cuda.is_available())
 
 
 def resolve_device(name: str, machine: Machine) -> str:
@@ -42,6 +55,7 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
             "engine.compile needs engine.buckets, or each new number of rows is compiled while requests wait. "
             "Try --buckets 2,4,8,16."
         )
+    _check_quantize(config, spec.name, on_cpu=on_cpu)
     max_rows = max(config.buckets, default=None)
     if max_rows is not None and max_rows < 2:
         raise ConfigError(
@@ -49,16 +63,9 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
         )
     cpu_slots = 2 if spec.num_parameters > FULL_SIZE_PARAMETERS else 16
     slots = cpu_slots if on_cpu else 32
-    if max_rows is not None:  # all slots with guided images, two rows each, must fit
-        slots = min(slots, max_rows // 2)
-        if config.slots != "auto" and config.slots > max_rows // 2:
-            raise ConfigError(
-                f"engine.slots is {config.slots}, whose {2 * config.slots} guided rows do not fit the largest "
-                f"of engine.buckets, {max_rows}. Use at most {max_rows // 2} slots, or a bucket of {2 * config.slots}."
-            )
     return msgspec.structs.replace(
         config,
-        dtype=("float32" if on_cpu else FAMILIES[spec.family].gpu_dtype) if config.dtype == "auto" else config.dtype,
+        dtype=_auto_dtype(config, spec, on_cpu=on_cpu) if config.dtype == "auto" else config.dtype,
         attention=FAMILIES[spec.family].check_attention(config.attention),
         slots=slots if config.slots == "auto" else config.slots,
         # On an H200, channels last is 7 to 38 % slower: docs/benchmarks/device.md.
@@ -67,3 +74,32 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
         text_encoder_device="same" if config.text_encoder_device == device else config.text_encoder_device,
         threads=max(1, machine.num_cores // len(config.devices)) if config.threads == "auto" else config.threads,
     )
+
+
+def _auto_dtype(config: EngineConfig, spec: DiffusionModelSpec, *, on_cpu: bool) -> str:
+    if config.quantize == "fp8":
+        return "bfloat16"
+    return "float32" if on_cpu else FAMILIES[spec.family].gpu_dtype
+
+
+def _check_quantize(config: EngineConfig, model: str, *, on_cpu: bool) -> None:
+    """Raise ConfigError if other settings contradict `engine.quantize`."""
+    name = f"engine.quantize {config.quantize!r}"
+    if config.quantize == "none":
+        return
+    if config.compile:
+        raise ConfigError(f"{name} does not work with engine.compile. Use engine.compile_blocks instead.")
+    if config.quantize in ("fp8", "int8") and not config.compile_blocks and not on_cpu:
+        raise ConfigError(
+            f"{name} needs engine.compile_blocks on a GPU: a call that is not compiled is slower than in bfloat16. Add "
+            "--compile-blocks, or use 'nf4'."
+        )
+    # The bundled ones are there by default, and only for the bundled model.
+    loras = [each for each in config.loras if each != BUNDLED_ENTRY and split_entry(each)[0] in (None, model)]
+    if config.quantize in ("fp8", "int8") and loras and not on_cpu:
+        raise ConfigError(
+            f"{name} does not work with engine.loras {loras[0]!r} on a GPU: calls with a LoRA are not compiled, and "
+            "slow the whole batch, in int8 twenty times. Use 'nf4' or 'none', or leave engine.loras out."
+        )
+    if config.quantize == "fp8" and config.dtype not in ("auto", "bfloat16"):
+        raise ConfigError(f"{name} is of weights in bfloat16, but engine.dtype is {config.dtype!r}. Use 'bfloat16'.")

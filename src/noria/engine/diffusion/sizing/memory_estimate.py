@@ -22,6 +22,12 @@ from torch.utils._pytree import tree_leaves
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.sizing.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
+from noria.models.diffusion.block_quantization import (
+    denoiser_part,
+    has_float8,
+    has_quantizable_layers,
+    quantized_bytes,
+)
 from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens, collate
 from noria.models.diffusion.diffusion_model import (
     ControlledModel,
@@ -37,14 +43,13 @@ from noria.models.diffusion.unet_models.graphed_calls import MAX_LATENTS
 from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.models.diffusion.vae import MAX_PIXELS
 from noria.models.families import FAMILIES
-from noria.models.weights import read_weights
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.step import empty_history
 
-_ANY_SCALE = 50.0  # of guidance: the largest that a request can have
+_ANY_SCALE = 50.0  # the largest guidance scale that a request can have
 LONGEST_PROMPT = "a " * 1024
 """All families cut it, to the most tokens that a prompt can have."""
-_WIDEST_WINDOW = 4  # of the samplers' tables: UniPC, PNDM, LMS
+_WIDEST_WINDOW = 4  # the widest window of the samplers' tables: UniPC, PNDM, LMS
 
 
 @dataclass(frozen=True)
@@ -52,26 +57,32 @@ class MemoryEstimate:
     """Bytes of a model with its settings, for images of its default size."""
 
     weights: Mapping[str, int]  # by part, of those on the model's device
-    row: int  # of a denoiser's call, for each row, with one ControlNet and one reference image if there can be
-    decoded_image: int  # of decoding, for each image
-    prompt: int  # of encoding one of the most tokens, as that of a row has
-    slot: int  # of the samples and outputs that a slot keeps, the embeddings of its image and one reference image
+    row: int  # a row of a denoiser's call, with one ControlNet and one reference image if there can be
+    decoded_image: int  # the decoding of one image
+    prompt: int  # the encoding of a row's prompt, which has the most tokens
+    slot: int  # the samples and outputs that a slot keeps, the embeddings of its image and one reference image
     rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
     decode_batch: int  # images that the VAE takes at once, at most
     elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
-    graph_rows: int = 0  # of the largest call that is captured as a CUDA graph, which keeps its memory
-    graph_row: int = 0  # of such a call, for each row: the model's and its refiner's together
-    caches: int = 0  # of embeddings of prompts, when they are full: the model's and that of its refiner
+    graph_rows: int = 0  # rows of the largest call that is captured as a CUDA graph, which keeps its memory
+    graph_row: int = 0  # a row of such a call: the model's and its refiner's together
+    caches: int = 0  # full caches of embeddings of prompts: the model's and that of its refiner
+    max_rows: int | None = None  # rows of the largest call; None: those of all slots
+
+    def rows(self, slots: int) -> int:
+        """Return the rows of the largest call."""
+        rows = slots * self.rows_per_image
+        return rows if self.max_rows is None else min(rows, self.max_rows)
 
     def needed(self, slots: int) -> int:
         """Return the bytes of the weights, all slots, full caches, graphs, and the largest of the kinds of calls."""
-        rows = slots * self.rows_per_image
-        calls = rows * self.row, min(self.decode_batch, slots) * self.decoded_image, rows * self.prompt
+        rows, prompts = self.rows(slots), slots * self.rows_per_image
+        calls = rows * self.row, min(self.decode_batch, slots) * self.decoded_image, prompts * self.prompt
         return sum(self.weights.values()) + slots * self.slot + self.caches + self.graphs(slots) + max(calls)
 
     def graphs(self, slots: int) -> int:
         """Return the bytes that CUDA graphs keep: those of the largest call of each UNet."""
-        return min(slots * self.rows_per_image, self.graph_rows) * self.graph_row
+        return min(self.rows(slots), self.graph_rows) * self.graph_row
 
     def slots_in(self, num_bytes: int) -> int:
         """Return how many slots fit, up to 1024; 0 if not even one does."""
@@ -87,7 +98,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     """
     family = FAMILIES[spec.family]
     eager = msgspec.structs.replace(
-        config, compile=False, compile_blocks=False, attention="sdpa", text_encoder_device="same"
+        config, compile=False, compile_blocks=False, quantize="none", attention="sdpa", text_encoder_device="same"
     )
     model: DiffusionModel = family.load(spec, eager, "meta")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
@@ -122,11 +133,12 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         graph_rows=MAX_LATENTS // math.prod(shape[1:]) if config.cuda_graphs and isinstance(model, UnetModel) else 0,
         graph_row=sum(rows),
         caches=num_caches * config.embedding_cache_bytes,
+        max_rows=max(config.buckets, default=None),
     )
 
 
 class MemoryChange(NamedTuple):
-    """What an operator can change so that a model takes less of its device's memory, and what it takes then."""
+    """A change that an operator can make so that a model takes less of its device's memory, and what it takes then."""
 
     names: tuple[str, ...]
     estimate: MemoryEstimate
@@ -162,22 +174,34 @@ def find_changes(spec: DiffusionModelSpec, config: EngineConfig, device: str) ->
         changed = _with_texts_on_cpu(spec, config, estimate)
         alone.append(MemoryChange(("--text-encoder-device cpu",), changed))
         all_bytes = _with_texts_on_cpu(spec, config, all_bytes)
-    part = _denoiser(spec)
-    if _quantized_bytes(spec, config) < estimate.weights[part]:
-        changed = _with_denoiser(spec, estimate, _quantized_bytes(spec, config))
-        alone.append(MemoryChange((f"a folder whose {part} is quantized to int8",), changed))
-        all_bytes = _with_denoiser(spec, all_bytes, _quantized_bytes(spec, together))
-    if len(alone) < 2:
-        return tuple(alone)
-    return (*alone, MemoryChange(tuple(name for change in alone for name in change.names), all_bytes))
+    if quantized := find_quantizations(spec, config, estimate, device):
+        names = [*(name for change in alone for name in change.names), *quantized[-1].names]
+        alone += quantized
+        all_bytes = find_quantizations(spec, together, all_bytes, device)[-1].estimate
+    else:
+        names = [name for change in alone for name in change.names]
+    return tuple(alone) if len(names) < 2 else (*alone, MemoryChange(tuple(names), all_bytes))
 
 
-def _denoiser(spec: DiffusionModelSpec) -> str:
-    return "transformer" if "transformer" in FAMILIES[spec.family].parts else "unet"
+def find_quantizations(
+    spec: DiffusionModelSpec, config: EngineConfig, estimate: MemoryEstimate, device: str
+) -> tuple[MemoryChange, ...]:
+    """Return what the model takes with each quantization that a device and its folder allow, the smallest one last.
 
-
-def _with_denoiser(spec: DiffusionModelSpec, estimate: MemoryEstimate, num_bytes: int) -> MemoryEstimate:
-    return replace(estimate, weights={**estimate.weights, _denoiser(spec): num_bytes})
+    Whether its library is installed does not matter. None if `config` has chosen one; `estimate` is of `config`.
+    """
+    part, item_bytes = denoiser_part(spec), DTYPES[config.dtype].itemsize
+    if config.quantize != "none" or not has_quantizable_layers(spec):
+        return ()
+    kinds = {"fp8": " --compile-blocks", "int8": "" if device == "cpu" else " --compile-blocks", "nf4": ""}
+    return tuple(
+        MemoryChange(
+            (f"--quantize {kind}{others}",),
+            replace(estimate, weights={**estimate.weights, part: quantized_bytes(spec, kind, item_bytes)}),
+        )
+        for kind, others in kinds.items()
+        if kind != "fp8" or has_float8(device)
+    )
 
 
 def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate: MemoryEstimate) -> MemoryEstimate:
@@ -185,16 +209,6 @@ def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate:
     elsewhere = text_weights_of(spec, config, FLOAT32_BYTES)
     weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
     return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)
-
-
-def _quantized_bytes(spec: DiffusionModelSpec, config: EngineConfig) -> int:
-    """Return the bytes of the denoiser if its linear layers are in int8, with a scale for each row."""
-    part, item_bytes = _denoiser(spec), DTYPES[config.dtype].itemsize
-    shapes = read_weights(spec.path, part, FAMILIES[spec.family].weight_stems[part]).values()
-    return sum(
-        math.prod(shape) + item_bytes * shape[0] if len(shape) == 2 else item_bytes * math.prod(shape)
-        for shape in shapes
-    )
 
 
 def _reference(model: DiffusionModel, spec: DiffusionModelSpec) -> ReferenceTokens | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from noria.config import EngineConfig
 from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.diffusion.block_quantization import denoiser_part, quantized_bytes
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
@@ -39,6 +40,8 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
     item_bytes = FLOAT32_BYTES if config.dtype == "float32" else 2
     stems = FAMILIES[spec.family].weight_stems
     here = {part: weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items()}
+    if config.quantize != "none":
+        here[denoiser_part(spec)] = quantized_bytes(spec, config.quantize, item_bytes)
     if (refiner := RefinerFolders.of(config).for_model(spec)) is not None:
         here |= {f"refiner's {part}": num_bytes for part, num_bytes in refiner.weight_bytes(spec, item_bytes).items()}
     elsewhere: dict[str, int] = {}

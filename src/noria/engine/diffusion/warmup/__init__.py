@@ -1,1 +1,1 @@
-"""What is done with a loaded model before it serves: its blocks are compiled, its costs measured."""
+"""The preparation of a loaded model before it serves: its blocks are compiled, its costs measured."""

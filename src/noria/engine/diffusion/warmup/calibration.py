@@ -18,11 +18,12 @@ import msgspec
 
 from noria import __version__
 from noria.config import EngineConfig
-from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
+from noria.engine.loop import EngineEvent, RequestEnded, ResultReady, StepLoop
 from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.folders import cache_folder
 from noria.images import scheduler_names
 from noria.models.refiner_folders import RefinerFolders
+from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement
 from noria.protocol.messages import ShapeCosts
 from noria.protocol.request import EngineRequest
@@ -31,6 +32,8 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
 
 if TYPE_CHECKING:
+    import torch
+
     from noria.engine.diffusion.executor import DiffusionExecutor
     from noria.engine.diffusion.preparation import PreparedImageRequest
 
@@ -39,7 +42,7 @@ _log = logging.getLogger(__name__)
 BUDGET_S = 3.0
 """Seconds that measuring may add to a start. The costs of what does not fit into it are learned in service."""
 
-_STEPS = 3  # of a measured request; a single one would time the first access to its memory
+_STEPS = 3  # steps of a measured request; a single one would time the first access to its memory
 
 
 def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
@@ -95,7 +98,7 @@ class CachedCosts(msgspec.Struct, frozen=True):
 def measure_costs(
     executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig, costs: CostModel
 ) -> None:
-    """Measure the default size into `costs`, at every batch size up to the slots or until `BUDGET_S` is spent.
+    """Measure the default size into `costs`, at every batch size that fits or until `BUDGET_S` is spent.
 
     Raises:
         ModelError: the model cannot generate images on this device with these settings.
@@ -105,7 +108,7 @@ def measure_costs(
     started, was_synchronous, second_pass = time.monotonic(), executor.is_synchronous, CostModel(costs.max_rows)
     executor.is_synchronous = True
     try:
-        for num_images in _batch_sizes(config.slots):
+        for num_images in _batch_sizes(min(config.slots, costs.max_rows)):
             began = time.monotonic()
             run_warmup_request(executor, spec, config, CostModel(costs.max_rows), num_images, steps=2)
             for measured in (costs, second_pass):
@@ -123,9 +126,9 @@ def measure_costs(
     costs.refresh_knees()
 
 
-def _batch_sizes(num_slots: int) -> list[int]:
-    """The powers of two below `num_slots`, and `num_slots`."""
-    return [*(2**power for power in range(num_slots.bit_length()) if 2**power < num_slots), num_slots]
+def _batch_sizes(num_images: int) -> list[int]:
+    """The powers of two below `num_images`, and `num_images`."""
+    return [*(2**power for power in range(num_images.bit_length()) if 2**power < num_images), num_images]
 
 
 def run_warmup_request(
@@ -136,8 +139,11 @@ def run_warmup_request(
     num_images: int,
     steps: int,
     guidance: float = 2.0,
+    prompt: str = "",
 ) -> None:
     """Generate and discard `num_images` images of the default size, measured into `costs`.
+
+    An empty `prompt` is one that differs each time, so that no embedding is cached.
 
     A refiner makes as many `steps` after those of the model.
 
@@ -148,14 +154,14 @@ def run_warmup_request(
     assert isinstance(config.slots, int)
     events: list[EngineEvent[PreparedImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
-    loop: EngineLoop[PreparedImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
+    loop: StepLoop[PreparedImageRequest] = StepLoop(scheduler, executor, events.append, time.monotonic)
     request = EngineRequest(
         request_id=f"warmup-{num_images}",
         attempt_id=f"warmup-{num_images}",
         model=spec.name,
         model_version=spec.fingerprint,
         payload=DiffusionPayload(
-            prompt=f"{num_images} warm-up images, {steps} steps",  # differs each time, so that no embedding is cached
+            prompt=prompt or f"{num_images} warm-up images, {steps} steps",
             negative_prompt="",
             seed=0,
             width=spec.default_width_px,
@@ -272,6 +278,7 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "channels_last",
             "compile",
             "compile_blocks",
+            "quantize",
             "cuda_graphs",
             "buckets",
             "decode_batch",
@@ -292,3 +299,17 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
 def cost_folder(cache_dir: str) -> pathlib.Path:
     """The folder for cost files: below `cache_dir`, or below the user's cache folder if that is empty."""
     return cache_folder(cache_dir, os.environ) / "costs"
+
+
+def cost_cache(spec: DiffusionModelSpec, config: EngineConfig, device: "torch.device") -> CostCache:
+    """The cost cache of this model with these settings on this device."""
+    return CostCache(cost_folder(config.cache_dir), spec, config, device_name(device))
+
+
+def device_name(device: "torch.device") -> str:
+    """The hardware's name, which keeps the costs of different devices apart."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"

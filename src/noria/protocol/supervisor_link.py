@@ -1,0 +1,21 @@
+"""The supervisor's messages to a front end or the registrar: lines of JSON through an inherited socket."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from noria.protocol.messages import CHILD_ALIVE, NumFrontends, Ping, Retire
+
+
+async def follow_supervisor(control_fd: int) -> AsyncIterator[NumFrontends | Retire]:
+    """Tell the supervisor that this process has started; answer its pings, and yield its other messages."""
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
+    writer.write(CHILD_ALIVE)
+    while line := await reader.readline():
+        match msgspec.json.decode(line, type=NumFrontends | Retire | Ping):
+            case Ping():
+                writer.write(CHILD_ALIVE)
+            case message:
+                yield message
