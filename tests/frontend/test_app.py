@@ -1,5 +1,6 @@
 """The routes about the server itself, its metrics, and the responses to unknown routes."""
 
+import re
 import threading
 import uuid
 
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 from noria.config import Config
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.foreign_routes import HINTS
 from waiting import wait_until
 
 
@@ -55,6 +57,30 @@ def test_unknown_path_gets_the_nearest_path_as_a_hint(client):
 
 
 @pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", "language models"),
+        ("/v1/responses", "language models"),
+        ("/api/generate", "language models"),
+        ("/api/embed", "POST /v1/embeddings"),
+        ("/embeddings", "base URL ends in /v1"),
+        ("/v1/predictions", "POST /v1/jobs"),
+        ("/prompt", "POST /t2i"),
+        ("/txt2img/", "POST /sdapi/v1/txt2img"),
+        ("/ping", "/readyz"),
+    ],
+)
+def test_clients_of_other_servers_are_told_the_route_here(client, path, told):
+    response = client.post(path, json={})
+    assert (response.status_code, told in response.text, "Did you mean" in response.text) == (404, True, False)
+
+
+def test_every_route_that_clients_of_other_servers_are_told_exists(client):
+    named = {route for hint in HINTS.values() for route in re.findall(r"(?:GET|POST) (/[\w/]+)", hint)}
+    assert named <= client.get("/openapi.json").json()["paths"].keys()
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
         ("GET", "/t2i", "POST"),
@@ -67,6 +93,34 @@ def test_wrong_method(client, method, path, allow):
     response = client.request(method, path)
     assert (response.status_code, response.headers["allow"]) == (405, allow)
     assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_a_client_of_kserves_first_protocol_is_told_the_second(client):
+    response = client.post("/v1/models/minilm:predict", json={"instances": ["a"]})
+    assert (response.status_code, "POST /v2/models/NAME/infer" in response.json()["error"]["message"]) == (405, True)
+
+
+@pytest.mark.parametrize(("path", "allow"), [("/t2i", "POST, OPTIONS"), ("/", "GET, HEAD, POST, OPTIONS")])
+def test_options_returns_the_methods_of_a_path(client, path, allow):
+    answer = client.options(path)
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allow, b"")
+
+
+@pytest.mark.parametrize("method", ["GET", "OPTIONS", "POST"])
+def test_what_is_polled_is_logged_for_debugging_whatever_its_method(client, captured_log_fields, method):
+    """Load balancers ask with OPTIONS, too."""
+    with captured_log_fields("noria.access") as lines:
+        for path in ("/healthz", "/v2/health/ready", "/pages/shared/style.css"):
+            client.request(method, path)
+        client.request("OPTIONS", "/v1/models")
+        wait_until(lambda: [line for line in lines() if line["path"] == "/v1/models"])
+    assert [line["path"] for line in lines()] == ["/v1/models"]
+
+
+@pytest.mark.parametrize("path", ["/t2i/", "/v1/models/tiny/", "/v2/models/tiny/", "/v1/jobs/job_1/", "/nothing"])
+@pytest.mark.parametrize("method", ["OPTIONS", "GET", "HEAD", "POST"])
+def test_every_method_finds_the_same_paths(client, method, path):
+    assert client.request(method, path).status_code == 404
 
 
 def test_a_request_is_counted_in_its_metrics(client):
@@ -146,7 +200,7 @@ def test_requests_in_flight_are_counted(client, engine):
 def test_access_log_has_one_line_with_status_and_id(client, captured_log_fields):
     with captured_log_fields("noria.access") as lines:
         client.get("/healthz")
-        assert client.get("/pages/style.css").status_code == 200
+        assert client.get("/pages/shared/style.css").status_code == 200
         client.get("/v1/models?a=%0Ab", headers={"x-request-id": "abc"})
         # A line is written after its response: the client may be faster.
         wait_until(lambda: [line for line in lines() if line["request_id"] == "abc"])
@@ -156,15 +210,15 @@ def test_access_log_has_one_line_with_status_and_id(client, captured_log_fields)
         "event": "access", "request_id": "abc", "method": "GET", "path": "/v1/models", "status": 200,
         "client": "127.0.0.1",
     }  # fmt: skip
-    assert not any(line["path"] in ("/healthz", "/pages/style.css") for line in lines())
+    assert not any(line["path"] in ("/healthz", "/pages/shared/style.css") for line in lines())
 
 
 def test_the_files_of_the_pages_are_one_path_in_the_metrics(client):
-    for name in ("style.css", "api.js", "missing.js", "../app.py"):
+    for name in ("shared/style.css", "shared/api.js", "missing.js", "../app.py"):
         answer = client.get(f"/pages/{name}")
-        assert (answer.status_code == 200) is (name in ("style.css", "api.js"))
+        assert (answer.status_code == 200) is name.startswith("shared/")
     paths = {dict(labels).get("path") for name, *labels in values(client) if name == "noria_http_requests_total"}
-    assert "/pages/{name}" in paths and not any("style.css" in str(path) for path in paths)
+    assert "/pages/{name:path}" in paths and not any("style.css" in str(path) for path in paths)
 
 
 def test_an_unexpected_exception_is_a_500_without_details(monkeypatch, client, caplog):

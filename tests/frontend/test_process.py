@@ -17,9 +17,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from noria.config import Config, FrontendConfig, JobsConfig
-from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import http_server
 from noria.observe.logs.setup import child_log_environment, new_mark
+from noria.protocol.process_signals import STOP_SIGNAL
 from waiting import wait_until, wait_until_ready
 
 DEFAULT_JOBS = JobsConfig()
@@ -73,7 +73,10 @@ def test_serves_drains_and_exits_with_0(start):
         thread = threading.Thread(target=post)
         thread.start()
         wait_until(lambda: engine.submitted)
-        process.send_signal(signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # are for the supervisor
+            process.send_signal(number)
+            assert client.get("/healthz").status_code == 200
+        process.send_signal(STOP_SIGNAL)
 
         def closed():
             try:
@@ -132,7 +135,8 @@ def test_a_client_that_does_not_read_is_disconnected_at_the_end_of_a_drain_witho
 
     app = Starlette(routes=[Route("/", lambda _: answer)])
     app.state.load, app.state.drain = functools.partial(asyncio.sleep, 0), lambda: None
-    server = http_server(app, EnginePool([]), FrontendConfig(drain_s=0.2))
+    app.state.stop = lambda: None
+    server = http_server(app, FrontendConfig(drain_s=0.2))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as silent:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -154,13 +158,13 @@ def test_a_slow_reader_of_the_log_delays_no_request_and_loses_no_line(start):
         for number in range(300):
             assert client.get(f"/{number}/{'x' * 8000}").status_code == 404
     paths = []
-    while len(paths) < 300:  # before SIGTERM: at its end it waits at most 2 s for a slow reader
+    while len(paths) < 300:  # before it is told to end: at its end it waits at most 2 s for a slow reader
         line = msgspec.json.decode(process.stderr.readline().removeprefix(mark.decode()))
         assert "lost" not in line
         if line.get("event") == "access":
             paths.append(line["path"])
     assert [int(path.split("/")[1]) for path in paths] == list(range(300))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(STOP_SIGNAL)
     assert process.wait(timeout=60) == 0
 
 

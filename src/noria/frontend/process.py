@@ -1,7 +1,7 @@
 """The front-end process: `python -m noria.frontend.process '{"config": …, "fd": 3, "engines": ["ipc:///…"]}'`.
 
 The supervisor binds the port and passes the socket's descriptor, so several front ends share the port, and no
-connection is lost when one of them restarts. On SIGTERM or SIGINT the process stops accepting connections, answers
+connection is lost when one of them restarts. On the supervisor's order the process stops accepting connections, answers
 requests in flight for up to `frontend.drain_s`, answers the rest with 503, and exits with status 0. Told to retire,
 because the other front ends suffice, it stops accepting connections and does the same when its clients have left.
 """
@@ -14,8 +14,8 @@ import math
 import signal
 import socket
 import sys
-from types import FrameType
-from typing import Literal
+from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 import setproctitle
@@ -23,21 +23,25 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import State
 
-from noria.config import Config, FrontendConfig
+from noria.config import FrontendConfig
 from noria.errors import SetupError
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
+from noria.frontend.access.trusted_proxies import in_both_forms, proxy_check
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import RegistrarLink
-from noria.frontend.http.connection import BesideGrpcHttpProtocol, TimeoutHttpProtocol
-from noria.frontend.http.tls import Certificate, TlsServer
+from noria.frontend.engines.submission import Submission
+from noria.frontend.server.connection import BesideGrpcHttpProtocol, TimeoutHttpProtocol
+from noria.frontend.server.tls import Certificate, TlsServer
 from noria.frontend.statistics.recorder import StatisticsRecorder
-from noria.jobs.service import open_job_service, random_worker_id
-from noria.observe.logs.setup import fields, logging_here
+from noria.jobs.service import open_job_service
+from noria.observe.logs.setup import fields, gathering_lines, logging_here
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.traces.setup import open_tracer
-from noria.protocol.messages import FRONTEND_READY, NumFrontends, Retire, engine_name
-from noria.protocol.process_signals import die_with_parent
-from noria.protocol.text import EncoderModelSpec
+from noria.protocol.messages import NumFrontends, Retire, engine_name
+from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
+from noria.protocol.supervisor_link import follow_supervisor
+from noria.protocol.tasks import FrontendTask
 from noria.registry.deployments.routes_file import routes_file
 
 _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight; the supervisor waits for 5 s
@@ -53,32 +57,8 @@ _GC_THRESHOLD = 5000
 log = logging.getLogger("noria.frontend")
 
 
-class FrontendTask(msgspec.Struct, frozen=True):
-    """The task of a front end, which the supervisor passes as JSON in the first argument."""
-
-    config: Config
-    fd: int  # a listening socket, inherited
-    engines: list[str]  # the addresses of their channels
-    default_models: dict[str, str] = {}  # name of the model for requests that name none, by kind
-    endpoint_models: dict[str, EncoderModelSpec] = {}  # of `config.endpoints`, by the endpoint's name
-    configured_versions: dict[str, str] = {}  # fingerprints of the configuration's models, by name
-    registrar: str = ""  # the address of its reports to the registrar; empty: the server has none
-    metrics_fd: int | None = None  # another listening socket, for /metrics alone
-    control_fd: int | None = None  # a connection to the supervisor, inherited
-    num_frontends: int = 1  # with this one
-    start_reason: Literal["initial", "load", "restarted"] = "initial"
-    parent_pid: int | None = None  # the supervisor's
-    # `server/name`, the same after a restart.
-    worker_id: str = msgspec.field(default_factory=random_worker_id)
-
-    @property
-    def name(self) -> str:
-        """The name of the process, such as `frontend-0`."""
-        return self.worker_id.rpartition("/")[2]
-
-
 def run(task: FrontendTask) -> None:
-    """Serve until SIGTERM.
+    """Serve until the supervisor's order to end.
 
     Raises:
         ConfigError: the jobs' database, the trace exporter or the code of an endpoint cannot be opened.
@@ -87,8 +67,6 @@ def run(task: FrontendTask) -> None:
     config, worker_id = task.config, task.worker_id
     setproctitle.setproctitle(f"noria frontend {task.name}")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
-    for number in (signal.SIGTERM, signal.SIGINT):  # after a shutdown, uvicorn raises the signal again
-        signal.signal(number, _ignore_signal)
     declarations.init_engine_series([engine_name(number) for number in range(len(task.engines))])
     outcomes.init_unknown_model_series()
     # 0, so that Prometheus sees the first increase
@@ -103,10 +81,7 @@ def run(task: FrontendTask) -> None:
         first_states_wait_s=0.0 if task.start_reason == "initial" else _FIRST_STATES_WAIT_S,
         rebalance=config.frontend.rebalance,
     )
-    engine_pool.versions.configured = task.configured_versions
     statistics, link = StatisticsRecorder(config.statistics), None
-    if task.registrar:
-        link = RegistrarLink(engine_pool, worker_id, routes_file(config), task.registrar, statistics)
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, task.name)
     jobs = open_job_service(config, worker_id, tracer)
     listeners = [socket.socket(fileno=fd) for fd in (task.fd, task.metrics_fd) if fd is not None]
@@ -121,7 +96,11 @@ def run(task: FrontendTask) -> None:
         num_frontends=task.num_frontends,
         statistics=statistics,
     )
-    server = http_server(app, engine_pool, config.frontend, task, link)
+    submission: Submission = app.state.submission
+    submission.versions.configure(task.configured_versions)
+    if task.registrar:
+        link = RegistrarLink(submission, worker_id, routes_file(config), task.registrar, statistics)
+    server = http_server(app, config.frontend, task, link)
     gc.collect()
     gc.set_threshold(_GC_THRESHOLD)
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
@@ -131,7 +110,6 @@ def run(task: FrontendTask) -> None:
 
 def http_server(
     app: Starlette,
-    engine_pool: EnginePool,
     config: FrontendConfig,
     task: FrontendTask | None = None,
     link: RegistrarLink | None = None,
@@ -142,14 +120,13 @@ def http_server(
     ConfigError if the certificate cannot be used.
     """
     return _DrainingServer(
-        engine_pool,
         app.state,
         config,
         task,
         link,
         Certificate(config.ssl_certfile, config.ssl_keyfile) if config.ssl_certfile else None,
         uvicorn.Config(
-            app,
+            app.middleware_stack or app,  # Starlette's own call adds nothing that we use
             loop="uvloop",
             http=_protocol_class(config),
             ws="none",
@@ -157,7 +134,7 @@ def http_server(
             log_config=None,
             access_log=False,
             server_header=False,
-            forwarded_allow_ips=list(config.trusted_proxies),
+            forwarded_allow_ips=in_both_forms(config.trusted_proxies),
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(config.drain_s + _REJECT_GRACE_S + _CLOSE_GRACE_S),
         ),
@@ -165,7 +142,12 @@ def http_server(
 
 
 def _protocol_class(config: FrontendConfig) -> type[TimeoutHttpProtocol]:
-    return BesideGrpcHttpProtocol if config.grpc_port else TimeoutHttpProtocol
+    """Return the protocol of one server's connections, which it counts."""
+    limiter = ConcurrencyLimiter(
+        "connections", config.max_connections, config.max_connections_per_client, retry_after_s=0.0
+    )
+    protocol_class = BesideGrpcHttpProtocol if config.grpc_port else TimeoutHttpProtocol
+    return protocol_class.limited(limiter, proxy_check(in_both_forms(config.trusted_proxies)))
 
 
 class _DrainingServer(uvicorn.Server):
@@ -181,7 +163,6 @@ class _DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        engine_pool: EnginePool,
         app_state: State,  # what `build_app` put there
         settings: FrontendConfig,
         task: FrontendTask | None,
@@ -190,12 +171,23 @@ class _DrainingServer(uvicorn.Server):
         config: uvicorn.Config,
     ) -> None:
         super().__init__(config)
-        self._engine_pool, self._app_state, self._settings, self._task = engine_pool, app_state, settings, task
+        self._app_state, self._settings, self._task = app_state, settings, task
         self._num_frontends = 1 if task is None else task.num_frontends
         self._certificate, self._link = certificate, link
         self._linking: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
         self._told_to_exit = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Exit on the supervisor's order, or, without a supervisor, on the signals that uvicorn obeys."""
+        if self._task is None:
+            with super().capture_signals():
+                yield
+        else:
+            signal.signal(STOP_SIGNAL, lambda *_: setattr(self, "should_exit", True))
+            yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load the code of endpoints, then start listening. Raises ConfigError."""
@@ -208,28 +200,35 @@ class _DrainingServer(uvicorn.Server):
             self._linking = asyncio.create_task(self._link.run())
         declarations.FRONTENDS.set(1)
         if self._task is not None and self._task.control_fd is not None:
-            control = socket.socket(fileno=self._task.control_fd)
-            self._background.append(asyncio.create_task(self._follow_supervisor(control, self._task.name)))
+            control_fd, name = self._task.control_fd, self._task.name
+            self._following = asyncio.create_task(self._follow_supervisor(control_fd, name))
 
     async def _start_with_tls(self, certificate: Certificate, sockets: list[socket.socket] | None) -> None:
         with_tls = [each for each in sockets or () if each.family != socket.AF_UNIX]
         await super().startup([each for each in sockets or () if each.family == socket.AF_UNIX])
         self._background.append(asyncio.create_task(certificate.follow()))
         for listener in with_tls:
-            is_reserved = _protocol_class(self._settings).has_reserved_descriptor
-            server = TlsServer(listener, self._make_protocol, certificate, is_reserved)
+            server = TlsServer(listener, self._make_protocol, certificate, self._protocol_class.admit)
             self.servers.append(server)  # type: ignore[arg-type]
 
-    def _make_protocol(self) -> TimeoutHttpProtocol:
-        return _protocol_class(self._settings)(self.config, self.server_state, self.lifespan.state)
+    def _make_protocol(self, held: contextlib.ExitStack) -> TimeoutHttpProtocol:
+        protocol = self._protocol_class(self.config, self.server_state, self.lifespan.state)
+        protocol.held = held
+        return protocol
+
+    @property
+    def _protocol_class(self) -> type[TimeoutHttpProtocol]:
+        assert not isinstance(self.config.http, str)
+        return cast("type[TimeoutHttpProtocol]", self.config.http)
 
     async def main_loop(self) -> None:
         """Set the Date of responses each second, until told to exit; uvicorn's own loop looks ten times a second."""
         self._loop = asyncio.get_running_loop()
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._told_to_exit.wait()
+        with gathering_lines():
+            while not await self.on_tick(0):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await self._told_to_exit.wait()
 
     @property
     def should_exit(self) -> bool:
@@ -250,25 +249,24 @@ class _DrainingServer(uvicorn.Server):
             task.cancel()
         self._app_state.drain()  # ends the streams of jobs and of the live view; their clients reconnect elsewhere
         loop = asyncio.get_running_loop()
-        stop = loop.call_later(drain_s, self._engine_pool.stop)
+        stop = loop.call_later(drain_s, self._app_state.stop)
         abort = loop.call_later(drain_s + _REJECT_GRACE_S, self._abort_connections)
         await super().shutdown(sockets)
         stop.cancel()
         abort.cancel()
-        if self._linking is not None:  # only now: what was in flight needed its versions
-            self._linking.cancel()
+        for last in (self._linking, self._following):  # only now: what was in flight needed its versions
+            if last is not None:
+                last.cancel()
         log.info("drained", extra=fields(event="drain_ended"))
 
-    async def _follow_supervisor(self, control: socket.socket, name: str) -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=control)
-        writer.write(FRONTEND_READY)
-        while line := await reader.readline():
-            match msgspec.json.decode(line, type=NumFrontends | Retire):
+    async def _follow_supervisor(self, control_fd: int, name: str) -> None:
+        async for message in follow_supervisor(control_fd):
+            match message:
                 case NumFrontends(count):
                     self._share_clients(count)
                 case Retire():
                     declarations.FRONTEND_STOPS.labels(name).inc()
-                    await self._retire()
+                    self._background.append(asyncio.create_task(self._retire()))
 
     def _share_clients(self, num_frontends: int) -> None:
         """Share limits with the other front ends, and connections if they have become more.
@@ -318,14 +316,11 @@ class _DrainingServer(uvicorn.Server):
             connection.transport.abort()  # the event loop removes it from the set later
 
 
-def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    pass
-
-
 def main() -> None:
     """Read the task from the command line and run it."""
     task = msgspec.json.decode(sys.argv[1], type=FrontendTask)
-    die_with_parent(parent_pid=task.parent_pid)
+    leave_signals_to_supervisor()
+    die_with_parent(STOP_SIGNAL, task.parent_pid)
     with logging_here(task.name, task.config.log_level, task.config.log_format):
         try:
             run(task)

@@ -46,6 +46,14 @@ def test_a_key_may_have_scopes_and_has_those_of_before_without(file):
     assert [key.scopes for key in read_keys(str(file))] == [{"jobs", "metrics"}, {"generate", "jobs", "metrics"}]
 
 
+def test_the_scope_registry_of_older_files_means_lineage_and_deploy(file):
+    written = f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = ["generate", "registry"]\n'
+    new = generate_key("b", ["registry"])[1]
+    file.write_text(written + new)
+    assert [key.scopes for key in read_keys(str(file))] == [{"generate", "lineage", "deploy"}, {"lineage", "deploy"}]
+    assert 'scopes = ["lineage", "deploy"]' in new
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -64,14 +72,17 @@ def test_a_key_may_have_scopes_and_has_those_of_before_without(file):
         ('[[key]]\nname = "a"\nsha256 = "swordfish"', "sha256 is not a digest; allowed is"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nimages_per_minute = 0', "images_per_minute is 0; allowed is"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nimages_per_minute = 1.5', "images_per_minute is 1.5; allowed is"),
-        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = true', "max_images_in_flight is True"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = true', "max_images_in_flight is true"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\npriority = "urgent"', "priority is 'urgent'; allowed is low"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = ["jobs", "root"]', "scopes is .*root.*; allowed is a"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = []', r"scopes is \[\]; allowed is a list of some of"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = "jobs"', "scopes is 'jobs'; allowed is a list"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "a"\nsha256 = "{OTHER_DIGEST}"',
-         "1 and .* 2 have the same name"),
-        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "b"\nsha256 = "{DIGEST}"', "have the same sha256"),
+         r"two keys are called 'a', \[\[key\]\] 1 in line 1 and \[\[key\]\] 2 in line 4\. Rename one, or remove"),
+        (f'key = [{{name = "a", sha256 = "{DIGEST}"}}, {{name = "a", sha256 = "{OTHER_DIGEST}"}}]',
+         r"two keys are called 'a', \[\[key\]\] 1 and \[\[key\]\] 2\. Rename one"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "b"\nsha256 = "{DIGEST}"',
+         r"'a' and 'b' are the same key, \[\[key\]\] 1 in line 1 .*\. Remove one"),
     ],
 )  # fmt: skip
 def test_an_invalid_file_is_rejected_with_the_reason(file: pathlib.Path, text, words):
@@ -83,7 +94,7 @@ def test_an_invalid_file_is_rejected_with_the_reason(file: pathlib.Path, text, w
 
 
 def test_a_missing_file_is_rejected(file):
-    with pytest.raises(ConfigError, match=r"cannot be read.*No such file"):
+    with pytest.raises(ConfigError, match=r"cannot be read.*No such file.*noria key create NAME >> FILE"):
         read_keys(str(file))
 
 

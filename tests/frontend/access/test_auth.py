@@ -8,20 +8,20 @@ import threading
 import httpx
 import openai
 import pytest
-import starlette.requests
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
-from noria.errors import ConfigError, RateLimited, Unauthorized
+from noria.errors import ConfigError, RateLimited
 from noria.frontend.access import key_reload
 from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
-from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
+from noria.frontend.access.auth import ClientDirectory, presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http import paths
+from noria.frontend.http.middleware import ObservabilityMiddleware
+from noria.frontend.http.operations import Operation
+from noria.frontend.routing import routes_of
 from waiting import wait_until
 
 
@@ -29,8 +29,25 @@ def basic(password, user="user"):
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
+OPEN_PATHS = {
+    *("/healthz", "/health", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics", "/openapi.json"),
+    *(
+        "/",
+        "/text",
+        "/live",
+        "/models",
+        "/deployments",
+        "/lineage",
+        "/drift",
+        "/docs",
+        "/docs/{name}",
+        "/pages/{name:path}",
+    ),
+}
+
+
 def is_open(method, path):
-    return paths.is_open(method, path) or path.startswith(f"{paths.ASSETS_PATH}/")
+    return path in OPEN_PATHS and method != "POST"
 
 
 def test_every_route_but_the_open_ones_needs_a_key(client_of):
@@ -40,9 +57,6 @@ def test_every_route_but_the_open_ones_needs_a_key(client_of):
         for method in route.methods - {"HEAD"}:
             answer = anonymous.request(method, path)
             assert (answer.status_code == 401) is (not is_open(method, route.path)), (method, path, answer.status_code)
-    health = {"/healthz", "/health", "/readyz", "/v2/health/live", "/v2/health/ready"}
-    pages = {"/docs", "/live", "/text", "/", "/models", "/deployments", "/lineage", "/drift"}
-    assert health | pages | {"/metrics", "/openapi.json"} == paths.OPEN_PATHS
 
 
 def test_a_key_opens_every_route(client_of):
@@ -108,26 +122,25 @@ def test_a_password_may_contain_colons():
     assert presented_key({}) is None
 
 
-def test_endpoints_get_starlettes_headers(monkeypatch):
-    content_types = []
+def app_of(operation):
+    """An application of one operation, for clients without keys."""
 
-    def parse(content_type):  # in place of python-multipart's, which is not installed
-        content_types.append(content_type)
-        return b"", {}
+    def refuse(_, error):
+        return JSONResponse({"message": error.message}, error.http_status)
 
+    app = Starlette(routes=routes_of([operation], ClientDirectory((), 1)))
+    app.middleware_stack = ObservabilityMiddleware(app.router, refuse, refuse, lambda *_: True)
+    return app
+
+
+def test_endpoints_get_the_first_value_of_a_header_and_all_of_them():
     async def endpoint(http):
-        await http.form()
-        values = [http.headers["X-A"], http.headers.get("x-missing"), http.headers.getlist("X-A"), http.cookies]
-        return JSONResponse([*values, "X-a" in http.headers, "x-missing" in http.headers, http.headers.keys()])
+        values = [http.headers["x-a"], http.headers.get("x-missing"), http.headers.getlist("x-a"), http.cookies]
+        return JSONResponse([*values, "x-a" in http.headers, "x-missing" in http.headers])
 
-    monkeypatch.setattr(starlette.requests, "parse_options_header", parse)
-    app = Starlette(routes=[Route("/", AuthenticatedEndpoint(endpoint, ClientDirectory((), 1)), methods=["POST"])])
-    headers = [("x-a", "1"), ("X-A", "2"), ("Cookie", "a=b")]
-    response = TestClient(app).post("/", files={"image": b"pixels"}, headers=headers)
-    value, missing, values, cookies, has, has_missing, names = response.json()
-    assert (value, missing, values, cookies, has, has_missing) == ("1", None, ["1", "2"], {"a": "b"}, True, False)
-    assert names.count("x-a") == 2
-    assert content_types[0].startswith("multipart/form-data; boundary=")
+    app = app_of(Operation(method="POST", path="/", handler=endpoint, group="Generate", scopes=()))
+    response = TestClient(app).post("/", headers=[("x-a", "1"), ("X-A", "2"), ("Cookie", "a=b")])
+    assert response.json() == ["1", None, ["1", "2"], {"a": "b"}, True, False]
 
 
 def test_openais_client_raises_its_authentication_error(client_of):
@@ -167,7 +180,7 @@ def test_openapi_has_security_schemes_if_there_are_keys(client_of, client):
     assert {scheme["type"] for scheme in schemes.values()} == {"http", "apiKey"}
     for path, item in locked["paths"].items():
         for method, operation in item.items():
-            assert ("security" in operation) is not paths.is_open(method.upper(), path)
+            assert ("security" in operation) is not is_open(method.upper(), path)
             assert "security" not in operation or "401" in operation["responses"]
     needed = {path: locked["paths"][path]["get"] for path in ("/v1/jobs", "/v1/models")}
     assert {path: get["security"][0]["bearer"] for path, get in needed.items()} == {
@@ -294,11 +307,22 @@ def test_a_route_needs_its_scope(client_with_scopes):
         ("GET", "/v1/jobs"): {"jobs", "admin"},
         ("POST", "/v1/jobs"): {"jobs", "admin"},
         ("DELETE", "/v1/jobs/job_00000000000000000000000000"): {"jobs", "admin"},
+        ("POST", "/api/v1/lineage"): {"lineage", "admin"},
+        ("POST", "/api/v1/lineage/batch"): {"lineage", "admin"},
+        ("GET", "/v1/registry/versions"): {"lineage", "deploy", "admin"},
+        ("GET", "/v1/registry/trace"): {"lineage", "deploy", "admin"},
+        ("POST", "/v1/registry/trace"): {"lineage", "deploy", "admin"},
+        ("GET", "/v1/deployments"): {"lineage", "deploy", "admin"},
+        ("GET", "/v1/statistics"): {"lineage", "deploy", "admin"},
+        ("POST", "/v1/registry/versions"): {"deploy", "admin"},
+        ("POST", "/v1/deployments"): {"deploy", "admin"},
+        ("POST", "/v1/deployments/promote"): {"deploy", "admin"},
+        ("POST", "/v1/deployments/rollback"): {"deploy", "admin"},
     }
     for name in (*sorted(ALL_SCOPES), "of_before"):
         client = client_with_scopes(name)
         for (method, path), scopes in routes.items():
-            is_allowed = name in scopes or name == "of_before"
+            is_allowed = name in scopes or (name == "of_before" and bool(scopes & {"generate", "jobs"}))
             assert (client.request(method, path).status_code != 403) is is_allowed, (name, method, path)
     answer = client_with_scopes("metrics").post("/t2i", json={"prompt": "p"})
     error = answer.json()["error"]
@@ -313,7 +337,7 @@ def test_exemplars_need_the_scope_metrics(client_with_scopes):
         name: "request_id=" in client_with_scopes(name).get("/metrics", headers=headers).text
         for name in (*ALL_SCOPES, "of_before")
     }
-    others = {"generate": False, "jobs": False, "registry": False}
+    others = {"generate": False, "jobs": False, "lineage": False, "deploy": False}
     assert has_exemplars == others | {"metrics": True, "admin": True, "of_before": True}
 
 
@@ -413,13 +437,13 @@ def test_a_changed_key_keeps_what_is_in_flight_and_charged():
     before = ApiKey("alice", "a" * 64, max_images_in_flight=4, images_per_minute=60)
     clients = ClientDirectory([before], 1)
     (client,) = clients._clients.values()
-    client.images.acquire(3, 1000.0, 0.0)
+    client.images.acquire(3, 1000.0, lambda: 0.0)
     changed = ApiKey("al", "a" * 64, max_images_in_flight=2, images_per_minute=20, scopes=frozenset({"jobs"}))
     clients.update([changed, ApiKey("alice", "b" * 64)])
     assert clients._clients[changed] is client
     assert (client.name, client.has_scope("generate"), client.has_scope("jobs")) == ("al", False, True)
     with pytest.raises(RateLimited, match=r"'al' has 3 images in flight.*limit of 2"):
-        client.images.acquire(1, 1000.0, 0.0)
+        client.images.acquire(1, 1000.0, lambda: 0.0)
     client.images.release(3)
     with pytest.raises(RateLimited, match="20 images a minute"):  # 3 of 60 are charged: 1 of 20
         client.images.charge(20, 1000.0)
@@ -429,15 +453,15 @@ def test_a_changed_key_keeps_what_is_in_flight_and_charged():
 def test_front_ends_share_the_limits_by_their_present_number():
     clients = ClientDirectory([ApiKey("alice", "a" * 64, max_images_in_flight=4, texts_per_minute=60)], 1)
     (client,) = clients._clients.values()
-    client.images.acquire(3, 1000.0, 0.0)
+    client.images.acquire(3, 1000.0, lambda: 0.0)
     clients.share_among(2)
     with pytest.raises(RateLimited, match=r"3 images in flight.*limit of 2"):
-        client.images.acquire(1, 1000.0, 0.0)
+        client.images.acquire(1, 1000.0, lambda: 0.0)
     with pytest.raises(RateLimited, match="30 texts a minute"):
         client.texts.charge(31, 1000.0)
     clients.update([ApiKey("alice", "a" * 64, max_images_in_flight=8)])
     clients.share_among(1)
-    client.images.acquire(5, 1000.0, 0.0)
+    client.images.acquire(5, 1000.0, lambda: 0.0)
 
 
 def test_limits_that_a_changed_key_loses_and_gets_are_applied():
@@ -445,7 +469,7 @@ def test_limits_that_a_changed_key_loses_and_gets_are_applied():
     clients = ClientDirectory([limited], 1)
     (client,) = clients._clients.values()
     clients.update([unlimited])
-    client.texts.acquire(100, 1000.0, 0.0)
+    client.texts.acquire(100, 1000.0, lambda: 0.0)
     assert client.allowed_priority("high") == "high"
     clients.update([limited])
     client.texts.charge(1, 1000.0)
@@ -462,12 +486,8 @@ def test_without_keys_only_clients_of_the_same_machine_change_the_registry(addre
     async def answer(_):
         return JSONResponse({})
 
-    route = Route("/", AuthenticatedEndpoint(answer, ClientDirectory([], 1), "registry"))
+    operation = Operation(method="GET", path="/", handler=answer, group="Deployments", scopes=("deploy",))
 
-    def refuse(_, error):
-        return JSONResponse({"message": error.message}, error.http_status)
-
-    app = Starlette(routes=[route], exception_handlers={Unauthorized: refuse})
-    client = TestClient(app, client=(address, 1))
+    client = TestClient(app_of(operation), client=(address, 1))
     assert client.get("/").status_code == status
     assert client.get("/", headers={"X-Forwarded-For": address}).status_code == 401

@@ -19,6 +19,17 @@ def test_a_client_is_rejected_at_its_limit_and_everyone_at_the_total():
             limiter.acquire(client)
 
 
+def test_a_use_by_nobody_counts_in_total_only():
+    limiter = ConcurrencyLimiter("uploads", max_total=3, max_per_client=1, retry_after_s=7.0)
+    for client in (None, None, "a"):
+        limiter.acquire(client)
+    for client in (None, "b"):
+        with pytest.raises(RateLimited, match=r"^3 uploads are under way already"):
+            limiter.acquire(client)
+    limiter.release(None)
+    limiter.acquire("b")
+
+
 def test_a_rejection_is_not_counted():
     limiter = ConcurrencyLimiter("uploads", max_total=2, max_per_client=2, retry_after_s=7.0)
     limiter.acquire("a")

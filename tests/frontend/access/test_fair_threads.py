@@ -59,10 +59,10 @@ def test_a_cancelled_call_that_waits_is_not_made_and_one_that_runs_keeps_its_thr
 def test_a_call_that_is_cancelled_just_when_its_turn_comes_passes_it_on():
     async def scenario():
         threads, calls = FairThreads(1), Calls()
-        await threads._acquire("a")
+        await threads._turns.acquire("a")
         second, third = (asyncio.create_task(threads.run("a", calls.make(name))) for name in "23")
         await asyncio.sleep(0)
-        threads._release()
+        threads._turns.release()
         second.cancel()
         calls.end("3")
         assert await third == "3"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from noria.errors import InvalidField, RateLimited
 from noria.frontend.access.api_keys import ApiKey
 from noria.frontend.access.quotas import ApiClient, Quota, TokenBucket
-from noria.protocol.request import ImageRequestBody
 from waiting import wait_until
 
 rates = st.integers(1, 600)
@@ -73,40 +72,40 @@ def test_one_minutes_worth_passes_at_once_and_then_one_at_a_time():
 
 def test_images_are_in_flight_until_released():
     client = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=4), 1)
-    client.images.acquire(3, 0.0, 7.5)
+    client.images.acquire(3, 0.0, lambda: 7.5)
     with pytest.raises(RateLimited, match=r"3 images .* limit of 4") as caught:
-        client.images.acquire(2, 0.0, 7.5)
+        client.images.acquire(2, 0.0, lambda: 7.5)
     assert caught.value.retry_after_s == 7.5
-    client.images.acquire(1, 0.0, 7.5)
+    client.images.acquire(1, 0.0, lambda: 7.5)
     client.images.release(3)
-    client.images.acquire(3, 0.0, 7.5)
+    client.images.acquire(3, 0.0, lambda: 7.5)
 
 
 def test_a_rejection_for_one_limit_does_not_charge_the_other():
     client = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=2, images_per_minute=3), 1)
-    client.images.acquire(2, 0.0, 1.0)
+    client.images.acquire(2, 0.0, lambda: 1.0)
     with pytest.raises(RateLimited, match="in flight"):
-        client.images.acquire(1, 0.0, 1.0)
+        client.images.acquire(1, 0.0, lambda: 1.0)
     client.images.release(2)
-    client.images.acquire(1, 0.0, 1.0)
+    client.images.acquire(1, 0.0, lambda: 1.0)
     with pytest.raises(RateLimited, match=r"3 images a minute.* 20"):
-        client.images.acquire(1, 0.0, 1.0)
+        client.images.acquire(1, 0.0, lambda: 1.0)
     client.images.release(1)
-    client.images.acquire(1, 20.0, 1.0)
+    client.images.acquire(1, 20.0, lambda: 1.0)
 
 
 def test_front_ends_share_a_keys_limits_and_each_allows_at_least_one():
     key = ApiKey("a", "0" * 64, max_images_in_flight=4, images_per_minute=10)
     client = ApiClient(key, 3)
     with pytest.raises(InvalidField, match=r"n is 2.* 1 images in flight"):
-        client.images.acquire(2, 0.0, 0.0)
+        client.images.acquire(2, 0.0, lambda: 0.0)
     with pytest.raises(InvalidField, match=r"n is 4.* 3 images a minute"):
-        client.apply_priority(ImageRequestBody("p", n=4))
+        client.images.check_rate(4)
     lone = ApiClient(key, 64)
-    lone.images.acquire(1, 0.0, 0.0)
+    lone.images.acquire(1, 0.0, lambda: 0.0)
     lone.images.release(1)
     with pytest.raises(RateLimited, match=r"1 images a minute.* 60"):
-        lone.images.acquire(1, 0.0, 0.0)
+        lone.images.acquire(1, 0.0, lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +116,12 @@ def test_front_ends_share_a_keys_limits_and_each_allows_at_least_one():
     ],
 )  # fmt: skip
 def test_a_key_may_use_priorities_up_to_its_own(highest, asked, given):
-    assert (
-        ApiClient(ApiKey("a", "0" * 64, priority=highest), 1)
-        .apply_priority(ImageRequestBody("p", priority=asked))
-        .priority
-        == given
-    )
+    assert ApiClient(ApiKey("a", "0" * 64, priority=highest), 1).allowed_priority(asked) == given
 
 
 def test_a_priority_above_the_keys_is_rejected():
     with pytest.raises(InvalidField, match=r"'high'.* 'a' are low, normal") as caught:
-        ApiClient(ApiKey("a", "0" * 64, priority="normal"), 1).apply_priority(ImageRequestBody("p", priority="high"))
+        ApiClient(ApiKey("a", "0" * 64, priority="normal"), 1).allowed_priority("high")
     assert caught.value.field == "priority"
 
 
@@ -252,11 +246,17 @@ def test_a_repeated_job_is_not_charged_again(serve_keys, client_with_key):
 def test_what_is_held_counts_until_the_end_of_the_context_and_leaves_nothing():
     quota = Quota("alice", "images", 2, 4)
     for _ in range(9):
-        with quota.hold(2, 1000.0, 0.0, in_flight=True):
-            with pytest.raises(RateLimited, match="has 2 images in flight"), quota.hold(1, 1000.0, 3.0, in_flight=True):
+        with quota.hold(2, 1000.0, lambda: 0.0, in_flight=True):
+            with (
+                pytest.raises(RateLimited, match="has 2 images in flight"),
+                quota.hold(1, 1000.0, lambda: 3.0, in_flight=True),
+            ):
                 pass
-            with pytest.raises(RateLimited, match="4 images a minute"), quota.hold(3, 1000.0, 0.0, in_flight=False):
+            with (
+                pytest.raises(RateLimited, match="4 images a minute"),
+                quota.hold(3, 1000.0, lambda: 0.0, in_flight=False),
+            ):
                 pass
-        with quota.hold(4, 1000.0, 0.0, in_flight=False), pytest.raises(RateLimited, match="4 images a minute"):
+        with quota.hold(4, 1000.0, lambda: 0.0, in_flight=False), pytest.raises(RateLimited, match="4 images a minute"):
             quota.charge(1, 1000.0)
-    quota.acquire(2, 1000.0, 0.0)
+    quota.acquire(2, 1000.0, lambda: 0.0)

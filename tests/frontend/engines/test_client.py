@@ -1,4 +1,4 @@
-"""One engine's attempts, with messages in an order that a network gives rarely."""
+"""Attempts of one engine, with messages in an order that a network gives rarely."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ import pytest
 from noria.config import FrontendConfig
 from noria.frontend.engines.client import EngineClient
 from noria.frontend.services.images.request_validation import validate
-from noria.protocol.messages import Cancel, EngineState, Failed, Progress, Submit, Timings
-from noria.protocol.request import ImageRequestBody
+from noria.protocol.messages import Cancel, EngineState, Failed, Progress, Timings
+from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.protocol.transport import EngineEndpoint
 from noria.testing.fake_engine import FAKE_MODEL
 
@@ -19,7 +19,7 @@ class Connection:
     def __init__(self):
         self.sent = []
 
-    async def send(self, message, _data=None):
+    def send(self, message, _data=None):
         self.sent.append(message)
 
 
@@ -27,19 +27,19 @@ def test_a_message_that_arrives_while_a_request_is_cancelled_is_not_lost():
     async def scenario():
         connection = Connection()
         client = EngineClient(connection, "frontend-0", EngineEndpoint("engine-0", "ipc://unused"))
-        await client.send_hello()
+        client.send_hello()
         client.receive(EngineState("a", "ready", (FAKE_MODEL,), "cpu"), None)
         request = validate(ImageRequestBody("p"), FAKE_MODEL, FrontendConfig(), "name", lambda: 1, "alice")
         call = asyncio.create_task(client.submit(request, None))
         await asyncio.sleep(0)
-        attempt_id = connection.sent[-1].request.attempt_id
+        attempt_id = connection.sent[-1].attempt_id
         call.cancel()
         client.receive(Progress(attempt_id, 0, 0, 20, 0.0, 0.5), None)  # in the same turn of the event loop
         client.receive(Failed(attempt_id, "cancelled", "by the caller", timings=Timings(0.25)), None)
         (attempt,) = client._attempts.values()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(call, 60)
-        assert [type(each) for each in connection.sent[-2:]] == [Submit, Cancel]
+        assert [type(each) for each in connection.sent[-2:]] == [EngineRequest, Cancel]
         assert attempt.predicted_s == 0.5
         assert attempt.failure.timings == Timings(0.25)
 

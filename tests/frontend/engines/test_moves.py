@@ -31,7 +31,7 @@ def num_moved(outcome, reason="leave"):
 async def begin(pool, engine, request, on_update=None, data=None):
     """Submit a request that `engine` withholds."""
     engine.never_answers = True
-    task = asyncio.create_task(pool.submit(request, on_update, data))
+    task = asyncio.create_task(pool.submitter.submit(request, on_update, data))
     await wait_until_async(lambda: engine.in_flight)
     return task
 
@@ -81,7 +81,7 @@ def test_a_target_that_is_lost_costs_only_the_steps_since_the_move(request_of, e
         async with EnginePool([first.address, second.address, third.address]) as pool:
             await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "ready", "loading"])
             first.never_answers = True
-            task = asyncio.create_task(pool.submit(request_of()))
+            task = asyncio.create_task(pool.submitter.submit(request_of()))
             await wait_until_async(lambda: first.in_flight or second.in_flight)
             source, target = (first, second) if first.in_flight else (second, first)
             source.states, source.states_data = (STATE,), b"state"
@@ -193,7 +193,7 @@ def test_a_request_that_has_moved_is_not_refused_because_the_target_is_full(requ
             second.set_state("ready")
             await wait_until_async(lambda: len(second.resumed) >= 2)
             with pytest.raises(QueueFull):
-                await pool.submit(request_of(seed=2))  # a new one is
+                await pool.submitter.submit(request_of(seed=2))  # a new one is
             second.failure = None
             assert (await task).images
         assert all(each.images == (STATE,) and each.request.was_moved for each in second.resumed)
@@ -208,7 +208,10 @@ def test_a_request_that_was_handed_over_waits_for_an_engine_and_can_be_cancelled
     async def scenario():
         async with EnginePool([first.address, second.address], restart_wait_s=0.1) as pool:
             await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "loading"])
-            tasks = [await begin(pool, first, request_of(seed=1)), asyncio.create_task(pool.submit(request_of(seed=2)))]
+            tasks = [
+                await begin(pool, first, request_of(seed=1)),
+                asyncio.create_task(pool.submitter.submit(request_of(seed=2))),
+            ]
             await wait_until_async(lambda: len(first.in_flight) == 2)
             second.never_answers = True
             second.set_state("ready")
@@ -241,7 +244,7 @@ def test_the_newest_requests_leave_a_busy_engine_once_for_each_of_its_reports(
             tasks = [await begin(pool, first, request_of(seed=seed)) for seed in range(6)]
             promised = msgspec.structs.replace(request_of(seed=6), deadline_s=30.0)
             alone = msgspec.structs.replace(request_of(seed=7), exclusive=True)
-            tasks += [asyncio.create_task(pool.submit(request)) for request in (promised, alone)]
+            tasks += [asyncio.create_task(pool.submitter.submit(request)) for request in (promised, alone)]
             await wait_until_async(lambda: len(first.in_flight) == len(tasks))
             second.never_answers = True
             second.set_state("ready")

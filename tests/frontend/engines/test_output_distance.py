@@ -14,8 +14,8 @@ def images(*pixels: np.ndarray) -> EngineResult:
     return EngineResult(made, Timings(0.0), 1, 1.0, 1.0)
 
 
-def numbers(rows: np.ndarray) -> EngineResult:
-    return EngineResult((), Timings(0.0), 1, 1.0, 1.0, TextResult(*rows.shape), memoryview(rows.tobytes()))
+def numbers(rows: np.ndarray, *row_counts: int) -> EngineResult:
+    return EngineResult((), Timings(0.0), 1, 1.0, 1.0, TextResult(*rows.shape, row_counts), memoryview(rows.tobytes()))
 
 
 def test_of_images_it_is_the_mean_absolute_difference_of_their_pixels() -> None:
@@ -32,6 +32,19 @@ def test_of_numbers_it_is_the_mean_cosine_distance_of_their_rows() -> None:
     nothing = np.zeros((4, 16), np.float32)
     assert output_distance(numbers(nothing), numbers(nothing)) == 0.0
     assert output_distance(numbers(one), numbers(nothing)) == 1.0
+
+
+def test_of_sparse_embeddings_numbers_of_the_same_token_are_compared() -> None:
+    one = numbers(np.array([[9000, 3], [9001, 4], [7, 1]], np.float32), 2, 1, 0)
+    other = numbers(np.array([[9001, 1], [8, 1]], np.float32), 1, 1, 0)
+    assert output_distance(one, other) == pytest.approx((1 - 4 / 5 + 1 + 0) / 3)
+    assert output_distance(one, numbers(np.array([[9001, 1]], np.float32), 1)) is None
+
+
+def test_of_many_rows_some_are_compared() -> None:
+    one, other = np.ones((2, 1024, 4), np.float32)
+    other[1::2] = 0
+    assert output_distance(numbers(one), numbers(other)) == 0.0
 
 
 def test_other_forms_have_no_distance() -> None:

@@ -1,4 +1,4 @@
-"""What a front end knows of its engines, and which of them gets a request."""
+"""Engines that a front end knows, and which of them gets a request."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ def test_a_request_is_rejected_at_once_if_no_engine_is_ready(request_of, folder)
             assert not engine_pool.ready
             assert not engine_pool.models
             with pytest.raises(EngineUnavailable, match="engine 0 is unknown, engine 1 is unknown") as caught:
-                await engine_pool.submit(request_of())
+                await engine_pool.submitter.submit(request_of())
             assert caught.value.retry_after_s > 0
 
     asyncio.run(scenario())
@@ -52,7 +52,7 @@ def test_a_request_goes_to_the_engine_with_the_fewest_images(request_of, new_eng
         async with EnginePool([engine.address for engine in engines]) as engine_pool:
             await wait_until_async(lambda: all(status.state == "ready" for status in engine_pool.engines))
             assert engine_pool.models == {spec.name: spec}
-            tasks = [asyncio.create_task(engine_pool.submit(request_of())) for _ in range(6)]
+            tasks = [asyncio.create_task(engine_pool.submitter.submit(request_of())) for _ in range(6)]
             await wait_until_async(lambda: sum(len(engine.submitted) for engine in engines) == 6)
             assert [len(engine.submitted) for engine in engines] == [2, 2, 2]
             for task in tasks:
@@ -71,7 +71,7 @@ def test_a_request_that_is_cancelled_twice_leaves_no_exception_that_nobody_await
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context["message"]))
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            tasks = [asyncio.create_task(engine_pool.submit(request_of()))]
+            tasks = [asyncio.create_task(engine_pool.submitter.submit(request_of()))]
             await wait_until_async(lambda: engine.submitted)
             (attempt,) = engine_pool._engines[0]._attempts.values()
             attempt.outcome.add_done_callback(lambda _: tasks[0].cancel())  # at the engine's reply to the first one
@@ -94,7 +94,7 @@ def test_an_engine_is_unready_once_it_ends_and_ready_after_its_restart(request_o
             for _ in range(5):
                 await wait_until_async(lambda: engine_pool.ready)
                 incarnations.add(engine_pool.engines[0].incarnation)
-                assert (await engine_pool.submit(request_of())).num_steps_run == 12
+                assert (await engine_pool.submitter.submit(request_of())).num_steps_run == 12
                 engine.set_state("dead")
                 await wait_until_async(lambda: not engine_pool.ready)
                 engine.set_state("ready")
@@ -111,11 +111,11 @@ def test_an_invalid_reply_fails_its_request_and_not_the_connection(request_of, n
             await wait_until_async(lambda: engine_pool.ready)
             engine.sends_invalid_replies = True
             with pytest.raises(GenerationFailed):
-                await engine_pool.submit(request_of())
+                await engine_pool.submitter.submit(request_of())
             assert "invalid reply from its engine" in caplog.text
             engine.sends_invalid_replies = False
             assert engine_pool.ready
-            assert (await engine_pool.submit(request_of(seed=4))).images[0].seed == 4
+            assert (await engine_pool.submitter.submit(request_of(seed=4))).images[0].seed == 4
 
     asyncio.run(scenario())
 
@@ -126,7 +126,7 @@ def test_pixels_arrive_unchanged(request_of, new_engine):
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            (image,) = (await engine_pool.submit(request_of(seed=9))).images
+            (image,) = (await engine_pool.submitter.submit(request_of(seed=9))).images
             assert (image.width_px, image.height_px) == (64, 48)
             assert bytes(image.rgb) == bytes(engine.colour(9)) * (64 * 48)
 
@@ -141,7 +141,7 @@ def test_cancelled_calls_leave_no_task_and_no_attempt(request_of, new_engine):
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
             before = len(asyncio.all_tasks())
-            callers = [asyncio.create_task(engine_pool.submit(request_of(seed=k))) for k in range(300)]
+            callers = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=k))) for k in range(300)]
             for number, caller in enumerate(callers):
                 if number % 7 == 0:
                     await asyncio.sleep(0.001)
@@ -149,7 +149,7 @@ def test_cancelled_calls_leave_no_task_and_no_attempt(request_of, new_engine):
             await asyncio.gather(*callers, return_exceptions=True)
             await wait_until_async(lambda: len(asyncio.all_tasks()) == before)
             assert not engine_pool._engines[0]._attempts
-            assert not engine_pool._submitter._timers
+            assert not engine_pool.submitter._timers
             # The last messages may still be on their way to the engine.
             await wait_until_async(lambda: {r.attempt_id for r in engine.submitted} == set(engine.cancelled))
 
@@ -192,11 +192,11 @@ def test_a_view_that_arrives_after_the_disconnect_is_ignored(new_engine):
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
             received = []
-            engine_pool.on_view = lambda *arguments: received.append(arguments)
+            engine_pool.on_view.append(lambda *arguments: received.append(arguments))
             (engine_client,) = engine_pool._engines
-            await engine_pool._handle_event(engine_client, (view, None))
-            await engine_pool._handle_event(engine_client, Disconnected())
-            await engine_pool._handle_event(engine_client, (view, None))
+            engine_pool._handle_event(engine_client, (view, None))
+            engine_pool._handle_event(engine_client, Disconnected())
+            engine_pool._handle_event(engine_client, (view, None))
             assert received == [("engine-0", view, None)]
 
     asyncio.run(scenario())
@@ -222,23 +222,23 @@ def test_the_default_model_stays_while_its_group_has_no_engine(new_engine, folde
 
 
 def test_engines_join_and_leave_a_pool_that_serves(request_of, new_engine):
-    """One that leaves finishes what it has, and the models of the last one stay known."""
+    """An engine that leaves finishes what it has, and the models of the last one stay known."""
     first, second = new_engine(), new_engine()
     old, new = EngineEndpoint("old", first.address), EngineEndpoint("new", second.address)
 
     async def scenario():
         async with EnginePool([]) as pool:
             with pytest.raises(EngineUnavailable):
-                await pool.submit(request_of())
+                await pool.submitter.submit(request_of())
             pool.set_engines([old])
             await wait_until_async(lambda: pool.ready)
             first.never_answers = True
-            late = asyncio.create_task(pool.submit(request_of(seed=1)))
+            late = asyncio.create_task(pool.submitter.submit(request_of(seed=1)))
             await wait_until_async(lambda: first.submitted)
             first.in_flight.clear()  # so that it hands nothing over
             pool.set_engines([new])
             await wait_until_async(lambda: pool.ready)
-            assert (await pool.submit(request_of(seed=2))).images[0].seed == 2
+            assert (await pool.submitter.submit(request_of(seed=2))).images[0].seed == 2
             assert len(first.submitted) == len(second.submitted) == 1
             assert pool.engine_names == ["new", "old"]  # the old one has a request in flight
             late.cancel()

@@ -1,4 +1,4 @@
-"""What happens to a request when its engine ends, restarts or never answers."""
+"""Retries of a request when its engine ends, restarts or never answers."""
 
 import asyncio
 import logging
@@ -23,14 +23,14 @@ def test_requests_of_a_lost_engine_are_retried_on_another(request_of, new_engine
     async def scenario():
         async with EnginePool([first.address, second.address]) as engine_pool:
             await wait_until_async(lambda: all(status.state == "ready" for status in engine_pool.engines))
-            task = asyncio.create_task(engine_pool.submit(request_of(seed=77), data=b"a start image"))
+            task = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=77), data=b"a start image"))
             await wait_until_async(lambda: second.submitted)
             assert first.data == second.data == [b"a start image"]
             assert second.submitted[0].payload.seed == 77
             assert second.submitted[0].timeout_s < first.submitted[0].timeout_s
             assert second.submitted[0].exclusive  # there is no report of how the first engine ended
             second.never_answers = False
-            assert (await engine_pool.submit(request_of(seed=5))).images[0].seed == 5
+            assert (await engine_pool.submitter.submit(request_of(seed=5))).images[0].seed == 5
             assert engine_pool.ready
             task.cancel()
 
@@ -45,13 +45,86 @@ def test_a_lost_request_is_retried_after_the_engines_restart(request_of, new_eng
             for seed in range(5):
                 await wait_until_async(lambda: engine_pool.ready)
                 engine.num_crashes_left = 1
-                assert (await engine_pool.submit(request_of(seed=seed))).images[0].seed == seed
+                assert (await engine_pool.submitter.submit(request_of(seed=seed))).images[0].seed == seed
 
     with captured_log_fields("noria.frontend", logging.WARNING) as lines:
         asyncio.run(scenario())
     assert [(line["event"], line["request_id"], line["key"]) for line in lines()] == [
         ("engine_lost", "name", "alice")
     ] * 5
+
+
+def test_a_new_request_waits_a_moment_for_an_engine_that_restarts(request_of, new_engine, monkeypatch):
+    engine = new_engine()
+
+    async def scenario():
+        async with EnginePool([engine.address]) as engine_pool:
+            await wait_until_async(lambda: engine_pool.ready)
+            engine.set_state("dead")
+            await wait_until_async(lambda: not engine_pool.ready)
+            waiting = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=3)))
+            await asyncio.sleep(0.2)
+            assert not waiting.done() and not engine.submitted
+            engine.set_state("ready")
+            assert (await waiting).images[0].seed == 3
+            engine.set_state("dead")
+            await wait_until_async(lambda: not engine_pool.ready)
+            monkeypatch.setattr(retries, "RETRY_AFTER_S", 0.1)
+            with pytest.raises(EngineUnavailable, match="engine 0 has ended and is restarting"):
+                await engine_pool.submitter.submit(request_of(seed=4))
+            engine.set_state("ready")
+
+    asyncio.run(scenario())
+
+
+def test_few_new_requests_wait_for_an_engine_that_restarts(request_of, new_engine, monkeypatch):
+    engine = new_engine()
+    monkeypatch.setattr(retries, "_MAX_WAITING", 3)
+    monkeypatch.setattr(retries, "_MAX_WAITING_BYTES", 10_000)
+
+    async def scenario():
+        async with EnginePool([engine.address]) as engine_pool:
+            await wait_until_async(lambda: engine_pool.ready)
+            engine.set_state("dead")
+            await wait_until_async(lambda: not engine_pool.ready)
+
+            async def is_rejected(data=None):
+                await asyncio.sleep(0.1)
+                try:
+                    async with asyncio.timeout(0.2):
+                        await engine_pool.submitter.submit(request_of(seed=9), data=data)
+                except TimeoutError:
+                    return False
+                except EngineUnavailable as error:
+                    return error.retry_after_s == 5.0
+
+            assert await is_rejected(bytes(10_000))
+            waiting = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=0), data=bytes(8000)))]
+            assert await is_rejected(bytes(2000))
+            assert not await is_rejected()
+            waiting += [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
+            assert await is_rejected()
+            waiting.pop().cancel()
+            assert not await is_rejected()
+            engine.set_state("ready")
+            assert [(await each).images[0].seed for each in waiting] == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_new_request_does_not_wait_for_an_engine_that_drains(request_of, new_engine):
+    engine = new_engine()
+
+    async def scenario():
+        async with EnginePool([engine.address]) as engine_pool:
+            await wait_until_async(lambda: engine_pool.ready)
+            engine.set_state("draining")
+            await wait_until_async(lambda: not engine_pool.ready)
+            with pytest.raises(EngineUnavailable, match="engine 0 is draining"):
+                await engine_pool.submitter.submit(request_of(seed=4))
+            assert engine.submitted == []
+
+    asyncio.run(scenario())
 
 
 def test_a_request_that_crashes_engines_fails_no_other(request_of, new_engine):
@@ -62,7 +135,7 @@ def test_a_request_that_crashes_engines_fails_no_other(request_of, new_engine):
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
             crashing, *others = await asyncio.gather(
-                *(engine_pool.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
+                *(engine_pool.submitter.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
             )
             assert isinstance(crashing, EngineCrashed)
             assert [result.images[0].seed for result in others] == [1, 2, 3]
@@ -78,7 +151,7 @@ def test_a_request_that_was_not_in_flight_at_a_crash_is_not_suspected(request_of
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            calls = [asyncio.create_task(engine_pool.submit(request_of(seed=seed))) for seed in (1, 2)]
+            calls = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
             await wait_until_async(lambda: len(engine.submitted) == 2)
             engine.in_flight = [
                 name
@@ -104,7 +177,7 @@ def test_a_request_whose_engine_is_killed_is_retried_and_exclusive_after_three_k
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            assert (await engine_pool.submit(request_of(seed=5))).images[0].seed == 5
+            assert (await engine_pool.submitter.submit(request_of(seed=5))).images[0].seed == 5
             assert len(engine.submitted) == num_kills + 1
             assert engine.submitted[-1].exclusive == exclusive
 
@@ -119,7 +192,7 @@ def test_a_request_submitted_as_exclusive_stays_so_and_fails_at_the_second_crash
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            call = engine_pool.submit(msgspec.structs.replace(request_of(seed=5), exclusive=True))
+            call = engine_pool.submitter.submit(msgspec.structs.replace(request_of(seed=5), exclusive=True))
             if num_crashes == 1:
                 assert (await call).images[0].seed == 5
             else:
@@ -138,7 +211,7 @@ def test_a_request_fails_after_thirteen_kills(request_of, new_engine):
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
             with pytest.raises(EngineLost, match="13 times"):
-                await engine_pool.submit(request_of())
+                await engine_pool.submitter.submit(request_of())
 
     asyncio.run(scenario())
 
@@ -150,13 +223,15 @@ def test_new_requests_are_served_during_an_exclusive_retry(request_of, new_engin
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            exclusive_calls = [asyncio.create_task(engine_pool.submit(request_of(seed=seed))) for seed in (1, 2)]
+            exclusive_calls = [
+                asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)
+            ]
             await wait_until_async(lambda: len(engine.submitted) == 2)
             engine.set_state("dead")
             engine.set_state("ready")
             await wait_until_async(lambda: len(engine.submitted) == 3)
             engine.never_answers = False
-            assert (await engine_pool.submit(request_of(seed=3))).images[0].seed == 3
+            assert (await engine_pool.submitter.submit(request_of(seed=3))).images[0].seed == 3
             assert [request.exclusive for request in engine.submitted[2:]] == [True, False]
             for call in exclusive_calls:
                 call.cancel()
@@ -172,7 +247,7 @@ def test_an_update_reports_that_a_request_waits_for_an_engine_again(request_of, 
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
             updates = []
-            await engine_pool.submit(request_of(), updates.append)
+            await engine_pool.submitter.submit(request_of(), updates.append)
             assert [update.finish_in_s for update in updates][-2:] == [None, 0.5]
 
     asyncio.run(scenario())
@@ -185,8 +260,8 @@ def test_an_exclusive_retry_that_waits_keeps_its_timeout(request_of, new_engine,
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            first = asyncio.create_task(engine_pool.submit(request_of(seed=1, timeout_s=2000.0)))
-            second = asyncio.create_task(engine_pool.submit(request_of(seed=2, timeout_s=1000.0)))
+            first = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=1, timeout_s=2000.0)))
+            second = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=2, timeout_s=1000.0)))
             await wait_until_async(lambda: len(engine.submitted) == 2)
             engine.set_state("dead")
             engine.set_state("ready")
@@ -209,10 +284,10 @@ def test_stop_fails_requests_in_flight_and_new_ones(request_of, new_engine):
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
-            task = asyncio.create_task(engine_pool.submit(request_of()))
+            task = asyncio.create_task(engine_pool.submitter.submit(request_of()))
             await wait_until_async(lambda: engine.submitted)
-            engine_pool.stop()
-            for call in (task, engine_pool.submit(request_of())):
+            engine_pool.submitter.stop()
+            for call in (task, engine_pool.submitter.submit(request_of())):
                 with pytest.raises(EngineUnavailable, match="stopping") as caught:
                     await call
                 assert caught.value.retry_after_s > 0
@@ -230,7 +305,7 @@ def test_a_request_to_an_engine_that_never_answers_fails_after_its_deadline(requ
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(lambda: engine_pool.ready)
             with pytest.raises(DeadlineExceeded, match=r"0\.1 s"):
-                await engine_pool.submit(msgspec.structs.replace(request_of(), deadline_s=0.1))
+                await engine_pool.submitter.submit(msgspec.structs.replace(request_of(), deadline_s=0.1))
             await wait_until_async(lambda: engine.cancelled)
 
     asyncio.run(scenario())
@@ -249,7 +324,7 @@ def test_lost_machines_do_not_convict_a_request(request_of, new_engine, monkeypa
             monkeypatch.setattr(EngineEndpoint, "is_remote", True)
             pool.set_engines(endpoints[:1])
             await wait_until_async(lambda: pool.ready)
-            task = asyncio.create_task(pool.submit(request_of(seed=9)))
+            task = asyncio.create_task(pool.submitter.submit(request_of(seed=9)))
             for number in range(1, 5):
                 await wait_until_async(lambda number=number: engines[number - 1].submitted)
                 gone = endpoints[:number] if number == 3 else []  # the scheduler has not noticed yet

@@ -37,7 +37,7 @@ def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
     engines = [loading, busy, idle, newer]
     assert route(engines, "tiny", FAKE_MODEL.fingerprint) is idle
     assert route(engines, "tiny", NEWER.fingerprint) is newer
-    assert route(engines, "tiny") is newer  # of any version
+    assert route(engines, "tiny") is newer  # any version of the model
     assert route(engines, "other", OTHER_MODEL.fingerprint) is busy
     assert route(engines, "other", NEWER.fingerprint) is None
     assert route(engines, "missing") is None
@@ -52,7 +52,7 @@ def test_the_backlog_in_seconds_decides_before_the_number_of_results():
 
 
 def test_a_burst_is_spread_whatever_engines_were_last_seen_with():
-    """One had nearly finished its last result when it reported, and one has had none yet."""
+    """An engine had nearly finished its last result when it reported, and another has had none yet."""
     engines = [Engine((FAKE_MODEL,), result_s=result_s) for result_s in (2.0, 0.01, 0.0)]
     for _ in range(30):
         chosen = route(engines, "tiny")
@@ -65,8 +65,8 @@ def test_engines_with_different_versions_serve_their_own(tmp_path):
     async def scenario(first, second):
         async with EnginePool([first.address, second.address]) as pool:
             await wait_until_async(lambda: all(status.state == "ready" for status in pool.engines))
-            await pool.submit(make_image_request("new", "tiny", model_version=NEWER.fingerprint))
-            await pool.submit(make_image_request("old", "tiny", model_version=FAKE_MODEL.fingerprint))
+            await pool.submitter.submit(make_image_request("new", "tiny", model_version=NEWER.fingerprint))
+            await pool.submitter.submit(make_image_request("old", "tiny", model_version=FAKE_MODEL.fingerprint))
             assert [request.request_id for request in first.submitted] == ["old"]
             assert [request.request_id for request in second.submitted] == ["new"]
             assert pool.models["tiny"] == FAKE_MODEL
@@ -106,14 +106,14 @@ def test_engines_with_different_models_serve_their_own(tmp_path):
             assert list(pool.models) == ["tiny", "other"]
             assert pool.ready_models() == {spec.key for spec in (FAKE_MODEL, OTHER_MODEL)}
             for number in range(4):  # in alternation, whatever the load of the other engine
-                await pool.submit(make_image_request(str(number), ("tiny", "other")[number % 2]), data=b"raw")
+                await pool.submitter.submit(make_image_request(str(number), ("tiny", "other")[number % 2]), data=b"raw")
             assert first.data == second.data == [b"raw"] * 2
             assert [request.model for request in first.submitted] == ["tiny"] * 2
             assert [request.model for request in second.submitted] == ["other"] * 2
             second.set_state("loading")
             await wait_until_async(lambda: pool.engines[1].state == "loading")
             with pytest.raises(EngineUnavailable, match="'other' in version any"):
-                await pool.submit(make_image_request("late", "other"))
+                await pool.submitter.submit(make_image_request("late", "other"))
             assert list(pool.models) == ["tiny", "other"]  # still served, by an engine that restarts
 
     with (

@@ -10,17 +10,14 @@ from starlette.testclient import TestClient
 from noria.config import Config, FrontendConfig
 from noria.frontend.access.api_keys import generate_key
 from noria.frontend.app import build_app
+from noria.frontend.bodies.image_fields import IMAGE_FIELDS
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.paths import ASSETS_PATH
+from noria.frontend.http.operations import Served
 from noria.frontend.openapi.docs_page import docs_page
-from noria.frontend.openapi.document import openapi
-from noria.frontend.openapi.images import DESCRIPTIONS
-from noria.frontend.openapi.operations import served_errors
-from noria.frontend.routes import server
-from noria.frontend.routes.openai.edits import EditsFields
-from noria.frontend.routes.openai.images import GenerationsRequestBody
+from noria.frontend.openapi.document import openapi, served_errors
+from noria.frontend.protocols.openai.images import OPENAI_FIELDS
+from noria.frontend.server import routes as server
 from noria.observe.metrics.declarations import DECLARATIONS
-from noria.protocol.request import ImageRequestBody
 from waiting import wait_until
 
 
@@ -48,10 +45,39 @@ def test_document_has_what_openapi_requires(document):
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
+def schemas_in(node):
+    """Yield every object of a document, values of examples and enumerations left out."""
+    if isinstance(node, dict):
+        yield node
+        for key, value in node.items():
+            if key not in ("const", "default", "enum", "example", "examples"):
+                yield from schemas_in(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from schemas_in(value)
+
+
+def test_document_has_only_what_generators_of_clients_read(document):
+    """tests/clients/test_generators.py runs them."""
+    operations = [operation for item in document["paths"].values() for operation in item.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for node in schemas_in({part: document[part] for part in ("paths", "components")}):
+        if isinstance(content := node.get("content"), dict):
+            assert all("schema" in each for each in content.values() if isinstance(each, dict))
+        assert "prefixItems" not in node
+        assert not ("properties" in node and {"anyOf", "allOf"} & node.keys())
+        assert node.get("type") != "array" or isinstance(node["items"], dict)
+        if isinstance(values := node.get("enum"), list):
+            assert values
+            assert len({str(value).lower() for value in values}) == len(values)
+        if isinstance(pattern := node.get("pattern"), str):
+            assert "\\Z" not in pattern
+    for name, schema in document["components"]["schemas"].items():
+        assert schema["title"] == name
+
+
 def test_document_has_every_route(document):
-    routes = [
-        route for route in build_app(Config(), EnginePool([])).routes if not route.path.startswith(f"{ASSETS_PATH}/")
-    ]
+    routes = [route for route in build_app(Config(), EnginePool([])).routes if route.path != "/pages/{name:path}"]
     assert {re.sub(":path", "", route.path) for route in routes} == set(document["paths"])
     for route in routes:
         operations = document["paths"][re.sub(":path", "", route.path)]
@@ -63,7 +89,7 @@ def test_defaults_and_bounds_are_those_of_the_model(document, spec):
         fields = document["components"]["schemas"][body]["properties"]
         assert fields["inference_steps"] == {
             "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps,
-            "description": DESCRIPTIONS["inference_steps"],
+            "description": IMAGE_FIELDS["inference_steps"],
         }  # fmt: skip
         assert fields["guidance_scale"]["default"] == spec.default_guidance
         assert fields["scheduler"]["default"] == spec.default_scheduler
@@ -74,9 +100,11 @@ def test_defaults_and_bounds_are_those_of_the_model(document, spec):
     assert document["components"]["schemas"]["ImageRequestBody"]["required"] == ["prompt"]
 
 
-def test_every_field_is_described_once():
-    bodies = (ImageRequestBody, GenerationsRequestBody, EditsFields)
-    assert set(DESCRIPTIONS) == {field for body in bodies for field in body.__struct_fields__}
+def test_every_description_is_of_a_field(document):
+    """Every field has one: the page needs it."""
+    fields = {name for schema in document["components"]["schemas"].values() for name in schema.get("properties", ())}
+    for operation in build_app(Config(), EnginePool([])).state.operations:
+        assert set(operation.fields or ()) <= fields
 
 
 class _Page(HTMLParser):
@@ -104,20 +132,20 @@ def test_pages_load_nothing_from_elsewhere(client, path):
     response = client.get(path)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     page = _Page(response.text)
-    assert all(address.startswith(f"{ASSETS_PATH}/") for address in page.loaded)
-    assert {client.get(address).status_code for address in page.loaded} == {200}
+    assert all(address.startswith("pages/") for address in page.loaded)
+    assert {client.get(f"/{address}").status_code for address in page.loaded} == {200}
     assert "script-src 'self'" in response.headers["content-security-policy"]
     assert all(anchor[1:] in page.ids for anchor in page.anchors if anchor.startswith("#"))
     for anchor in page.anchors:
-        if anchor.startswith("/"):
-            assert client.get(anchor).status_code == 200
+        if not anchor.startswith("#"):
+            assert client.get(f"/{anchor.removeprefix('./')}").status_code == 200
 
 
 def test_docs_page_has_every_route_field_and_error(client, document):
     text = _Page(client.get("/docs").text).text
     for path in document["paths"]:
         assert path in text
-    for name in DESCRIPTIONS:
+    for name in OPENAI_FIELDS:
         assert name in text
     for error_type in served_errors():
         assert error_type.code in text
@@ -154,7 +182,9 @@ def test_docs_page_has_commands_with_a_key_where_one_is_required(tmp_path, folde
 
 def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypatch):
     built_for = []
-    monkeypatch.setattr(server, "openapi", lambda spec, *rest: built_for.append(spec) or openapi(spec, *rest))
+    monkeypatch.setattr(
+        server, "openapi", lambda all_of, served: built_for.append(served.spec) or openapi(all_of, served)
+    )
     engine = new_engine("loading")
     with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
 
@@ -172,7 +202,9 @@ def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypat
 
 
 def test_address_is_escaped_in_the_page():
-    page = docs_page(openapi(None, FrontendConfig())).with_origin("http://a<b>&c")
+    operations = build_app(Config(), EnginePool([])).state.operations
+    page = docs_page(operations, openapi(operations, Served(None, None, FrontendConfig())))
+    page = page.with_origin("http://a<b>&c")
     assert "a<b>" not in page
     assert "http://a&lt;b&gt;&amp;c/t2i" in page
 
@@ -181,6 +213,6 @@ def test_all_pages_have_the_same_navigation(client):
     navigations = {}
     for path in ("/", "/live", "/docs"):
         (found,) = re.findall(r'<nav aria-label="Pages">.*?</nav>', client.get(path).text, re.DOTALL)
-        assert f'<a href="{path}" aria-current="page"' in found
+        assert f'<a href="{path[1:] or "./"}" aria-current="page"' in found
         navigations[path] = " ".join(found.replace(' aria-current="page"', "").split())
     assert len(set(navigations.values())) == 1, navigations

@@ -15,7 +15,7 @@ import pytest
 
 import frontends
 from noria.config import Config, FrontendConfig
-from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer
+from noria.testing.fake_encoder import FAKE_ENCODER, LATE, SPARSE, FakeTokenizer
 from noria.testing.fake_engine import FAKE_MODEL
 from waiting import wait_until
 
@@ -30,6 +30,8 @@ def labelled(task, *labels):
 MODELS = (
     FAKE_MODEL,
     msgspec.structs.replace(FAKE_ENCODER, prompts=(("query", "query: "),)),
+    SPARSE,
+    LATE,
     labelled("classification", "bad", "good"),
     labelled("reranking", "LABEL_0"),
 )
@@ -48,7 +50,7 @@ def run_schemathesis(url: str, document: pathlib.Path, *arguments: str) -> None:
         "--url",
         url,
     ]
-    # The stream of /v1/live has no end; tests/frontend/routes/test_live.py has its parameter.
+    # The stream of /v1/live has no end; tests/frontend/live/test_routes.py has its parameter.
     command += ["--exclude-path", "/v1/live", "--no-color", *arguments]
     finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=document.parent)
     if finished.returncode:
@@ -67,6 +69,7 @@ class Tokenizer(FakeTokenizer):
 def server(serve, new_engine, tmp_path, monkeypatch):
     """The address of a server, and its document as a file."""
     monkeypatch.setattr(frontends, "FakeTokenizer", Tokenizer)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # nor may the process that reads the sources of versions ask the hub
     # What the document allows fits into a body.
     frontend = FrontendConfig(
         max_body_bytes=262_144, max_images=4, max_steps=100, max_prompt_chars=200, max_texts=4, max_text_chars=100

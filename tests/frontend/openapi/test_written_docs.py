@@ -10,9 +10,8 @@ from noria.config import Config
 from noria.errors import SetupError, all_codes
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.paths import ASSETS_PATH
-from noria.frontend.routes.jobs.inputs import JobRequestBody
-from noria.frontend.routes.openai.images import GenerationsRequestBody
+from noria.frontend.jobs.inputs import JobRequestBody
+from noria.frontend.protocols.openai.images import GenerationsRequestBody
 from noria.jobs.records import TRANSITIONS, Job
 from noria.jobs.webhooks.signing import sign
 from noria.protocol.request import ImageRequestBody
@@ -36,12 +35,12 @@ def test_every_error_code_is_documented_with_its_status():
     assert dict(rows) == declared
 
 
-def test_every_route_is_documented(http_api):
-    for route in build_app(Config(), EnginePool([])).routes:
-        if route.path.startswith(f"{ASSETS_PATH}/"):  # the files of the pages
-            continue
-        for method in route.methods - {"HEAD"}:
-            assert f"| `{method} {route.path.replace(':path', '')}` |" in http_api
+def test_every_operation_is_documented():
+    text = (DOCS / "http-operations.md").read_text(encoding="utf-8")
+    for operation in build_app(Config(), EnginePool([])).state.operations:
+        if operation.summary:
+            assert f"`{operation.method} {operation.documented_path}`" in text
+            assert operation.description in text
 
 
 def test_every_field_is_documented(http_api):

@@ -1,4 +1,4 @@
-"""What a front end counts of its requests, in metrics and reports; histograms are compared with numpy's."""
+"""Counts of a front end's requests, in metrics and reports; histograms are compared with numpy's."""
 
 import asyncio
 import math
@@ -31,8 +31,8 @@ def recorder(*variables: VariableConfig, clock=lambda: 1000.0, draw=lambda: 0.5,
     return StatisticsRecorder(StatisticsConfig(variables=variables, **settings), clock, draw)
 
 
-def record(statistics, endpoint, *values, version="v"):
-    statistics.record(endpoint, version, statistics.wanted(endpoint), list(values))
+def record(statistics, endpoint, *values, version="v", versions=None):
+    statistics.record(endpoint, version, statistics.wanted(endpoint), list(values), versions)
 
 
 def metrics(beginning: str) -> dict[str, float]:
@@ -113,6 +113,20 @@ def test_reports_have_what_was_counted_since_the_last_in_the_window_of_now():
     assert statistics.take_reports() == ()
 
 
+def test_reports_that_wait_have_a_limited_number_of_cells(monkeypatch):
+    monkeypatch.setattr("noria.frontend.statistics.recorder.MAX_CELLS", 300)
+    now = [0.0]
+    statistics = recorder(VariableConfig("waiting", kind="category"), clock=lambda: now[0], window_s=60.0)
+    for _ in range(2):
+        statistics.take_reports()
+        for number in range(2000):  # 100 names in each window, which is flushed twice
+            record(statistics, "a", ("waiting", str(number)))
+            if number % 50 == 49:
+                statistics.flush()
+                now[0] += 30.0
+        assert [len(each.counts.counts) for each in statistics.take_reports()] == [100, 100]
+
+
 def test_without_a_reader_no_reports_are_kept():
     statistics = recorder(VariableConfig("unread", kind="category"))
     record(statistics, "a", ("unread", "x"))
@@ -122,7 +136,7 @@ def test_without_a_reader_no_reports_are_kept():
 
 def test_a_family_has_one_set_of_edges():
     declare_family(Variable("kept", "scalar", (1.0,)))
-    with pytest.raises(ConfigError, match=r"since the start it is a scalar with the edges \(1.0,\)"):
+    with pytest.raises(ConfigError, match=r"since the start it is a scalar with the edges \[1.0\]"):
         recorder(VariableConfig("kept", kind="scalar", edges=(2.0,)))
 
 
@@ -148,11 +162,14 @@ def test_the_first_value_of_a_request_is_counted_for_the_judge():
     )
     control = msgspec.structs.replace(FAKE_MODEL, name="tiny", fingerprint="1")
     for number in range(200):
-        with RequestVersions(str(number)):
-            chooser.choose(control)
-            record(statistics, "tiny", ("guarded", 0.7), ("guarded", 5.0), ("guarded", math.nan))
-            chooser.record("tiny", ok=True, seconds=1.0, shape="")
-            record(statistics, "endpoint", ("named", "late"))  # code of an endpoint, after the model has answered
+        with RequestVersions(str(number)) as versions:
+            chooser.choose(control, versions)
+            guarded = ("guarded", 0.7), ("guarded", 5.0), ("guarded", math.nan)
+            record(statistics, "tiny", *guarded, versions=versions)
+            versions.record("tiny", "ok", seconds=1.0, shape="")
+            record(
+                statistics, "endpoint", ("named", "late"), versions=versions
+            )  # code of an endpoint, after the model has answered
     (window,) = chooser.take_ended()
     for arm in (window.control, window.canary):
         assert arm.cells == {"guarded": {"1": arm.n}, "named": {"late": arm.n}}
@@ -196,7 +213,7 @@ def test_a_server_counts_prompts_parameters_images_and_texts(folder):
         assert value(f"embedding_norm_count{{{labels}") == 1
 
 
-def test_reported_categories_are_those_of_the_metrics():
+def test_reports_have_the_categories_that_the_metrics_call_other():
     statistics = recorder(VariableConfig("alike", kind="category"))
     statistics.take_reports()
     for number in range(MAX_CATEGORIES + 5):
@@ -204,4 +221,4 @@ def test_reported_categories_are_those_of_the_metrics():
         statistics.flush()
     (report,) = statistics.take_reports()
     assert isinstance(report.counts, CategoryCounts)
-    assert (len(report.counts.counts), report.counts.other) == (MAX_CATEGORIES, 5)
+    assert (len(report.counts.counts), report.counts.other) == (MAX_CATEGORIES + 5, 0)

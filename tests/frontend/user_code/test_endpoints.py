@@ -39,7 +39,7 @@ CODE = """
 
         def postprocess(self, result, state):
             return {
-                "rows": result.rows, "first": result.rows[0, 0], "shape": np.int64(len(result.rows)), "nan": np.nan,
+                "rows": result.rows, "first": result.rows[0, 0], "shape": np.int64(len(result.rows)), "none": None,
                 "tokens": result.num_tokens, "cut": result.num_truncated, "model": result.spec.name,
                 "id": state.request_id, "thread": state.thread,
                 "settings": dict(self.ctx.settings),
@@ -206,7 +206,7 @@ def test_the_bodys_texts_are_encoded_and_the_response_is_what_postprocess_return
     assert got.pop("first") == pytest.approx(vector("a", "cat")[0])
     assert got.pop("thread").startswith("user-code-")
     settings = {"model": "fake-encoder", "id": "abc", "settings": {"a": [1]}}
-    assert got == {"shape": 2, "nan": None, "tokens": 7, "cut": 0} | settings
+    assert got == {"shape": 2, "none": None, "tokens": 7, "cut": 0} | settings
     (request,) = web.engine.submitted
     assert (request.request_id, request.payload.dimensions) == ("abc", 3)
     assert post(web, "sync", texts=["a " * 100, "dogs"]).json()["cut"] == 1

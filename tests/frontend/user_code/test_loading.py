@@ -1,4 +1,4 @@
-"""What is checked when code is loaded: one sentence names the file and the line."""
+"""Checks that are made when code is loaded: one sentence names the file and the line."""
 
 import asyncio
 import os
@@ -12,10 +12,10 @@ import pytest
 
 from noria.config import Config, EndpointConfig
 from noria.errors import ConfigError
-from noria.frontend.process import FrontendTask
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.user_code.event_loop import UserEventLoop
 from noria.frontend.user_code.loading import load_code
+from noria.protocol.tasks import FrontendTask
 from noria.statistics.variables import code_variables
 from noria.user_code import Context
 
@@ -55,7 +55,7 @@ def load(file, class_name="Code", load_timeout_s=60.0):
         ),
         (
             "class Code:\n    statistics = {'a': (2, 1)}\n    def preprocess(self, body, state): pass",
-            "line 1: a: (2.0, 1.0); edges are one or more finite numbers, each above the one before",
+            "line 1: a: [2.0, 1.0]; edges are one or more finite numbers, each above the one before",
         ),
         (
             "class Code:\n    statistics = 5\n    def preprocess(self, body, state): pass",

@@ -2,13 +2,14 @@
 
     [[key]]
     name = "alice"
-    sha256 = "…"                  # of the key; the file does not contain the key itself
+    sha256 = "…"                  # digest of the key; the file does not contain the key itself
     scopes = ["generate", "jobs"] # what it may do; optional, as is all below
     max_images_in_flight = 4
     images_per_minute = 60
     priority = "normal"           # the highest that the key may request
     max_texts_in_flight = 64      # as for images: texts to embed or classify
     texts_per_minute = 6000
+    weight = 2.0                  # its share of an engine, beside 1 of other keys
 
 A key is 256 random bits, so one unsalted round of SHA-256 protects it: salt and stretching protect guessable secrets
 only.
@@ -16,6 +17,7 @@ only.
 
 import hashlib
 import pathlib
+import re
 import secrets
 import tomllib
 from collections.abc import Collection, Sequence
@@ -29,16 +31,21 @@ from noria.protocol.request import Priority
 
 KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # needs no escaping in logs, headers and TOML
 
-KeyScope = Literal["generate", "jobs", "metrics", "registry", "admin"]
-"""What a key may do; `admin` includes the others."""
+KeyScope = Literal["generate", "jobs", "metrics", "lineage", "deploy", "admin"]
+"""A right of a key; `admin` includes the others."""
 
 ALL_SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
 DEFAULT_SCOPES: frozenset[KeyScope] = frozenset({"generate", "jobs", "metrics"})
-"""Those of a key whose table names none: what every key could do before there were scopes."""
+"""The scopes of a key whose table names none: what every key could do before there were scopes."""
+
+_TABLE_HEADER = re.compile(r"\s*\[\[\s*(key|\"key\"|'key')\s*\]\]")
+
+_REPLACED_SCOPES: dict[str, tuple[KeyScope, ...]] = {"registry": ("lineage", "deploy")}
+"""Names that files of keys may still use, and what each means."""
 
 
 class ApiKey(Struct, frozen=True):
-    """One table of the file."""
+    """A table of the file."""
 
     name: KeyName
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -48,17 +55,19 @@ class ApiKey(Struct, frozen=True):
     scopes: Annotated[frozenset[KeyScope], Meta(min_length=1)] = DEFAULT_SCOPES
     max_texts_in_flight: Annotated[int, Meta(ge=1)] | None = None
     texts_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    weight: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
 
 
 _ALLOWED_VALUES = {
     "name": "1 to 64 of A-Z a-z 0-9 . _ -",
     "sha256": "the key's SHA-256 in 64 lower-case hexadecimal digits, as `noria key create NAME` prints it",
-    "scopes": f"a list of some of {', '.join(get_args(KeyScope))}, or leave it out",
+    "scopes": f"a list of some of {', '.join(get_args(KeyScope))}, or leave it out; registry means lineage and deploy",
     "max_images_in_flight": "a whole number from 1, or leave it out",
     "images_per_minute": "a whole number from 1, or leave it out",
     "priority": "low, normal, high, or leave it out",
     "max_texts_in_flight": "a whole number from 1, or leave it out",
     "texts_per_minute": "a whole number from 1, or leave it out",
+    "weight": "a number from 0.01 to 100, or leave it out",
 }
 
 
@@ -102,9 +111,11 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
         return ()
     file = pathlib.Path(setting)
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8-sig")
+        tree = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file of keys {file} (frontend.api_keys_file) cannot be read: {error}.") from error
+        hint = " Make it with `noria key create NAME >> FILE`." if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"the file of keys {file} (frontend.api_keys_file) cannot be read: {error}.{hint}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the file of keys {file} is not TOML: {error}.") from error
     for unknown in tree.keys() - {"key"}:
@@ -115,10 +126,32 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
             f"{file} has no [[key]] table, so no client could use the server. Add one with `noria key create NAME >> "
             f"{file}`, or leave frontend.api_keys_file empty."
         )
-    keys = tuple(_parse_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
-    for field in ("name", "sha256"):
-        _reject_duplicates(str(file), field, [getattr(key, field) for key in keys])
+    places = _places_of_tables(text, len(tables))
+    keys = tuple(_parse_key(table, f"{file}, {place}") for table, place in zip(tables, places, strict=True))
+    _reject_duplicates(str(file), keys, places)
     return keys
+
+
+def check_is_new(name: str, text: str) -> None:
+    """Raise ConfigError if `text`, to which a key's table is about to be appended, has one of that name already."""
+    try:
+        tables = tomllib.loads(text).get("key", [])
+    except tomllib.TOMLDecodeError:
+        return  # no file of keys
+    names = [table.get("name") for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
+    if name in names:
+        raise ConfigError(
+            f"the file has a key {name!r} already, {_places_of_tables(text, len(names))[names.index(name)]}. Take "
+            "another name, or remove that table first, which revokes its key."
+        )
+
+
+def _places_of_tables(text: str, num_tables: int) -> list[str]:
+    """Return where each table of the file is: its number, and its line if the file is written as is usual."""
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if _TABLE_HEADER.match(line)]
+    if len(lines) != num_tables:
+        return [f"[[key]] {number}" for number in range(1, num_tables + 1)]
+    return [f"[[key]] {number} in line {line}" for number, line in enumerate(lines, 1)]
 
 
 def _parse_key(table: Any, where: str) -> ApiKey:
@@ -134,7 +167,9 @@ def _parse_key(table: Any, where: str) -> ApiKey:
         if name not in table:
             raise ConfigError(f"{where}: {name} is missing; it is {_ALLOWED_VALUES[name]}.")
     try:
-        return msgspec.convert(table, ApiKey)
+        return msgspec.convert(
+            {**table, "scopes": _current_scopes(table["scopes"])} if "scopes" in table else table, ApiKey
+        )
     except msgspec.ValidationError as error:
         name = str(error).rpartition(" - at `$.")[2].rstrip("`").partition("[")[0]
         # An invalid digest may be the key itself, put in the wrong place: do not print it.
@@ -142,10 +177,27 @@ def _parse_key(table: Any, where: str) -> ApiKey:
         raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED_VALUES[name]}.") from error
 
 
-def _reject_duplicates(file: str, field: str, values: list[str]) -> None:
-    for number, value in enumerate(values):
-        if value in values[:number]:
-            first = values.index(value) + 1
-            raise ConfigError(
-                f"{file}: [[key]] {first} and [[key]] {number + 1} have the same {field}; each key needs its own."
-            )
+def _current_scopes(scopes: Any) -> Any:
+    """Return a list of scopes with the names of today; what is no such list as it is."""
+    if not isinstance(scopes, list):
+        return scopes
+    return [
+        name
+        for scope in scopes
+        for name in (_REPLACED_SCOPES.get(scope, [scope]) if isinstance(scope, str) else [scope])
+    ]
+
+
+def _reject_duplicates(file: str, keys: Sequence[ApiKey], places: Sequence[str]) -> None:
+    for number, key in enumerate(keys):
+        for earlier, place in zip(keys[:number], places, strict=False):
+            if key.name == earlier.name:
+                raise ConfigError(
+                    f"{file}: two keys are called {key.name!r}, {place} and {places[number]}. Rename one, or remove "
+                    "the one that is to be revoked."
+                )
+            if key.sha256 == earlier.sha256:
+                raise ConfigError(
+                    f"{file}: {earlier.name!r} and {key.name!r} are the same key, {place} and {places[number]} have "
+                    "the same sha256. Remove one, or make another key with `noria key create NAME`."
+                )

@@ -8,31 +8,28 @@ import binascii
 import hmac
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from noria.errors import Unauthorized
 from noria.frontend.access.api_keys import ApiKey, KeyScope, format_scopes, key_digest
 from noria.frontend.access.quotas import ApiClient
-from noria.frontend.engines.version_choice import VERSION_HEADER
-from noria.frontend.http.connection import UNIX_CLIENT
+from noria.frontend.access.trusted_proxies import UNIX_CLIENT
 from noria.observe.logs.log_record import fields
 
 _log = logging.getLogger("noria.keys")
+REGISTRY_SCOPES: frozenset[KeyScope] = frozenset({"lineage", "deploy"})
 _MAX_REVOKED_KEYS = 1000  # remembered, for the log
 
 
 class ClientDirectory:
     """The clients of one front end: one `ApiClient` per key, kept until the key is revoked."""
 
-    def __init__(self, keys: Sequence[ApiKey], num_processes: int) -> None:
-        """`num_processes` front ends share each key's limits."""
-        self.num_processes = num_processes
+    def __init__(self, keys: Sequence[ApiKey], num_processes: int, client_header: str = "") -> None:
+        """`num_processes` front ends share each key's limits; `client_header` names clients without keys."""
+        self.num_processes, self.client_header = num_processes, client_header
         self._clients = {key: ApiClient(key, num_processes) for key in keys}
         self._anonymous_client = None if keys else ApiClient(None, num_processes)
         self._revoked_names: dict[str, str] = {}  # by digest
@@ -110,85 +107,7 @@ def _log_fields(event: str, key: ApiKey) -> dict[str, dict[str, object]]:
     return fields(event=event, key=key.name, scopes=format_scopes(key.scopes), priority=key.priority, **limits)
 
 
-class _Headers(Headers):
-    """Starlette's headers with a dictionary for look-ups; Starlette's own encode the name and search a list."""
-
-    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
-        super().__init__(raw=raw)
-        # Of several headers with one name the first counts, as in Starlette's.
-        self._values = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
-
-    def __getitem__(self, key: str) -> str:
-        return self._values[key.lower()]
-
-    def __contains__(self, key: Any) -> bool:
-        return key.lower() in self._values
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._values.get(key.lower(), default)
-
-
-class _Request(Request):
-    """A request with fast headers."""
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        super().__init__(scope, receive)
-        self._fast_headers = _Headers(scope["headers"])
-
-    @property
-    def headers(self) -> Headers:
-        return self._fast_headers
-
-
-class AuthenticatedEndpoint:
-    """The endpoint of a route, behind authentication; puts `api_client` on the request's state.
-
-    `needed_scope` is that of the route; None: any key will do.
-    """
-
-    def __init__(
-        self,
-        endpoint: Callable[[Request], Awaitable[Response]],
-        clients: ClientDirectory,
-        needed_scope: KeyScope | None = None,
-    ) -> None:
-        self._endpoint, self._clients, self._needed_scope = endpoint, clients, needed_scope
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request if its key may make it. Raises Unauthorized and MissingScope."""
-        http = _Request(scope, receive)
-        api_client = scope["state"]["api_client"] = self._clients.find(http.headers)
-        if self._needed_scope is not None:
-            api_client.require_scope(self._needed_scope)
-        if self._needed_scope == "registry" and api_client.name is None and not _is_local(http):
-            raise Unauthorized(
-                "this server has no API keys, so only clients on its own machine may use the registry; its "
-                "operator can set frontend.api_keys_file."
-            )
-        apply_version_header(http, api_client)
-        response = await self._endpoint(http)
-        await response(scope, receive, send)
-
-
-def apply_version_header(http: Request, api_client: ApiClient) -> None:
-    """Let a tester's header choose the version that answers. Raises Unauthorized and MissingScope."""
-    if (version := http.headers.get(VERSION_HEADER)) is not None:
-        _check_tester(http, api_client)
-        http.scope["state"]["versions"].override = version
-
-
-def _check_tester(http: Request, api_client: ApiClient) -> None:
-    """Check that a client may choose the version. Raises Unauthorized and MissingScope."""
-    if api_client.name is not None:
-        api_client.require_scope("registry")
-    elif not _is_local(http):
-        raise Unauthorized(
-            f"this server has no API keys, so only clients on its own machine may send {VERSION_HEADER}; its operator "
-            "can set frontend.api_keys_file."
-        )
-
-
-def _is_local(http: Request) -> bool:
+def is_local(http: Request) -> bool:
     """Return whether a request is from this machine; behind a proxy a header says that, which may be the client's."""
     return is_this_machine(http.scope["client"]) and "x-forwarded-for" not in http.headers
 

@@ -5,6 +5,7 @@ network.
 """
 
 import contextlib
+import functools
 import ipaddress
 from collections import Counter
 from collections.abc import Iterator
@@ -25,29 +26,35 @@ class ConcurrencyLimiter:
         self._max_total, self._max_per_client = max_total, max_per_client
         self._retry_after_s = retry_after_s
         self._num_in_use: Counter[str] = Counter()  # by client; no entry is 0
+        self._total = 0
 
-    def acquire(self, client: str) -> None:
-        """Count one use by `client` until `release`. Raises RateLimited."""
-        if self._num_in_use[client] >= self._max_per_client:
+    def acquire(self, client: str | None) -> None:
+        """Count one use by `client` until `release`; None counts in total only. Raises RateLimited."""
+        if client is not None and self._num_in_use[client] >= self._max_per_client:
             raise self._rate_limited(
                 f"{client} has {self._num_in_use[client]} {self._resource_name} already, the limit of one client of "
                 f"the {self._max_total} of a front end; try again when one has ended."
             )
-        if self._num_in_use.total() >= self._max_total:
+        if self._total >= self._max_total:
             raise self._rate_limited(
                 f"{self._max_total} {self._resource_name} are under way already, the limit of one front end; try again "
                 "when one has ended."
             )
-        self._num_in_use[client] += 1
+        self._total += 1
+        if client is not None:
+            self._num_in_use[client] += 1
 
-    def release(self, client: str) -> None:
+    def release(self, client: str | None) -> None:
         """End one use by `client`."""
+        self._total -= 1
+        if client is None:
+            return
         self._num_in_use[client] -= 1
         if not self._num_in_use[client]:
             del self._num_in_use[client]
 
     @contextlib.contextmanager
-    def hold(self, client: str) -> Iterator[None]:
+    def hold(self, client: str | None) -> Iterator[None]:
         """Acquire, and release at the end of the context. Raises RateLimited."""
         self.acquire(client)
         try:
@@ -60,10 +67,12 @@ class ConcurrencyLimiter:
 
 
 def client_id_of(http: Request) -> str:
-    """Return the client of a request, as `client_id` does. The route must be behind `AuthenticatedEndpoint`."""
-    return client_id(http.state.api_client.name, None if http.client is None else http.client.host)
+    """Return the client of a request, as `client_id` does. Its operation must need a key."""
+    connected: tuple[str, int] | None = http.scope.get("client")
+    return client_id(http.scope["state"]["api_client"].name, None if connected is None else connected[0])
 
 
+@functools.lru_cache(256)
 def client_id(key: str | None, host: str | None) -> str:
     """Name a client, for counting and for messages: by its key's name, else by `host`.
 

@@ -12,24 +12,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class FairThreads:
-    """Runs calls in at most `num_threads` threads, for one event loop."""
+class FairTurns:
+    """Gives at most `num_turns` turns at once, to clients one after the other, for one event loop."""
 
-    def __init__(self, num_threads: int) -> None:
-        self._num_free = num_threads
+    def __init__(self, num_turns: int) -> None:
+        self._num_free = num_turns
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client, in the order of turns; none is empty
 
-    async def run(self, client: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `function` returns in a thread, when it is the turn of `client`.
-
-        A call that is cancelled while it waits is not made. The thread of one that runs is used until it returns.
-        """
-        await self._acquire(client)
-        call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
-        call.add_done_callback(self._on_done)
-        return await asyncio.shield(call)
-
-    async def _acquire(self, client: str) -> None:
+    async def acquire(self, client: str) -> None:
+        """Wait for the turn of `client`, which lasts until `release`."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -39,17 +30,13 @@ class FairThreads:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._release()
+                self.release()
             else:
                 self._remove(client, turn)
             raise
 
-    def _on_done(self, call: asyncio.Future[T]) -> None:
-        if not call.cancelled():
-            call.exception()  # which nobody may wait for any more
-        self._release()
-
-    def _release(self) -> None:
+    def release(self) -> None:
+        """End a turn."""
         if not self._waiting:
             self._num_free += 1
             return
@@ -64,3 +51,25 @@ class FairThreads:
         self._waiting[client].remove(turn)
         if not self._waiting[client]:
             del self._waiting[client]
+
+
+class FairThreads:
+    """Runs calls in at most `num_threads` threads, for one event loop."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._turns = FairTurns(num_threads)
+
+    async def run(self, client: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `function` returns in a thread, when it is the turn of `client`.
+
+        A call that is cancelled while it waits is not made. The thread of one that runs is used until it returns.
+        """
+        await self._turns.acquire(client)
+        call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+        call.add_done_callback(self._on_done)
+        return await asyncio.shield(call)
+
+    def _on_done(self, call: asyncio.Future[T]) -> None:
+        if not call.cancelled():
+            call.exception()  # which nobody may wait for any more
+        self._turns.release()

@@ -24,7 +24,7 @@ Reason = Literal["unknown_key", "revoked_key", "missing_scope", "rate_limited"]
 
 _INTERVAL_S = 10.0
 _POLL_INTERVAL_S = 1.0
-_MAX_ADDRESSES = 64  # of one front end, without a valid key; further ones share a line for each reason
+_MAX_ADDRESSES = 64  # addresses of a front end's clients without a valid key; further ones share a line for each reason
 _MAX_ADDRESS_CHARS = 64  # a trusted proxy may pass on whatever its client sent
 
 
@@ -34,8 +34,8 @@ class _Rejections:
 
     has_valid_key: bool
     key: str | None = None  # the name of the last one, if it is or was valid
-    address: str | None = None  # of the last one; None: of many
-    error: str = ""  # of the last one
+    address: str | None = None  # address of the last one; None: of many
+    error: str = ""  # message of the last one
     num_pending: int = 0
     logged_at: float = 0.0
 

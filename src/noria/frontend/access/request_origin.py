@@ -3,13 +3,14 @@
 DNS rebinding: the attacker's host name resolves to this server's address, so the page may read the responses. Its
 requests have the attacker's name as Host, which is rejected. Cross-site requests: any page can send a POST without
 reading the response. Browsers name the page in Sec-Fetch-Site and Origin, and foreign ones are rejected. Other clients
-send neither header, so only their Host is checked.
+send neither header, so only their Host is checked. HTTP/1.0, which no browser speaks, needs no Host on the routes of
+probes.
 """
 
 import functools
 import ipaddress
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,10 +34,13 @@ def check_hosts(allowed_hosts: Sequence[str]) -> None:
 
 
 class RequestOriginCheck:
-    """An ASGI application that checks Host, Sec-Fetch-Site and Origin before `app`."""
+    """An ASGI application that checks Host, Sec-Fetch-Site and Origin before `app`.
 
-    def __init__(self, app: ASGIApp, config: FrontendConfig) -> None:
-        self._app = app
+    Load balancers ask `probe_paths` with HTTP/1.0, without a Host.
+    """
+
+    def __init__(self, app: ASGIApp, config: FrontendConfig, probe_paths: Collection[str]) -> None:
+        self._app, self._probe_paths = app, frozenset(probe_paths)
         self._own_names = _Names([host for host in config.allowed_hosts if host != "*"])
         self._allowed_names = _Names(("localhost", "*.localhost", config.host, *config.allowed_hosts))
         self._allows = functools.lru_cache(_NUM_CACHED_HOSTS)(self._is_allowed)
@@ -47,11 +51,14 @@ class RequestOriginCheck:
         Raises:
             InvalidField: it has no Host, or several.
             HostNotAllowed: its Host is no name of this server.
-            CrossOriginRequest: a web page of another origin sends it, and it may change something.
+            CrossOriginRequest: a web page of another origin sends it, and it may change something; or asks whether it
+                may, by a preflight.
 
         """
         if scope["type"] == "http":
             hosts = [value for name, value in scope["headers"] if name == b"host"]
+            if not hosts and self._is_old_probe(scope):
+                return self._app(scope, receive, send)
             if len(hosts) != 1:
                 raise InvalidField(f"the request has {len(hosts)} Host headers; send one.", field="Host")
             if not self._allows(hosts[0]):
@@ -60,9 +67,16 @@ class RequestOriginCheck:
                     "names in frontend.allowed_hosts (--allowed-hosts), to which the server's operator "
                     "can add this one."
                 )
-            if scope["method"] not in _SAFE_METHODS:
+            if scope["method"] not in _SAFE_METHODS or _is_preflight(scope):
                 self._check_origin(scope, hosts[0])
         return self._app(scope, receive, send)
+
+    def _is_old_probe(self, scope: Scope) -> bool:
+        """Whether a request is a health check as load balancers make it by default, such as HAProxy's OPTIONS."""
+        is_safe = scope["method"] == "OPTIONS" or (
+            scope["path"] in self._probe_paths and scope["method"] in _SAFE_METHODS
+        )
+        return is_safe and bool(scope["http_version"] == "1.0")
 
     def _is_allowed(self, host: bytes) -> bool:
         name = _name_of(host)
@@ -77,15 +91,23 @@ class RequestOriginCheck:
         sent = f"Origin is {short_repr((origin or b'').decode('latin-1'))}"
         if site is not None:
             sent = f"Sec-Fetch-Site is {short_repr(site.decode('latin-1'))}, and {sent}"
+        method = scope["method"] if scope["method"] != "OPTIONS" else "preflight (CORS)"
         raise CrossOriginRequest(
-            f"{sent}: a web page of another origin sends this {scope['method']}. Only this server's own pages may, and "
-            "clients that are no browsers."
+            f"{sent}: a web page of another origin sends this {method}. Only this server's own pages may, and clients "
+            "that are no browsers: call it from your server, or have a proxy serve it under the page's own origin."
         )
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
         """Whether a page of `origin` is this server's. Proxies may replace the Host, so its own names count too."""
         authority = origin.partition(b"://")[2].lower()
         return authority == host.lower() or _name_of(authority) in self._own_names
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks for its page which requests are allowed (CORS)."""
+    return scope["method"] == "OPTIONS" and any(
+        name == b"access-control-request-method" for name, _ in scope["headers"]
+    )
 
 
 class _Names:

@@ -1,4 +1,4 @@
-"""One request at one engine: what the engine has answered so far, and how it can end without a result."""
+"""A request at an engine: what the engine has answered so far, and how it can end without a result."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ import msgspec
 from noria.errors import GenerationFailed, NoriaError, all_codes
 from noria.frontend.engines.crash_attribution import ExitReport
 from noria.frontend.engines.results import EngineResult, OnUpdate, PreviewImage, ProgressUpdate, RawImage
-from noria.observe.logs.request_log import current_log_record
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
 from noria.protocol import messages
 from noria.protocol.messages import AboutAttempt, Failed, Finished, HandedOver, ImageDone, Preview, StateRefused
 from noria.protocol.request import AnyRequest
 from noria.protocol.text import TextPayload
 
-_MIN_STAY_S = 10.0  # of a request that has moved, before it moves to a less busy engine
+_MIN_STAY_S = 10.0  # minimum stay of a request that has moved, before it moves to a less busy engine
 
 
 class AttemptLostError(Exception):
@@ -65,7 +65,7 @@ class StateRefusedError(Exception):
 
 @dataclass
 class Attempt:
-    """One request at one engine, until its `outcome` is done."""
+    """A request at an engine, until its `outcome` is done."""
 
     request: AnyRequest
     outcome: asyncio.Future[EngineResult]
@@ -73,7 +73,7 @@ class Attempt:
     images: dict[int, RawImage] = field(default_factory=dict)
     predicted_s: float | None = None
     failure: Failed | None = None  # the engine's message, if it failed
-    began: float = 0.0  # of the event loop's clock
+    began: float = 0.0  # seconds of the event loop's clock
     released_for: MoveReason | None = None  # why the engine was asked to hand it over
 
     def is_movable(self, now: float) -> bool:
@@ -86,50 +86,52 @@ class Attempt:
             and (not request.was_moved or now - self.began >= _MIN_STAY_S)
         )
 
-    def add_to_request_log(self) -> None:
-        """Add the timings of a failed attempt to the request's log record, if the engine sent them."""
+    def add_to(self, log_record: RequestLogRecord) -> None:
+        """Add the timings of a failed attempt, if the engine sent them."""
         if self.failure is None or self.failure.timings is None:
             return
-        current_log_record().add(
+        log_record.add(
             **msgspec.structs.asdict(self.failure.timings),
             predicted_s=self.predicted_s,
             mean_batch=self.failure.mean_batch,
             steps_run=self.failure.num_steps_run,
         )
 
-
-def apply_message(attempt: Attempt, message: AboutAttempt, data: memoryview | None) -> None:
-    """Take a message of the engine. May raise anything if it is invalid."""
-    match message:
-        case messages.Progress(queue_position=position, call=call, num_calls=num_calls, finish_in_s=finish_in_s):
-            if attempt.predicted_s is None:
-                attempt.predicted_s = finish_in_s
-            if attempt.on_update is not None:
-                attempt.on_update(ProgressUpdate(position, call, num_calls, finish_in_s))
-        case Preview(index=index, call=call, width_px=width_px, height_px=height_px):
-            assert data is not None, "a preview comes with its pixels"
-            if attempt.on_update is not None:
-                attempt.on_update(PreviewImage(index, call, width_px, height_px, bytes(data)))
-        case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
-            assert data is not None, "an image comes with its pixels"
-            attempt.images[index] = RawImage(seed, width_px, height_px, data)
-        case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch, result=final):
-            num_images = attempt.request.payload.num_results if final is None else 0
-            images = tuple(attempt.images[index] for index in range(num_images))
-            predicted_s = attempt.predicted_s if message.predicted_s is None else message.predicted_s
-            assert predicted_s is not None, "a request is accepted before it is finished"
-            assert (final is None) == (data is None), "results come with their description"
-            result = EngineResult(images, timings, num_steps_run, mean_batch, predicted_s, final, data)
-            attempt.outcome.set_result(result)
-        case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
-            attempt.failure = message
-            kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
-            attempt.outcome.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))
-        case HandedOver():
-            reason = attempt.released_for or "leave"
-            attempt.outcome.set_exception(AttemptMovedError(message, data, attempt.images, attempt.predicted_s, reason))
-        case StateRefused(message=text):
-            attempt.outcome.set_exception(StateRefusedError(text))
+    def receive(self, message: AboutAttempt, data: memoryview | None) -> None:
+        """Take a message of the engine. May raise anything if it is invalid."""
+        match message:
+            case messages.Progress(queue_position=position, call=call, num_calls=num_calls, finish_in_s=finish_in_s):
+                if self.predicted_s is None:
+                    self.predicted_s = finish_in_s
+                if self.on_update is not None:
+                    self.on_update(ProgressUpdate(position, call, num_calls, finish_in_s))
+            case Preview(index=index, call=call, width_px=width_px, height_px=height_px):
+                assert data is not None, "a preview comes with its pixels"
+                if self.on_update is not None:
+                    self.on_update(PreviewImage(index, call, width_px, height_px, bytes(data)))
+            case ImageDone(
+                index=index, seed=seed, width_px=width_px, height_px=height_px, num_truncated_tokens=num_cut
+            ):
+                assert data is not None, "an image comes with its pixels"
+                self.images[index] = RawImage(seed, width_px, height_px, data, num_cut)
+            case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch, result=final):
+                images: tuple[RawImage, ...] = ()
+                if final is None:
+                    images = tuple([self.images[index] for index in range(self.request.payload.num_results)])
+                predicted_s = self.predicted_s if message.predicted_s is None else message.predicted_s
+                assert predicted_s is not None, "a request is accepted before it is finished"
+                assert (final is None) == (data is None), "results come with their description"
+                result = EngineResult(images, timings, num_steps_run, mean_batch, predicted_s, final, data)
+                self.outcome.set_result(result)
+            case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
+                self.failure = message
+                kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
+                self.outcome.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))
+            case HandedOver():
+                reason = self.released_for or "leave"
+                self.outcome.set_exception(AttemptMovedError(message, data, self.images, self.predicted_s, reason))
+            case StateRefused(message=text):
+                self.outcome.set_exception(StateRefusedError(text))
 
 
 def count_moves_from_zero(model: str) -> None:

@@ -1,4 +1,4 @@
-"""What a request has already, of the engines that have handed it over; the front end keeps it until the request ends.
+"""Images and states of a request from engines that handed it over; the front end keeps them until the request ends.
 
 So engines never meet, and an engine that is lost after a move costs only the steps since then.
 """
@@ -14,6 +14,7 @@ from noria.frontend.engines.attempt import AttemptMovedError, MoveReason, StateR
 from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
 from noria.protocol.messages import HandedOver, ImageState, Resume, Timings
 from noria.protocol.request import AnyRequest
@@ -29,24 +30,30 @@ class CarriedImages:
     """The images of a request that are done, and how far others are."""
 
     was_moved: bool = False
-    reason: MoveReason = "leave"  # of the last move
+    reason: MoveReason = "leave"  # reason of the last move
     images: Mapping[int, RawImage] = field(default_factory=dict)  # by index
     states: dict[int, tuple[ImageState, memoryview]] = field(default_factory=dict)  # by index
-    model_version: str = ""  # of the model that computed `states`
-    timings: Timings | None = None  # of all engines before
+    model_version: str = ""  # version of the model that computed `states`
+    timings: Timings | None = None  # timings of all engines before, added up
     predicted_s: float | None = None  # by the first engine
 
     async def submit(
-        self, engine: EngineClient, request: AnyRequest, on_update: OnUpdate | None, data: bytes | None, waited_s: float
+        self,
+        engine: EngineClient,
+        request: AnyRequest,
+        on_update: OnUpdate | None,
+        data: bytes | None,
+        waited_s: float,
+        log_record: RequestLogRecord | None,
     ) -> EngineResult:
-        """As `EngineClient.submit`, but for what is there already."""
+        """Submit like `EngineClient.submit`, but go on from what is there already."""
         if not self.was_moved:
-            return await engine.submit(request, on_update, data)
+            return await engine.submit(request, on_update, data, log_record=log_record)
         states = [state for state, _ in self.states.values()]
         request = msgspec.structs.replace(request, was_moved=True)
         message = Resume(request, tuple(states), tuple(self.images), self.model_version, waited_s)
         frame = b"".join([*(each for _, each in self.states.values()), data or b""])
-        result = await engine.submit(request, on_update, frame or None, message, self.images)
+        result = await engine.submit(request, on_update, frame or None, message, self.images, log_record)
         timings, predicted_s = result.timings, self.predicted_s
         if isinstance(timings, Timings):
             timings = _sum(timings, self.timings)

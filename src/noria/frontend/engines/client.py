@@ -1,4 +1,4 @@
-"""One engine as a front end sees it: its state, its load and the attempts in flight at it.
+"""An engine as a front end sees it: its state, its load and the attempts in flight at it.
 
 `receive` takes the engine's messages. When the engine ends, every attempt fails with `AttemptLostError`; `retries.py`
 decides about retries.
@@ -18,10 +18,11 @@ import msgspec
 import zmq
 
 from noria.errors import GenerationFailed
-from noria.frontend.engines.attempt import Attempt, AttemptLostError, MoveReason, apply_message, count_moves_from_zero
+from noria.frontend.engines.attempt import Attempt, AttemptLostError, MoveReason, count_moves_from_zero
 from noria.frontend.engines.crash_attribution import ExitReport
 from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import (
     AboutAttempt,
@@ -38,7 +39,6 @@ from noria.protocol.messages import (
     Pong,
     Release,
     Resume,
-    Submit,
     ViewRequest,
 )
 from noria.protocol.model_spec import ModelSpec
@@ -57,7 +57,7 @@ _CANCEL_REPLY_TIMEOUT_S = 0.5
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """One engine in the response of /readyz. "unknown": not connected, or its state has not arrived yet."""
+    """An engine in the response of /readyz. "unknown": not connected, or its state has not arrived yet."""
 
     state: Literal["unknown", "loading", "ready", "draining"]
     device: str | None
@@ -84,7 +84,7 @@ class EngineClient:
         self._load_at_move: EngineLoad | None = None  # when it last handed a request over
         self.num_results_in_flight = 0  # that the requests in flight at it ask for
         self.num_results_since_load = 0  # that this front end has asked for since its last load
-        self.result_s = 0.0  # of its backlog for each result, as it last had any
+        self.result_s = 0.0  # seconds of its backlog for each result, as it last had any
         # Together unique among all attempts of all front ends; random bytes for each would cost a system call.
         self._nonce, self._numbers = secrets.token_hex(6), itertools.count()
 
@@ -94,11 +94,16 @@ class EngineClient:
         return self._last_state is not None and self._last_state.state == "ready"
 
     @property
+    def is_restarting(self) -> bool:
+        """Whether it was ready before and is to be so again, as far as is known."""
+        is_absent = self._last_state is None or self._last_state.state == "loading"  # one that drains ends by request
+        return bool(self.known_models) and is_absent and not self.is_leaving
+
+    @property
     def models(self) -> tuple[ModelSpec, ...]:
         """The models that it holds for new requests; none unless it is ready."""
-        if self._last_state is None or not self.ready or self.is_leaving:
-            return ()
-        return self._last_state.models
+        state = self._last_state
+        return () if state is None or state.state != "ready" or self.is_leaving else state.models
 
     @property
     def is_connected(self) -> bool:
@@ -130,11 +135,12 @@ class EngineClient:
         data: bytes | None = None,
         resume: Resume | None = None,
         images: Mapping[int, RawImage] = MappingProxyType({}),
+        log_record: RequestLogRecord | None = None,
     ) -> EngineResult:
         """Generate the images of `request` at this engine; `data` is what its payload has beside it.
 
         Cancelling this call cancels the request there. With `resume`, the engine goes on with what others have begun;
-        `images` are done already.
+        `images` are done already. What a failed attempt took is added to `log_record`.
 
         Raises:
             AttemptLostError: the engine ended.
@@ -145,16 +151,16 @@ class EngineClient:
         """
         attempt_id = f"{request.request_id}.{self._nonce}{next(self._numbers):x}"
         request = msgspec.structs.replace(request, attempt_id=attempt_id)
-        message = Submit(request) if resume is None else msgspec.structs.replace(resume, request=request)
+        message = request if resume is None else msgspec.structs.replace(resume, request=request)
         loop = asyncio.get_running_loop()
         attempt = Attempt(request, loop.create_future(), on_update, dict(images), began=loop.time())
         self._attempts[attempt_id] = attempt
-        self.num_results_in_flight += request.payload.num_results
-        self.num_results_since_load += request.payload.num_results
+        num_results = request.payload.num_results
+        self.num_results_in_flight += num_results
+        self.num_results_since_load += num_results
         try:
-            await self.connection.send(message, data)
-            # Shielded: what arrives between a cancellation and the handling of it is not lost.
-            return await asyncio.shield(attempt.outcome)
+            self.connection.send(message, data)
+            return await attempt.outcome
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
@@ -164,21 +170,24 @@ class EngineClient:
             raise
         finally:
             self._attempts.pop(attempt_id, None)
-            self.num_results_in_flight -= request.payload.num_results
-            attempt.add_to_request_log()
+            self.num_results_in_flight -= num_results
+            if attempt.failure is not None and log_record is not None:
+                attempt.add_to(log_record)
 
     async def _cancel(self, attempt: Attempt) -> None:
         """Cancel the request at the engine and wait a moment for the reply, which has its timings."""
         attempt.on_update = None
+        if attempt.outcome.cancelled():  # with the call; not if a message has arrived since
+            attempt.outcome = asyncio.get_running_loop().create_future()
         try:
             with contextlib.suppress(zmq.ZMQError):
-                await self.connection.send(Cancel(attempt.request.attempt_id))
+                self.connection.send(Cancel(attempt.request.attempt_id))
                 await asyncio.wait([attempt.outcome], timeout=_CANCEL_REPLY_TIMEOUT_S)
         finally:  # also if this is cancelled again
             if not attempt.outcome.cancel():
                 attempt.outcome.exception()  # retrieved here, or asyncio warns that it never was
 
-    async def release(self, is_served: Callable[[AnyRequest], bool]) -> None:
+    def release(self, is_served: Callable[[AnyRequest], bool]) -> None:
         """Have it hand over the requests whose model it holds no longer for new ones, if another engine can take them.
 
         `is_served` returns whether there is such an engine.
@@ -187,14 +196,14 @@ class EngineClient:
             request = attempt.request
             is_held = any(spec.matches(request.model, request.model_version) for spec in self.models)
             if not is_held and self._last_state is not None and is_served(request):
-                await self._release(attempt, "leave")
+                self._release(attempt, "leave")
 
-    async def _release(self, attempt: Attempt, reason: MoveReason) -> None:
+    def _release(self, attempt: Attempt, reason: MoveReason) -> None:
         """Have it hand a request over, unless it was asked to already."""
         if attempt.released_for is None:
             attempt.released_for = reason
             with contextlib.suppress(zmq.Again):  # disconnected
-                await self.connection.send(Release(attempt.request.attempt_id))
+                self.connection.send(Release(attempt.request.attempt_id))
 
     def movable_requests(self, now: float) -> list[AnyRequest]:
         """Return the requests that it may hand over to a less busy engine, the newest first.
@@ -205,33 +214,33 @@ class EngineClient:
             return []
         return [each.request for each in reversed(self._attempts.values()) if each.is_movable(now)]
 
-    async def move(self, requests: Iterable[AnyRequest]) -> None:
+    def move(self, requests: Iterable[AnyRequest]) -> None:
         """Have it hand over these of its requests, because another engine has less to do."""
         for request in requests:
             if (attempt := self._attempts.get(request.attempt_id)) is not None:
-                await self._release(attempt, "backlog")
+                self._release(attempt, "backlog")
 
-    async def send_hello(self) -> None:
+    def send_hello(self) -> None:
         """Introduce this front end on a new connection."""
         self._connected = True
         with contextlib.suppress(zmq.Again):  # disconnected again: another `Connected` follows
-            await self.connection.send(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
+            self.connection.send(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
 
-    async def ping(self) -> None:
+    def ping(self) -> None:
         """Renew the lease of this front end's requests."""
         with contextlib.suppress(zmq.Again):  # disconnected
-            await self.connection.send(Ping())
+            self.connection.send(Ping())
 
-    async def ack_load(self) -> None:
+    def ack_load(self) -> None:
         """Acknowledge the last `EngineLoad`, so that the engine sends the next one."""
         with contextlib.suppress(zmq.Again):  # disconnected
-            await self.connection.send(LoadAck())
+            self.connection.send(LoadAck())
 
-    async def request_view(self, message: ViewRequest) -> None:
+    def request_view(self, message: ViewRequest) -> None:
         """Ask for a view of its running batch. Does nothing if it is not ready."""
         if self.ready:
             with contextlib.suppress(zmq.Again):  # disconnected
-                await self.connection.send(message)
+                self.connection.send(message)
 
     def handle_disconnect(self) -> None:
         """Mark the engine as lost and fail every attempt in flight."""
@@ -266,7 +275,7 @@ class EngineClient:
                 self._update_state(message)
             case EngineLoad():
                 self._on_load(message)
-            case Pong() | MountResult() | EngineView():  # of other clients; views are passed on by the pool
+            case Pong() | MountResult() | EngineView():  # messages for other clients; views are passed on by the pool
                 pass
             case _:
                 self._dispatch(message, data)
@@ -276,10 +285,12 @@ class EngineClient:
         if isinstance(message, HandedOver):
             self._load_at_move = self.load
         attempt = self._attempts.get(message.attempt_id)
-        if attempt is None or attempt.outcome.done():  # cancelled
+        if attempt is not None and attempt.outcome.cancelled():  # its call is about to wait for this reply
+            attempt.outcome = asyncio.get_running_loop().create_future()
+        if attempt is None or attempt.outcome.done():
             return
         try:
-            apply_message(attempt, message, data)
+            attempt.receive(message, data)
         except Exception:  # an invalid reply fails this request, not the connection
             request_id = attempt.request.request_id
             extra = fields(event="invalid_engine_reply", request_id=request_id, attempt_id=message.attempt_id)

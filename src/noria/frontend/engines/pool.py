@@ -1,31 +1,27 @@
 """The front end's connections to the engines: what they hold and how busy they are, as they last reported.
 
 `router.py` chooses among the ready engines that hold a request's model, `retries.py` submits the request. An invalid
-reply fails only its own request. This module knows no HTTP and does not read pixels.
+reply fails only its own request. This module knows no HTTP and no deployments, and does not read pixels.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from noria.errors import EngineUnavailable
 from noria.frontend.engines.client import EngineClient, EngineStatus
 from noria.frontend.engines.rebalancing import rebalance
-from noria.frontend.engines.results import EngineResult, OnUpdate
 from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import holds, route
-from noria.frontend.engines.shadow_mirror import ShadowMirror
-from noria.frontend.engines.version_choice import VersionChooser
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest, engine_name
 from noria.protocol.model_spec import ModelKey, ModelSpec
-from noria.protocol.request import AnyRequest
-from noria.protocol.routes import Routes
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection, EngineEndpoint
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
@@ -43,6 +39,14 @@ class PoolLoad:
     num_running: int
     num_waiting: int
     num_slots: int
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def _notify(listeners: Iterable[Callable[Arguments, None]], *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+    for listener in listeners:
+        listener(*args, **kwargs)
 
 
 class EnginePool:
@@ -72,23 +76,25 @@ class EnginePool:
         self._is_open, self._rebalance = False, rebalance
         self._first_states_wait_s = first_states_wait_s
         self._engines: list[EngineClient] = []
-        self._tasks: dict[EngineEndpoint, asyncio.Task[None]] = {}
         self._upkeep: asyncio.Task[None] | None = None
         self._groups: dict[str, int] = {}  # their order
-        self._left_models: dict[str, tuple[ModelSpec, ...]] = {}  # of the last engine that left, by its group
+        self._left_models: dict[str, tuple[ModelSpec, ...]] = {}  # models of the last engine that left, by its group
         self._changed = asyncio.Condition()
-        self._submitter = RetryingSubmitter(self._route, self.unavailable_error, self._changed, restart_wait_s)
+        self._telling: set[asyncio.Task[None]] = set()
+        self.submitter = RetryingSubmitter(
+            self.route, self._restarts, self.unavailable_error, self._changed, restart_wait_s
+        )
         self._models: dict[str, ModelSpec] = {}
+        self._models_of: dict[type[ModelSpec], Mapping[str, ModelSpec]] = {}  # by kind, as far as they were needed
         self._known: set[ModelKey] = set()
         self._default_models = default_models or {}
-        self.versions = VersionChooser(self._find_ready)
-        self.shadows = ShadowMirror(self.versions, self._find_ready, self._route)
-        # Called with the models that became known; must not block.
-        self.on_models: Callable[[Iterable[ModelSpec]], None] = lambda _: None
-        # For the live view; called in the event loop, must not block. `on_view` gets the engine's name, view and
-        # thumbnails.
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_view: Callable[[str, EngineView, memoryview | None], None] = lambda *_: None
+        self._controls: Mapping[str, str] = {}
+        self._beside: Collection[ModelKey] = ()
+        # Called in the event loop, must not block: with the models that became known; at each change of an engine's
+        # state; with the name, view and thumbnails of an engine.
+        self.on_models: list[Callable[[Iterable[ModelSpec]], None]] = []
+        self.on_change: list[Callable[[], None]] = []
+        self.on_view: list[Callable[[str, EngineView, memoryview | None], None]] = []
 
     async def __aenter__(self) -> Self:
         self._is_open = True
@@ -102,12 +108,11 @@ class EnginePool:
 
     async def __aexit__(self, *_: object) -> None:
         self._is_open = False
-        await self.shadows.close()
-        tasks = [*self._tasks.values(), *([] if self._upkeep is None else [self._upkeep])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
         for engine in self._engines:
+            engine.handle_disconnect()
             engine.connection.close()
 
     def set_engines(self, endpoints: Iterable[EngineEndpoint], groups: Sequence[str] = ()) -> None:
@@ -132,13 +137,13 @@ class EnginePool:
         self._engines.sort(key=lambda engine: order.get(engine.endpoint, len(order)))
         self._remove_left()
         self._update_models()
-        self.on_change()
+        _notify(self.on_change)
 
     def _add(self, endpoint: EngineEndpoint) -> None:
         connection = EngineConnection(endpoint.address, endpoint.secret_key)
         engine = EngineClient(connection, self._name, endpoint)
         self._engines.append(engine)
-        self._tasks[endpoint] = asyncio.create_task(self._read_events(engine))
+        connection.listen(functools.partial(self._on_event, engine))
 
     def _remove_left(self) -> None:
         """Forget the engines that leave and have nothing more to do."""
@@ -148,7 +153,6 @@ class EnginePool:
             self._engines.remove(engine)
             if engine.known_models:
                 self._left_models[engine.endpoint.group] = engine.known_models
-            self._tasks.pop(engine.endpoint).cancel()
             engine.remove()
 
     async def _keep_up(self) -> None:
@@ -157,16 +161,16 @@ class EnginePool:
             await asyncio.sleep(_UPKEEP_INTERVAL_S)
             for engine in list(self._engines):
                 if engine.endpoint.is_remote:
-                    await engine.ping()
+                    engine.ping()
             self._remove_left()
-            await self._move_requests()
+            self._move_requests()
             if self._rebalance:
-                await rebalance(self._engines, asyncio.get_running_loop().time())
+                rebalance(self._engines, asyncio.get_running_loop().time())
 
-    async def _move_requests(self) -> None:
+    def _move_requests(self) -> None:
         """Move the requests of engines that leave, or release their model, to engines that hold it."""
         for engine in list(self._engines):
-            await engine.release(lambda request: self._route(request) is not None)
+            engine.release(lambda request: self.route(request.model, request.model_version) is not None)
 
     @property
     def ready(self) -> bool:
@@ -178,19 +182,23 @@ class EnginePool:
     def models(self) -> Mapping[str, ModelSpec]:
         """The models served, by name, the default ones first, as the engines last reported them; empty until then.
 
-        Of several versions of a model it is the control, from which `versions` chooses the one that answers a request.
+        Of several versions of a model it is the control.
         """
         return self._models
 
-    def follow(self, routes: Routes) -> None:
-        """Serve the versions of these routes from now on."""
-        self.versions.follow(routes)
+    def set_controls(self, controls: Mapping[str, str], beside: Collection[ModelKey]) -> None:
+        """Have `models` name these versions, the fingerprints of `controls` by name; else rather none of `beside`."""
+        self._controls, self._beside = controls, beside
         self._update_models()
-        self.on_change()
+        _notify(self.on_change)
 
     def models_of(self, spec_type: type[SpecT]) -> Mapping[str, SpecT]:
         """The models of one kind among `models`."""
-        return {name: spec for name, spec in self._models.items() if isinstance(spec, spec_type)}
+        if spec_type not in self._models_of:
+            self._models_of[spec_type] = {
+                name: spec for name, spec in self._models.items() if isinstance(spec, spec_type)
+            }
+        return self._models_of[spec_type]  # type: ignore[return-value]
 
     def default_model(self, spec_type: type[SpecT]) -> SpecT:
         """The default model of one kind. Raises EngineUnavailable until an engine has reported it."""
@@ -207,13 +215,13 @@ class EnginePool:
 
     def serves(self, spec_type: type[ModelSpec]) -> bool:
         """Whether the server has models of this kind, loaded or not; true as long as none of its models is known."""
-        return not self._models or spec_type.kind in self.kinds
+        return not self._models or bool(self.models_of(spec_type)) or spec_type.kind in self.kinds
 
     def find_model(self, name: str, version: str) -> ModelSpec | None:
         """The model in this version, if any engine held it when it last reported."""
         return next((spec for spec in self._known_models() if spec.matches(name, version)), None)
 
-    def _find_ready(self, name: str, version: str) -> ModelSpec | None:
+    def find_ready(self, name: str, version: str) -> ModelSpec | None:
         """The model in this version, if a ready engine holds it."""
         held = (spec for engine in self._engines for spec in engine.models)
         return next((spec for spec in held if spec.matches(name, version)), None)
@@ -253,7 +261,7 @@ class EnginePool:
         return [costs for load in self._loads(spec) for costs in load.costs if spec.matches(costs.model, costs.version)]
 
     def precision(self, spec: ModelSpec) -> messages.ModelPrecision | None:
-        """Return in which form the first ready engine with this version of a text encoder computes it."""
+        """Return in which form the first ready engine with this version of a model computes it; None: as it is."""
         found = (each for load in self._loads(spec) for each in load.precisions)
         return next((each for each in found if spec.matches(each.model, each.version)), None)
 
@@ -271,81 +279,82 @@ class EnginePool:
         """The names of all engines, ready or not, in the order of `engines`."""
         return [engine.endpoint.name for engine in self._engines] or [each.name for each in self._endpoints]
 
-    async def request_view(self, name: str, message: ViewRequest) -> None:
+    def request_view(self, name: str, message: ViewRequest) -> None:
         """Ask engine `name` for a view of its running batch, if it is ready. The view goes to `on_view`."""
         for engine in self._engines:
             if engine.endpoint.name == name:
-                await engine.request_view(message)
+                engine.request_view(message)
 
     def unavailable_error(self, needed: str) -> EngineUnavailable:
         """Return a request's error while no engine that holds `needed` is ready; `needed` is part of its message."""
-        states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
+        states = ", ".join(
+            f"engine {number} has ended and is restarting" if engine.is_restarting else f"engine {number} is {state}"
+            for number, engine in enumerate(self._engines)
+            for state in [engine.status().state]
+        )
         which = f"no engine that holds {needed}" if any(engine.ready for engine in self._engines) else "no engine"
         return EngineUnavailable(
             f"{which} is ready ({states}); try again in a few seconds.", retry_after_s=RETRY_AFTER_S
         )
 
-    async def submit(
-        self, request: AnyRequest, on_update: OnUpdate | None = None, data: bytes | None = None
-    ) -> EngineResult:
-        """Generate the images of `request`; `data` is what its payload has beside it.
+    def route(self, model: str, version: str) -> EngineClient | None:
+        """The engine that gets a request for this version of the model; None: no ready one holds it."""
+        return route(self._engines, model, version)
 
-        Raises: as `RetryingSubmitter.submit`.
-        """
-        return await self._submitter.submit(request, on_update, data)
+    def _restarts(self, model: str, version: str) -> bool:
+        """Whether an engine that held this version of the model is restarting."""
+        known = (spec for engine in self._engines if engine.is_restarting for spec in engine.known_models)
+        return any(spec.matches(model, version) for spec in known)
 
-    def stop(self) -> None:
-        """Fail every request in flight, and all later ones, with EngineUnavailable. Called at the end of a drain."""
-        self._submitter.stop()
-
-    def _route(self, request: AnyRequest) -> EngineClient | None:
-        return route(self._engines, request.model, request.model_version)
-
-    async def _read_events(self, engine: EngineClient) -> None:
+    def _on_event(self, engine: EngineClient, event: ConnectionEvent) -> None:
         try:
-            async for event in engine.connection.events():
-                await self._handle_event(engine, event)
+            self._handle_event(engine, event)
         except Exception:  # a bug in the front end or the engine; /readyz shows the engine as unknown
             log.exception("the connection to an engine failed")
-        finally:
             engine.handle_disconnect()
 
-    async def _handle_event(self, engine: EngineClient, event: ConnectionEvent) -> None:
+    def _handle_event(self, engine: EngineClient, event: ConnectionEvent) -> None:
         match event:
             case Connected():
-                await engine.send_hello()
+                engine.send_hello()
             case Disconnected():
                 engine.handle_disconnect()
                 self._remove_left()
-                self.on_change()
+                _notify(self.on_change)
             case (message, data):
                 if not engine.receive(message, data):
                     return
                 if isinstance(message, EngineView):
-                    self.on_view(engine.endpoint.name, message, data)
+                    _notify(self.on_view, engine.endpoint.name, message, data)
                 if isinstance(message, EngineLoad):
-                    await engine.ack_load()
+                    engine.ack_load()
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._update_models()
                         outcomes.init_model_series(self._models)
-                    self.on_change()
-                    async with self._changed:
-                        self._changed.notify_all()
-                    await self._move_requests()
+                    _notify(self.on_change)
+                    telling = asyncio.create_task(self._tell_waiting())
+                    self._telling.add(telling)
+                    telling.add_done_callback(self._telling.discard)
+                    self._move_requests()
+
+    async def _tell_waiting(self) -> None:
+        """Have those that wait for a change of an engine's state look again."""
+        async with self._changed:
+            self._changed.notify_all()
 
     def _update_models(self) -> None:
         known = self._known_models()
         known.sort(key=lambda spec: (spec.name != self._default_models.get(spec.kind), not self._is_control(spec)))
-        self._models = {}
+        self._models, self._models_of = {}, {}
         for spec in known:
             self._models.setdefault(spec.name, spec)
         new = [spec for spec in known if spec.key not in self._known]
         self._known = {spec.key for spec in known}
-        self.on_models(new)
+        _notify(self.on_models, new)
 
     def _known_models(self) -> list[ModelSpec]:
-        """What the engines held when they last reported, and of a group that has none now what its last one held."""
+        """Return the models that the engines last reported, and for a group without any, those of its last engine."""
         known = [(engine.endpoint.group, engine.known_models) for engine in self._engines]
         reported = {group for group, models in known if models}
         known += [(group, models) for group, models in self._left_models.items() if group not in reported]
@@ -354,7 +363,5 @@ class EnginePool:
 
     def _is_control(self, spec: ModelSpec) -> bool:
         """Whether requests that go to no canary go to this version."""
-        control = self.versions.control_version(spec.name)
-        if control is None:
-            return spec.fingerprint not in self.versions.versions_beside(spec.name)
-        return spec.fingerprint == control
+        control = self._controls.get(spec.name)
+        return spec.key not in self._beside if control is None else spec.fingerprint == control

@@ -11,7 +11,7 @@ from noria.protocol.request import AnyRequest
 from noria.scheduling.cluster.rebalancer import EngineWork, results_to_move
 
 
-async def rebalance(engines: Sequence[EngineClient], now: float) -> None:
+def rebalance(engines: Sequence[EngineClient], now: float) -> None:
     """Ask for as many requests as `scheduling/cluster/rebalancer.py` says, of each model by itself."""
     movable = {engine: engine.movable_requests(now) for engine in engines}
     models = {(request.model, request.model_version) for requests in movable.values() for request in requests}
@@ -28,7 +28,7 @@ async def rebalance(engines: Sequence[EngineClient], now: float) -> None:
             for engine, requests, backlog_s in zip(holding, of_model, predict_backlogs_s(holding), strict=True)
         ]
         for engine, requests, num_results in zip(holding, of_model, results_to_move(work), strict=True):
-            await engine.move(_choose(requests, num_results))
+            engine.move(_choose(requests, num_results))
 
 
 def _choose(requests: Sequence[AnyRequest], num_results: int) -> list[AnyRequest]:

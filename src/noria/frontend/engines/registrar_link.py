@@ -15,7 +15,7 @@ import zmq
 
 from noria.canary.windows import FrontendReport
 from noria.errors import ConfigError
-from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.submission import Submission
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.observe.logs.log_record import fields
 from noria.protocol.routes import Routes
@@ -28,19 +28,19 @@ log = logging.getLogger("noria.frontend")
 
 
 class RegistrarExchange:
-    """What a front end takes from the registrar, and what it gives: without the way between them."""
+    """The data that a front end takes from the registrar and gives to it, without the transport between them."""
 
-    def __init__(self, engine_pool: EnginePool, name: str, statistics: StatisticsRecorder | None = None) -> None:
+    def __init__(self, submission: Submission, name: str, statistics: StatisticsRecorder | None = None) -> None:
         """`name` is this front end's."""
         self._statistics = statistics or StatisticsRecorder()
-        self._versions, self._engine_pool, self._name = engine_pool.versions, engine_pool, name
+        self._versions, self._shadows, self._name = submission.versions, submission.shadows, name
         self._routes = Routes()
 
     def follow(self, routes: Routes) -> None:
         """Follow these routes from now on."""
         if routes != self._routes:  # also of the same generation: a canary that has failed is taken out
             self._routes = routes
-            self._engine_pool.follow(routes)
+            self._versions.follow(routes)
             log.info(
                 "routes of generation %d", routes.generation, extra=fields(event="routes", generation=routes.generation)
             )
@@ -49,25 +49,25 @@ class RegistrarExchange:
         """Return what has happened since the last report."""
         versions = self._versions
         first_open = versions.first_open_window()  # before the rest: what ends meanwhile is in the next report
-        shadows = self._engine_pool.shadows.take_counts()
+        shadows = self._shadows.take_counts()
         in_flight, ended = versions.in_flight(), versions.take_ended()
         statistics = self._statistics.take_reports()
         return FrontendReport(self._name, versions.generation, in_flight, ended, first_open, shadows, statistics)
 
 
 class RegistrarLink:
-    """Keeps the versions of an engine pool up to date by the file, and sends the reports."""
+    """Keeps the choice of versions up to date by the file, and sends the reports."""
 
     def __init__(
         self,
-        engine_pool: EnginePool,
+        submission: Submission,
         name: str,
         file: pathlib.Path,
         address: str,
         statistics: StatisticsRecorder | None = None,
     ) -> None:
         """`name` is this front end's, `file` has the routes, `address` is where the registrar takes reports."""
-        self._exchange = RegistrarExchange(engine_pool, name, statistics)
+        self._exchange = RegistrarExchange(submission, name, statistics)
         self._file, self._address = file, address
         self._read: tuple[int, int] | None = None  # identity of the file that was read last
         self._unreadable: tuple[int, int] | None = None  # identity of the file that was last logged as damaged

@@ -1,4 +1,4 @@
-"""What an engine makes of a request, and what it sends meanwhile: images, previews, progress."""
+"""The result that an engine makes of a request, and what it sends meanwhile: images, previews, progress."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ from noria.protocol.messages import AnyTimings
 
 @dataclass(frozen=True)
 class RawImage:
-    """One image as the engine sent it. `rgb` is height × width × 3 bytes."""
+    """An image as the engine sent it. `rgb` is height × width × 3 bytes."""
 
     seed: int
     width_px: int
     height_px: int
     rgb: memoryview
+    num_truncated_tokens: int = 0  # at the ends of its prompts
 
 
 @dataclass(frozen=True)
 class EngineResult:
-    """What a request results in: images, ordered by index, or what `final` describes."""
+    """The result of a request: images, ordered by index, or what `final` describes."""
 
     images: tuple[RawImage, ...]
     timings: AnyTimings

@@ -8,8 +8,10 @@ requests are served meanwhile.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,14 +22,17 @@ from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
 from noria.frontend.engines.results import EngineResult, OnUpdate, ProgressUpdate
 from noria.observe.logs.log_record import fields
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.protocol.request import AnyRequest
 
 RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, within a minute with a large one
+# The new requests of a front end that may wait for a restart, and their bytes; `MAX_STATE_BYTES` is as much.
+_MAX_WAITING, _MAX_WAITING_BYTES = 512, 2**28
 # Engines report a missed deadline themselves; these are for an engine that does not answer.
 _GRACE_S = 5.0
-_DEADLINE_GRACE_S = 0.5  # of a request with a deadline of its client
+_DEADLINE_GRACE_S = 0.5  # grace for a request with a deadline of its client
 _EXIT_REPORT_TIMEOUT_S = 5.0  # for the report of an engine's next process, which starts within 1 s
-_FULL_RETRY_S = 1.0  # of a request that has moved, while its LoRAs do not fit the engine's memory
+_FULL_RETRY_S = 1.0  # pause before a moved request is sent again, while its LoRAs do not fit the engine's memory
 
 log = logging.getLogger("noria.frontend")
 
@@ -37,32 +42,41 @@ class RetryingSubmitter:
 
     def __init__(
         self,
-        route: Callable[[AnyRequest], EngineClient | None],
+        route: Callable[[str, str], EngineClient | None],
+        restarts: Callable[[str, str], bool],
         unavailable_error: Callable[[str], EngineUnavailable],
         engines_changed: asyncio.Condition,
         restart_wait_s: float,
     ) -> None:
-        """`route` returns the ready engine that gets a request; None: no ready engine holds its model.
+        """`route` returns the ready engine that gets requests for a version of a model; None: none holds it.
 
-        `unavailable_error` returns a request's error in that case, `engines_changed` is notified when an engine's state
-        has changed, and `restart_wait_s` is how long a request whose engine ended waits for one that is ready.
+        `restarts` is whether an engine that held it is restarting then. `unavailable_error` returns a request's error
+        in that case, `engines_changed` is notified when an engine's state has changed, and `restart_wait_s` is how long
+        a request whose engine ended waits for one that is ready.
         """
-        self._route, self._unavailable_error = route, unavailable_error
-        self._engines_changed, self._restart_wait_s = engines_changed, restart_wait_s
-        self._exclusive_lock = asyncio.Lock()  # held by the one exclusive attempt in flight
+        self.route, self._restarts, self._unavailable_error = route, restarts, unavailable_error
+        self._engines_changed, self.restart_wait_s = engines_changed, restart_wait_s
+        self.exclusive_lock = asyncio.Lock()  # held by the one exclusive attempt in flight
+        self.carried: set[CarriedImages] = set()  # images of the requests that have moved
         self._stopping = False
-        self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
-        self._carried: set[CarriedImages] = set()  # of those that have moved
+        self._timers: set[asyncio.Timeout] = set()  # timers of all running calls of `submit`
+        self._num_waiting = self._waiting_bytes = 0  # number and bytes of new requests that wait for a restart
 
     async def submit(
-        self, request: AnyRequest, on_update: OnUpdate | None = None, data: bytes | None = None
+        self,
+        request: AnyRequest,
+        on_update: OnUpdate | None = None,
+        data: bytes | None = None,
+        log_record: RequestLogRecord | None = None,
     ) -> EngineResult:
         """Generate the images of `request`; `data` is what its payload has beside it.
 
-        Cancelling this call removes the request from its engine at the next step.
+        Cancelling this call removes the request from its engine at the next step. What failed attempts took is added to
+        `log_record`.
 
         Raises:
-            EngineUnavailable: no engine that holds the model is ready, or `stop` was called.
+            EngineUnavailable: no engine that holds the model is ready, or was after a moment if one is restarting, for
+                which not too many wait; or `stop` was called.
             EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened
                 too often.
             EngineCrashed: the request crashes engines.
@@ -72,23 +86,56 @@ class RetryingSubmitter:
         """
         if self._stopping:
             raise _stopped_error()
-        if (engine := self._route(request)) is None:
-            raise self._unavailable_error(f"{request.model!r} in version {request.model_version or 'any'}")
+        engine = self.route(request.model, request.model_version)
+        if engine is None and not self._restarts(request.model, request.model_version):
+            raise self._no_engine_error(request)
         started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
-        carried = CarriedImages()
         try:
             async with timer:
-                return await self._submit_with_retries(engine, request, started, on_update, data, carried)
+                if engine is None:
+                    engine = await self._wait_for_restart(request, data)
+                ended: AttemptMovedError | AttemptLostError | None = None
+                if not request.exclusive:
+                    try:
+                        return await engine.submit(request, on_update, data, log_record=log_record)
+                    except (AttemptMovedError, AttemptLostError) as error:
+                        ended = error
+                return await _Retries(self, request, on_update, data, log_record, started).run(ended)
         except TimeoutError as error:
             if self._stopping:
                 raise _stopped_error() from error
             raise DeadlineExceeded(f"not done after {limit_s:g} s.") from error
         finally:
             self._timers.discard(timer)
-            self._carried.discard(carried)
-            carried.drop_states()  # at once: tracebacks may keep `carried` until a garbage collection
+
+    async def _wait_for_restart(self, request: AnyRequest, data: bytes | None) -> EngineClient:
+        """Wait a moment for an engine that is restarting: nothing was sent. Raises EngineUnavailable."""
+        num_bytes = len(msgspec.msgpack.encode(request)) + len(data or b"")
+        if self._num_waiting >= _MAX_WAITING or self._waiting_bytes + num_bytes > _MAX_WAITING_BYTES:
+            raise self._no_engine_error(request)
+        self._num_waiting, self._waiting_bytes = self._num_waiting + 1, self._waiting_bytes + num_bytes
+        try:
+            await self.wait_for_change(
+                lambda: self.route(request.model, request.model_version) is not None,
+                min(RETRY_AFTER_S, self.restart_wait_s),
+            )
+        finally:
+            self._num_waiting, self._waiting_bytes = self._num_waiting - 1, self._waiting_bytes - num_bytes
+        if (engine := self.route(request.model, request.model_version)) is None:
+            raise self._no_engine_error(request)
+        return engine
+
+    async def wait_for_change(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until a change of engines makes `condition` true. Returns whether it did within `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._engines_changed:
+                return await self._engines_changed.wait_for(condition)
+        return False
+
+    def _no_engine_error(self, request: AnyRequest) -> EngineUnavailable:
+        return self._unavailable_error(f"{request.model!r} in version {request.model_version or 'any'}")
 
     def stop(self) -> None:
         """Fail every request in flight, and all later ones, with EngineUnavailable. Called at the end of a drain."""
@@ -97,94 +144,111 @@ class RetryingSubmitter:
             if not timer.expired():
                 timer.reschedule(0.0)
 
-    async def _submit_with_retries(
-        self,
-        engine: EngineClient,
-        request: AnyRequest,
-        started: float,
-        on_update: OnUpdate | None,
-        data: bytes | None,
-        carried: CarriedImages,
-    ) -> EngineResult:
-        """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
-        history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
-        attempt = (
-            self._submit_exclusive(request, started, on_update, data, carried)
-            if request.exclusive
-            else engine.submit(request, on_update, data)
-        )
-        while True:
-            try:
-                return await attempt
-            except AttemptMovedError as moved:
-                room_bytes = MAX_STATE_BYTES - sum(each.num_bytes for each in self._carried)
-                carried.update(moved, request, room_bytes)
-                self._carried.add(carried)
-                moved.data = None  # which would stay until a garbage collection: its traceback refers to itself
-            except StateRefusedError as refused:
-                carried.begin_anew(refused, request)
-            except QueueFull:
-                if not carried.was_moved:
-                    raise
-                await asyncio.sleep(_FULL_RETRY_S)  # it was accepted
-            except AttemptLostError as lost:
-                if on_update is not None:  # at once: the report of how the engine ended may take seconds
-                    on_update(ProgressUpdate(0, 0, request.payload.num_steps, None))
-                cause = await self._classify_loss(lost, request, history.needs_exclusive)
-                history = _with_loss(history, cause, request)
-                if cause == "suspected":
-                    carried.drop_states()  # which may be what crashed it
-            attempt = (self._submit_exclusive if history.needs_exclusive else self._resubmit)(
-                request, started, on_update, data, carried
-            )
 
-    async def _resubmit(
-        self,
-        request: AnyRequest,
-        started: float,
-        on_update: OnUpdate | None,
-        data: bytes | None,
-        carried: CarriedImages,
-    ) -> EngineResult:
-        engine = await self._wait_for_engine(request, carried)
-        return await carried.submit(engine, _remaining(request, started), on_update, data, _passed_s(started))
+@dataclass(eq=False)
+class _Retries:
+    """The further attempts at a request whose first one has ended without a reply, or that is exclusive from the start.
 
-    async def _submit_exclusive(
-        self,
-        request: AnyRequest,
-        started: float,
-        on_update: OnUpdate | None,
-        data: bytes | None,
-        carried: CarriedImages,
-    ) -> EngineResult:
+    They go on until a reply arrives or `crash_attribution.py` allows no further one.
+    """
+
+    submitter: RetryingSubmitter
+    request: AnyRequest
+    on_update: OnUpdate | None
+    data: bytes | None
+    log_record: RequestLogRecord | None
+    started: float  # seconds of the event loop's clock
+    carried: CarriedImages = field(default_factory=CarriedImages)
+    history: AttemptHistory = AttemptHistory()
+
+    async def run(self, ended: AttemptMovedError | AttemptLostError | None) -> EngineResult:
+        """Return the reply; `ended` is how the first attempt has ended; None: the request is exclusive."""
+        if ended is None:
+            self.history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED)
+        try:
+            while True:
+                if ended is not None:
+                    await self._take(ended)
+                    ended = None
+                try:
+                    return await (self._submit_exclusive() if self.history.needs_exclusive else self._submit_shared())
+                except (AttemptMovedError, AttemptLostError) as error:
+                    ended = error
+                except StateRefusedError as refused:
+                    self.carried.begin_anew(refused, self.request)
+                except QueueFull:
+                    if not self.carried.was_moved:
+                        raise
+                    await asyncio.sleep(_FULL_RETRY_S)  # it was accepted
+        finally:
+            self.submitter.carried.discard(self.carried)
+            self.carried.drop_states()  # at once: tracebacks may keep `carried` until a garbage collection
+
+    async def _take(self, ended: AttemptMovedError | AttemptLostError) -> None:
+        """Keep what an engine has handed over, or note how it was lost. Raises NoriaError if there is no retry."""
+        if isinstance(ended, AttemptMovedError):
+            room_bytes = MAX_STATE_BYTES - sum(each.num_bytes for each in self.submitter.carried)
+            self.carried.update(ended, self.request, room_bytes)
+            self.submitter.carried.add(self.carried)
+            ended.data = None  # which would stay until a garbage collection: its traceback refers to itself
+            return
+        if self.on_update is not None:  # at once: the report of how the engine ended may take seconds
+            self.on_update(ProgressUpdate(0, 0, self.request.payload.num_steps, None))
+        cause = await self._classify_loss(ended)
+        self.history = _with_loss(self.history, cause, self.request)
+        if cause == "suspected":
+            self.carried.drop_states()  # which may be what crashed it
+
+    def _route(self) -> EngineClient | None:
+        return self.submitter.route(self.request.model, self.request.model_version)
+
+    async def _submit_shared(self) -> EngineResult:
+        return await self._submit_to(await self._wait_for_engine())
+
+    async def _submit_exclusive(self) -> EngineResult:
         while True:
-            await self._wait_for_engine(request, carried)
-            async with self._exclusive_lock:  # the request's timeout also bounds the wait for the lock
-                engine = self._route(request)
+            await self._wait_for_engine()
+            async with self.submitter.exclusive_lock:  # the request's timeout also bounds the wait for the lock
+                engine = self._route()
                 if engine is not None:  # None: the previous exclusive attempt has crashed it
-                    exclusive = _remaining(msgspec.structs.replace(request, exclusive=True), started)
-                    return await carried.submit(engine, exclusive, on_update, data, _passed_s(started))
+                    return await self._submit_to(engine, exclusive=True)
 
-    async def _wait_for_engine(self, request: AnyRequest, carried: CarriedImages) -> EngineClient:
+    async def _submit_to(self, engine: EngineClient, *, exclusive: bool = False) -> EngineResult:
+        """Submit the request with the time that is left: engines count from the arrival.
+
+        It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high
+        priority.
+        """
+        request, passed_s = self.request, asyncio.get_running_loop().time() - self.started
+        request = msgspec.structs.replace(
+            request,
+            timeout_s=max(_limit_s(request) - passed_s, 0.0),
+            deadline_s=None,
+            priority=request.priority if request.deadline_s is None else "high",
+            exclusive=exclusive or request.exclusive,
+        )
+        return await self.carried.submit(engine, request, self.on_update, self.data, passed_s, self.log_record)
+
+    async def _wait_for_engine(self) -> EngineClient:
         """Wait until an engine can serve the request and return it. Raises EngineLost if none is ready in time."""
-        while (engine := self._route(request)) is None:
-            try:
-                async with asyncio.timeout(self._restart_wait_s), self._engines_changed:
-                    await self._engines_changed.wait_for(lambda: self._route(request) is not None)
-            except TimeoutError as error:
-                raise self._lost_error(request, carried) from error
+        while (engine := self._route()) is None:
+            if not await self.submitter.wait_for_change(
+                lambda: self._route() is not None, self.submitter.restart_wait_s
+            ):
+                raise self._lost_error()
         return engine
 
-    def _lost_error(self, request: AnyRequest, carried: CarriedImages) -> EngineLost:
+    def _lost_error(self) -> EngineLost:
         """Return the error of a request for which no engine was ready in time."""
         what, todo = "the engine ended while it generated this request, and none that holds its model", ""
-        if carried.was_moved:
-            wanted = f"{request.model!r} in version {request.model_version or 'any'}"
+        if self.carried.was_moved:
+            wanted = f"{self.request.model!r} in version {self.request.model_version or 'any'}"
             what = f"the engine of this request has ended or released {wanted}, and no other one that holds it"
             todo = " Send the request again: a version that is served by then answers it."
-        return EngineLost(f"{what} was ready after {self._restart_wait_s:g} s.{todo}", retry_after_s=RETRY_AFTER_S)
+        wait_s = self.submitter.restart_wait_s
+        return EngineLost(f"{what} was ready after {wait_s:g} s.{todo}", retry_after_s=RETRY_AFTER_S)
 
-    async def _classify_loss(self, lost: AttemptLostError, request: AnyRequest, was_exclusive: bool) -> LossCause:
+    async def _classify_loss(self, lost: AttemptLostError) -> LossCause:
         """Wait for the report of how the engine ended. Return how the loss counts.
 
         If no report comes in time, it is "suspected" on this machine, whose engines always report; the requests of an
@@ -194,15 +258,14 @@ class RetryingSubmitter:
         """
         if lost.exit_report is None:
             return "not_started"
-        exit_report = lost.exit_report
-        timeout_s = self._restart_wait_s if was_exclusive else min(_EXIT_REPORT_TIMEOUT_S, self._restart_wait_s)
+        exit_report, restart_wait_s = lost.exit_report, self.submitter.restart_wait_s
+        was_exclusive = self.history.needs_exclusive
+        timeout_s = restart_wait_s if was_exclusive else min(_EXIT_REPORT_TIMEOUT_S, restart_wait_s)
         await asyncio.wait([exit_report], timeout=timeout_s)
         if not exit_report.done() and not was_exclusive:
-            try:
-                async with asyncio.timeout(self._restart_wait_s - timeout_s), self._engines_changed:
-                    await self._engines_changed.wait_for(lambda: exit_report.done() or self._route(request) is not None)
-            except TimeoutError:
-                log.debug("%s: no report of how its engine ended", lost.attempt_id)
+            await self.submitter.wait_for_change(
+                lambda: exit_report.done() or self._route() is not None, restart_wait_s - timeout_s
+            )
         if exit_report.done():
             return exit_report.result().loss_cause(lost.attempt_id)
         return "not_at_fault" if lost.is_remote else "suspected"
@@ -211,24 +274,6 @@ class RetryingSubmitter:
 def _limit_s(request: AnyRequest) -> float:
     """Return after how many seconds the result is of no use to the client."""
     return request.timeout_s if request.deadline_s is None else min(request.timeout_s, request.deadline_s)
-
-
-def _remaining(request: AnyRequest, started: float) -> AnyRequest:
-    """Return the request for its next attempt, with the time that is left: engines count from the arrival.
-
-    It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high
-    priority.
-    """
-    return msgspec.structs.replace(
-        request,
-        timeout_s=max(_limit_s(request) - _passed_s(started), 0.0),
-        deadline_s=None,
-        priority=request.priority if request.deadline_s is None else "high",
-    )
-
-
-def _passed_s(started: float) -> float:
-    return asyncio.get_running_loop().time() - started
 
 
 def _with_loss(history: AttemptHistory, cause: LossCause, request: AnyRequest) -> AttemptHistory:

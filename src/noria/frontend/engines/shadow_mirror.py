@@ -1,8 +1,9 @@
 """Copies requests to the shadow of their endpoint, compares its answers with the control's, and discards them.
 
-A copy is made when the control has answered, so it never delays its own request. It has the lowest priority; at most
-one is in flight, and it is sent only while no request waits at the engine. The others wait in a short queue, and what
-finds it full is dropped. A copy is no request: it is in no log line, trace, quota or job, and is not retried.
+A copy is made when the control has answered, so it never delays its own request. It has the lowest priority, and a
+small share of the engine; at most one is in flight, and it is sent only while no request waits at the engine. The
+others wait in a short queue, and what finds it full is dropped. A copy is no request: it is in no log line, trace,
+quota or job, and is not retried.
 
 The copy is prepared anew for the shadow, with its own defaults, limits and tokenizer: it is what its version would get.
 """
@@ -26,11 +27,12 @@ from noria.errors import (
     NoriaError,
     QueueFull,
 )
+from noria.frontend.access.shares import SHADOWS
 from noria.frontend.engines.attempt import AttemptLostError, AttemptMovedError
 from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.output_distance import output_distance
 from noria.frontend.engines.results import EngineResult
-from noria.frontend.engines.version_choice import VersionChooser
+from noria.frontend.engines.version_choice import RequestVersions, VersionChooser
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations, outcomes
 from noria.protocol.messages import Timings
@@ -39,12 +41,12 @@ from noria.protocol.request import AnyRequest
 from noria.protocol.routes import Target
 
 _MAX_QUEUED = 16
-_MAX_QUEUED_BYTES = 32 * 2**20  # of the control's answers: ten images of 1024 × 1024
+_MAX_QUEUED_BYTES = 32 * 2**20  # bytes of the control's answers: ten images of 1024 × 1024
 _RETRY_S = 0.1  # until an engine is asked again whether requests wait
 _OF_LOAD = (QueueFull, DeadlineUnmeetable, EngineUnavailable)  # say nothing of the version
 _DROPPED = "dropped"
 
-Prepare = Callable[[ModelSpec], Awaitable[AnyRequest]]
+PrepareCopy = Callable[[ModelSpec], Awaitable[AnyRequest]]
 """Returns a request as another version of its model would get it. Raises NoriaError if that allows it not."""
 
 log = logging.getLogger("noria.frontend")
@@ -56,7 +58,7 @@ class _Copy:
 
     endpoint: str
     target: Target
-    prepare: Prepare
+    prepare: PrepareCopy
     answer: EngineResult | None  # the control's; None: it failed
     data: bytes | None  # what the request's payload has beside it
 
@@ -76,18 +78,22 @@ class ShadowMirror:
         self,
         versions: VersionChooser,
         find: Callable[[str, str], ModelSpec | None],
-        route: Callable[[AnyRequest], EngineClient | None],
-        draw: Callable[[], float] = random.random,
+        route: Callable[[str, str], EngineClient | None],
     ) -> None:
         """`find` returns the model of a name and fingerprint if a ready engine holds it; `route` chooses an engine."""
-        self._versions, self._find, self._route, self._draw = versions, find, route, draw
+        self._versions, self._find, self._route = versions, find, route
         self._queue: deque[_Copy] = deque()
         self._num_queued_bytes = 0
         self._task: asyncio.Task[None] | None = None  # while there are copies
         self._counts: dict[int, ShadowCounts] = {}  # by deployment, since `take_counts`
 
     async def answer(
-        self, spec: ModelSpec, answering: Awaitable[EngineResult], prepare: Prepare, data: bytes | None = None
+        self,
+        spec: ModelSpec,
+        versions: RequestVersions,
+        answering: Awaitable[EngineResult],
+        prepare: PrepareCopy,
+        data: bytes | None,
     ) -> EngineResult:
         """Return what `answering` does, the control's answer; a share of the requests is copied then, with their data.
 
@@ -96,25 +102,32 @@ class ShadowMirror:
         try:
             result = await answering
         except GenerationFailed:
-            self._offer(spec, prepare, None, data)
+            self._offer(spec, versions, prepare, None, data)
             raise
-        self._offer(spec, prepare, result, data)
+        self._offer(spec, versions, prepare, result, data)
         return result
 
     def take_counts(self) -> tuple[ShadowReport, ...]:
-        """What was counted since the last call."""
+        """Return what was counted since the last call."""
         taken, self._counts = self._counts, {}
         return tuple(ShadowReport(deployment, counts) for deployment, counts in taken.items())
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Cancel what is in flight."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _offer(self, spec: ModelSpec, prepare: Prepare, answer: EngineResult | None, data: bytes | None) -> None:
-        shadow = self._versions.shadow_of(spec)
-        if shadow is None or self._draw() >= shadow[1]:
+    def _offer(
+        self,
+        spec: ModelSpec,
+        versions: RequestVersions,
+        prepare: PrepareCopy,
+        answer: EngineResult | None,
+        data: bytes | None,
+    ) -> None:
+        shadow = self._versions.shadow_of(spec, versions)
+        if shadow is None or random.random() >= shadow[1]:  # noqa: S311 - no secret
             return
         copy = _Copy(spec.name, shadow[0], prepare, answer, data)
         if len(self._queue) >= _MAX_QUEUED or self._num_queued_bytes + copy.num_bytes > _MAX_QUEUED_BYTES:
@@ -170,10 +183,17 @@ class ShadowMirror:
             raise EngineUnavailable("no engine holds the shadow")
         request = await copy.prepare(spec)
         request = msgspec.structs.replace(
-            request, model_version=spec.fingerprint, priority="low", deadline_s=None, stream_progress=False, client=""
+            request,
+            model_version=spec.fingerprint,
+            priority="low",
+            deadline_s=None,
+            stream_progress=False,
+            client="",
+            share_client=SHADOWS.client,
+            share_weight=SHADOWS.weight,
         )
         while True:
-            if (engine := self._route(request)) is None:
+            if (engine := self._route(request.model, request.model_version)) is None:
                 raise EngineUnavailable("no engine holds the shadow")
             if engine.load is None or engine.load.num_waiting == 0:
                 return await engine.submit(request, None, copy.data)

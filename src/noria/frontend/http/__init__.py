@@ -1,1 +1,1 @@
-"""What every route needs: bodies, responses, errors, event streams, middleware. Knows neither routes nor services."""
+"""The basis of every route: bodies, responses, errors, event streams, middleware. Knows neither routes nor services."""

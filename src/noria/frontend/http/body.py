@@ -1,16 +1,15 @@
-"""Reads request bodies, bounded in length, time and number, and decodes their JSON.
+"""Reads request bodies, bounded in length, time and number, decodes their JSON, and adds what headers say instead.
 
-msgspec checks shape and types; this module turns its messages into errors that name the field, the value got and the
-values allowed. `services/images/request_validation.py` checks ranges.
+msgspec checks shape and types; `decode_errors.py` says what is wrong. `services/images/request_validation.py` checks
+ranges.
 """
 
 import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -19,14 +18,19 @@ from noria.errors import (
     BodyTooLarge,
     InvalidBody,
     InvalidField,
+    RateLimited,
     RequestCancelled,
     UnsupportedMediaType,
-    did_you_mean,
     short_repr,
 )
+from noria.errors.problems import Problems
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
+from noria.frontend.http.content_encoding import check_encoding, decompress_gzip
+from noria.frontend.http.decode_errors import INTEGRAL_DECODER, INVALID_JSON, all_problems, invalid_json_message
+from noria.protocol.request import Priority
 
 T = TypeVar("T", bound=msgspec.Struct)
+UrgentT = TypeVar("UrgentT", bound="_Urgency")
 
 JSON, FORM = "application/json", "multipart/form-data"
 
@@ -35,30 +39,11 @@ _TIMEOUT_S = 30.0
 
 MAX_LARGE_BODIES = 64  # 64 MiB with the default max_body_bytes
 MAX_LARGE_BODIES_PER_CLIENT = 16
+MAX_SMALL_BODIES = 1024  # that are on their way; 64 MiB
+MAX_SMALL_BODIES_PER_CLIENT = 256
 _MAX_SMALL_BODY_BYTES = 65_536  # uvicorn buffers as much of a body anyway; image requests are far smaller
 _RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than 1 s
-_MAX_LEVELS = 32  # of objects and lists in ignored fields; responses repeat some, and Python allows about 1000
-
-_INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises; a string in an ignored field is decoded only when the field is."""
-
-_JSON_TYPE_NAMES = {  # one, several
-    "int": ("an integer", "integers"),
-    "float": ("a number", "numbers"),
-    "str": ("a string", "strings"),
-    "bool": ("true or false", "true or false"),
-    "array": ("a list", "lists"),
-    "object": ("an object", "objects"),
-    "null": ("null", "null"),
-}
-
-
-def _integer_if_integral(text: str) -> int | float:
-    number = float(text)
-    return int(number) if number.is_integer() else number
-
-
-_INTEGRAL_DECODER = msgspec.json.Decoder(float_hook=_integer_if_integral)
+_MAX_LEVELS = 32  # levels of objects and lists in ignored fields; responses repeat some, and Python allows about 1000
 
 _MAX_ELEMENTS_BESIDE_IMAGES = 10_000
 
@@ -79,6 +64,12 @@ class JsonBodyReader:
         self._max_bytes = max_bytes
         self._max_bytes_with_images = max_bytes + 4 * math.ceil(max_image_bytes / 3)
         self._image_uploads = image_uploads
+        self._small_bodies = ConcurrencyLimiter(
+            "bodies that have not arrived with their head",
+            MAX_SMALL_BODIES,
+            MAX_SMALL_BODIES_PER_CLIENT,
+            _RETRY_AFTER_S,
+        )
         self._large_bodies = ConcurrencyLimiter(
             f"bodies of more than {_MAX_SMALL_BODY_BYTES} bytes",
             MAX_LARGE_BODIES,
@@ -90,11 +81,11 @@ class JsonBodyReader:
         """Return the body as a `struct_type`. Raises what `read` and `decode` raise."""
         return decode(await self.read(http), struct_type)
 
-    async def read(self, http: Request, *, any_type: bool = False) -> bytes:
-        """Return the raw body of a request whose Content-Type is JSON, or with `any_type` any.
+    async def read(self, http: Request, *, any_type: bool = False, takes_gzip: bool = False) -> bytes:
+        """Return the body of a request whose Content-Type is JSON, or with `any_type` any.
 
         Raises:
-            UnsupportedMediaType: the Content-Type is not application/json.
+            UnsupportedMediaType: the Content-Type is not application/json, or as of `read_bytes`.
             RateLimited: too many large bodies are being received. With a Content-Length, raised before any of the body
                 is read.
             BodyTooLarge, InvalidBody, RequestCancelled: see `read_bytes`.
@@ -103,9 +94,32 @@ class JsonBodyReader:
         if not any_type:
             _check_media_type(http, JSON)
         if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
-            return await read_bytes(http, self._max_bytes)
+            if _has_arrived(http):
+                return await read_bytes(http, self._max_bytes, takes_gzip=takes_gzip)
+            with self._counted_on_its_way(http):
+                return await read_bytes(http, self._max_bytes, takes_gzip=takes_gzip)
         with contextlib.ExitStack() as slots:
-            return await read_bytes(http, self._max_bytes, self._slot_taker(http, slots))
+            return await read_bytes(http, self._max_bytes, self._slot_taker(http, slots), takes_gzip=takes_gzip)
+
+    @contextlib.contextmanager
+    def _counted_on_its_way(self, http: Request) -> Iterator[None]:
+        """Count a body that has not arrived with its head, until it has.
+
+        Raises RateLimited, and sets `http.state.must_close`: else what has come of the body would be kept.
+        """
+        if _has_arrived(http):
+            yield
+            return
+        client = client_id_of(http)
+        try:
+            self._small_bodies.acquire(client)
+        except RateLimited:
+            http.state.must_close = True
+            raise
+        try:
+            yield
+        finally:
+            self._small_bodies.release(client)
 
     @contextlib.asynccontextmanager
     async def receive(self, http: Request, *media_types: str) -> AsyncIterator[bytes]:
@@ -128,7 +142,9 @@ class JsonBodyReader:
             num_elements += sum(map(piece.count, (b",", b"[", b"{")))
 
         slot_taker = self._slot_taker(http, slots)
-        raw = await read_bytes(http, self._max_bytes_with_images, slot_taker, count if media_type == JSON else _ignore)
+        on_piece = count if media_type == JSON else None
+        with self._counted_on_its_way(http):
+            raw = await read_bytes(http, self._max_bytes_with_images, slot_taker, on_piece)
         # Else decoding takes a long time.
         if len(raw) > self._max_bytes and num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:
             raise BodyTooLarge(
@@ -159,6 +175,11 @@ class JsonBodyReader:
         return take
 
 
+def _has_arrived(http: Request) -> bool:
+    """Return whether the body has arrived with its head, as most do."""
+    return bool(http.scope["state"].get("body_has_arrived", False))
+
+
 def _check_length(num_bytes: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
         raise BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
@@ -173,62 +194,72 @@ def _check_media_type(http: Request, *allowed: str) -> str:
     return media_type
 
 
-def _ignore(_: object) -> None:
-    """Do nothing."""
-
-
 async def read_bytes(
     http: Request,
     max_bytes: int,
-    on_size: Callable[[int], None] = _ignore,
-    on_piece: Callable[[bytes], None] = _ignore,
+    on_size: Callable[[int], None] | None = None,
+    on_piece: Callable[[bytes], None] | None = None,
+    *,
+    takes_gzip: bool = False,
 ) -> bytes:
-    """Return the raw body of a request of any Content-Type.
+    """Return the body of a request of any Content-Type, decompressed if it `takes_gzip`.
 
     Calls `on_size` with the announced length, then with the length received so far; it may raise. Calls `on_piece` with
     each piece of the body as it comes.
 
     Raises:
-        BodyTooLarge: the body is longer than `max_bytes`; no more than that is kept.
+        UnsupportedMediaType: it has another Content-Encoding. Raised before any of it is read.
+        BodyTooLarge: it is longer than `max_bytes`, before or after it is decompressed; no more than that is kept.
         InvalidBody: the body took too long. Sets `http.state.must_close`.
         RequestCancelled: the client disconnected.
 
     """
-
-    def check_size(num_bytes: int) -> None:
-        _check_length(num_bytes, max_bytes)
-        on_size(num_bytes)
-
-    check_size(int(http.headers.get("content-length", 0)))
+    is_compressed = check_encoding(http, takes_gzip=takes_gzip)
+    announced = int(http.headers.get("content-length", 0))
+    _check_length(announced, max_bytes)
+    if on_size is not None:
+        on_size(announced)
     body = bytearray()
-    try:
-        # A timer would take longer than the reading of a body that has arrived with its head.
-        has_arrived = http.scope["state"].get("body_has_arrived", False)
-        async with contextlib.nullcontext() if has_arrived else asyncio.timeout(_TIMEOUT_S):
-            more = True
-            while more:
-                message = await http.receive()
-                if message["type"] == "http.disconnect":
-                    raise RequestCancelled("the client closed the connection before the end of its request.")
-                piece, more = message.get("body", b""), message.get("more_body", False)
-                body += piece
-                check_size(len(body))
+
+    async def receive() -> None:
+        more = True
+        while more:
+            message = await http.receive()
+            if message["type"] == "http.disconnect":
+                raise RequestCancelled("the client closed the connection before the end of its request.")
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            body.extend(piece)
+            _check_length(len(body), max_bytes)
+            if on_size is not None:
+                on_size(len(body))
+            if on_piece is not None:
                 on_piece(piece)
-    except TimeoutError as error:
-        http.state.must_close = True
-        raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
-    return bytes(body)
+
+    if _has_arrived(http):  # a timer would take longer than the reading
+        await receive()
+    else:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await receive()
+        except TimeoutError as error:
+            http.state.must_close = True
+            raise InvalidBody(
+                f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did."
+            ) from error
+    return decompress_gzip(body, max_bytes) if is_compressed else bytes(body)
 
 
 async def stream_bytes(http: Request, max_bytes: int, timeout_s: float) -> AsyncGenerator[bytes, None]:
     """Yield the pieces of a body as they come.
 
     Raises:
-        BodyTooLarge: the body is longer than `max_bytes`.
+        UnsupportedMediaType: the body has a Content-Encoding.
+        BodyTooLarge: it is longer than `max_bytes`.
         InvalidBody: it took longer than `timeout_s`. Sets `http.state.must_close`.
         RequestCancelled: the client disconnected.
 
     """
+    check_encoding(http)
     too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
     if int(http.headers.get("content-length", 0)) > max_bytes:
         raise too_large
@@ -251,46 +282,70 @@ async def stream_bytes(http: Request, max_bytes: int, timeout_s: float) -> Async
         yield piece
 
 
-def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
+def decode(raw: bytes, struct_type: type[T], *, strict: bool = True, problems: Problems | None = None) -> T:
     """Decode `raw` as a `struct_type`. Unless `strict`, strings are converted to numbers and booleans.
 
-    20.0 is an integer, as in JSON Schema.
+    20.0 is an integer, as in JSON Schema, and an empty text is a field that is left out where it is no value, as in
+    forms. With `problems`, invalid fields are added there and left out, if the others are enough for a `struct_type`.
 
     Raises:
         InvalidBody: not JSON, or not an object.
-        InvalidField: a field is unknown, missing, or of the wrong type.
+        InvalidField: fields are unknown, missing, or of the wrong type.
 
     """
     try:
         return msgspec.json.decode(raw, type=struct_type, strict=strict)
     except msgspec.ValidationError as error:
         if "got `float`" in str(error):
-            with contextlib.suppress(*_INVALID_JSON):
-                return msgspec.convert(_INTEGRAL_DECODER.decode(raw), struct_type)
-        raise _translate_validation_error(str(error), raw, struct_type) from error
-    except _INVALID_JSON as error:
-        raise InvalidBody(_invalid_json_message(raw, error)) from error
+            with contextlib.suppress(*INVALID_JSON):
+                return msgspec.convert(INTEGRAL_DECODER.decode(raw), struct_type)
+        found, valid = all_problems(str(error), raw, struct_type, strict=strict)
+        if isinstance(found, InvalidField) and problems is not None:
+            with contextlib.suppress(msgspec.ValidationError):
+                decoded = msgspec.convert(valid, struct_type, strict=strict)
+                problems.add(found, are_of_form=True)
+                return decoded
+        if found is None:
+            return msgspec.convert(valid, struct_type, strict=strict)
+        raise found from error
+    except INVALID_JSON as error:
+        raise InvalidBody(invalid_json_message(raw, error)) from error
 
 
-def decode_with_ignored(raw: bytes, struct_type: type[T], *, strict: bool = True) -> tuple[T, dict[str, Any]]:
-    """Return what `decode` does, and what `decode_object` does; both have the same strings. Raises what these raise."""
+def decode_with_ignored(
+    raw: bytes,
+    struct_type: type[T],
+    *,
+    strict: bool = True,
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] = lambda fields: fields,
+    problems: Problems | None = None,
+) -> tuple[T, dict[str, Any]]:
+    """Return what `decode` does of what `prepare` makes of all fields, and these as `decode_object` does.
+
+    Both have the same strings. Raises what these raise.
+    """
+    fields = None
     with contextlib.suppress(InvalidBody, msgspec.ValidationError):
         fields = decode_object(raw)
-        return msgspec.convert(fields, struct_type, strict=strict), fields
-    return decode(raw, struct_type, strict=strict), decode_object(raw)
+        return msgspec.convert(prepare(fields), struct_type, strict=strict), fields
+    prepared = raw if fields is None else msgspec.json.encode(prepare(fields))
+    return decode(prepared, struct_type, strict=strict, problems=problems), fields or decode_object(raw)
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:
-    """Return all fields of `raw`, which `decode` has accepted, also those that it ignored.
+    """Return all fields of `raw`, also those that `decode` ignores.
 
     Raises:
-        InvalidBody: an ignored field has a number out of range, invalid UTF-8, or more levels than `_MAX_LEVELS`.
+        InvalidBody: it is no object, or an ignored field has a number out of range, invalid UTF-8, or more levels than
+            `_MAX_LEVELS`.
 
     """
     try:
         fields: dict[str, Any] = msgspec.json.decode(raw)
-    except _INVALID_JSON as error:
-        raise InvalidBody(_invalid_json_message(raw, error)) from error
+    except INVALID_JSON as error:
+        raise InvalidBody(invalid_json_message(raw, error)) from error
+    if not isinstance(fields, dict):
+        raise InvalidBody("the body is not an object.")
     level: list[Any] = [fields]
     for _ in range(_MAX_LEVELS):
         level = [
@@ -304,91 +359,33 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     return fields
 
 
-def _invalid_json_message(raw: bytes, error: Exception) -> str:
-    if not raw.strip():
-        return "the body is empty; send a JSON object, whose fields /docs has."
-    start = raw[:_MAX_SMALL_BODY_BYTES]
-    hint = " NaN and Infinity are no JSON numbers." if re.search(rb"\b(NaN|Infinity)\b", start) else ""
-    if re.search(rb"\\u[dD][89a-fA-F]", start):
-        hint += r" Surrogates such as \ud83d are characters in pairs only."
-    return f"the body is not JSON: {error}.{hint}"
+class _Urgency(Protocol):
+    """The part of a body that headers can have instead."""
+
+    @property
+    def priority(self) -> Priority | None: ...
+    @property
+    def deadline_ms(self) -> int | None: ...
 
 
-def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> InvalidBody | InvalidField:
-    """Translate msgspec's message, such as "Expected `int | null`, got `str` - at `$.seed`"."""
-    fields = struct_type.__struct_fields__
-    problem, _, path = text.partition(" - at `$")
-    path = path.strip("`").lstrip(".")
-    field = re.split(r"[.\[]", path)[0]
-    if (wrong := re.fullmatch(r"Expected `(.*)`, got `\w+`", problem)) and path not in ("", field):
-        # With a key that is there twice, the path may lead nowhere.
-        with contextlib.suppress(LookupError, TypeError, ValueError, *_INVALID_JSON):
-            allowed = _alternatives([_JSON_TYPE_NAMES[name][0] for name in wrong[1].split(" | ")])
-            return InvalidField(f"{path} is {_value_at(path, raw)}; allowed is {allowed}.", field=field)
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-        return InvalidField(f"{path}.{missing[1]} is missing.".lstrip("."), field=field or missing[1])
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
-        name = unknown[1]
-        if path:
-            return InvalidField(f"{path} has the unknown field {short_repr(name)}.", field=field)
-        hint = did_you_mean(name, fields)
-        return InvalidField(f"unknown field {short_repr(name)}.{hint} Known are: {', '.join(fields)}.", field=name[:80])
-    if "." in path or ("[" in path and problem.startswith("Expected `object`")):  # an object in a list
-        return InvalidField(f"{path}: {problem}.", field=field)
-    if not field:
-        return InvalidBody(f"the body is not an object: {problem}.")
-    if too_long := re.fullmatch(r"Expected `str` of length <= (\d+)", problem):
-        return InvalidField(f"{field} has more than {too_long[1]} characters.", field=field)
-    if kind := re.fullmatch(r"Expected `str` ((?:of length|matching regex) .*)", problem, re.DOTALL):
-        return InvalidField(f"{field} is {_value_of(field, raw)}; allowed is a string {kind[1]}.", field=field)
-    return InvalidField(f"{field} is {_value_of(field, raw)}; {_allowed_types(field, struct_type)}.", field=field)
+def apply_headers(body: UrgentT, headers: Mapping[str, str]) -> UrgentT:
+    """Return `body`, with the headers X-Noria-Priority and X-Noria-Deadline-Ms where it has no value of its own.
 
-
-def _value_at(path: str, raw: bytes) -> str:
-    """Return the value at a path such as `inputs[0].shape`.
-
-    Raises LookupError, TypeError, ValueError, and what msgspec raises.
+    They are for gateways and for clients of other APIs, which cannot change the body. Raises InvalidField.
     """
-    value = msgspec.json.decode(raw)
-    for name, index in re.findall(r"([^.\[\]]+)|\[(.+?)\]", path):
-        value = value[name] if name else value[int(index)]
-    return _json_repr(value)
-
-
-def _json_repr(value: object) -> str:
-    return msgspec.json.encode(value).decode() if value is None or isinstance(value, bool) else short_repr(value)
-
-
-def _value_of(field: str, raw: bytes) -> str:
-    try:
-        return _json_repr(msgspec.json.decode(raw)[field])
-    except UnicodeDecodeError:  # of another field
-        return "in a body that is not UTF-8"
-    except _INVALID_JSON:  # a number out of range, or nesting too deep
-        return "out of range"
-
-
-def _allowed_types(field: str, struct_type: type[T]) -> str:
-    declared = next(each.type for each in msgspec.structs.fields(struct_type) if each.name == field)
-    return f"allowed is {_alternatives(_type_names(declared))}"
-
-
-def _alternatives(names: list[str]) -> str:
-    """Return "a", "a or b", "a, b or c"."""
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _type_names(declared: Any, *, plural: bool = False) -> list[str]:
-    """Return `int | None` as ["an integer", "null"], and `Literal["png", "webp"]` as ['"png"', '"webp"']."""
-    if declared is NoneType:
-        return ["null"]
-    if isinstance(declared, str | int | float):
-        return [msgspec.json.encode(declared).decode()]
-    if get_origin(declared) in (list, tuple):
-        items = _alternatives(_type_names(get_args(declared)[0], plural=True))
-        return [f"{_JSON_TYPE_NAMES['array'][plural]} of {items}"]
-    if get_origin(declared) is dict or (isinstance(declared, type) and issubclass(declared, msgspec.Struct)):
-        return [_JSON_TYPE_NAMES["object"][plural]]
-    if isinstance(declared, type):
-        return [_JSON_TYPE_NAMES.get(declared.__name__, (declared.__name__, declared.__name__))[plural]]
-    return [type_name for argument in get_args(declared) for type_name in _type_names(argument, plural=plural)]
+    priority, deadline_ms = headers.get("x-noria-priority"), headers.get("x-noria-deadline-ms")
+    if body.priority is None and priority is not None:
+        if priority not in get_args(Priority):
+            raise InvalidField(
+                f"header X-Noria-Priority is {short_repr(priority)}; allowed are {', '.join(get_args(Priority))}.",
+                field="X-Noria-Priority",
+            )
+        body = msgspec.structs.replace(body, priority=priority)  # type: ignore[type-var]
+    if body.deadline_ms is None and deadline_ms is not None:
+        if not re.fullmatch(r"\d{1,9}", deadline_ms, re.ASCII):
+            raise InvalidField(
+                f"header X-Noria-Deadline-Ms is {short_repr(deadline_ms)}; allowed is a whole number of milliseconds.",
+                field="X-Noria-Deadline-Ms",
+            )
+        body = msgspec.structs.replace(body, deadline_ms=int(deadline_ms))  # type: ignore[type-var]
+    return body

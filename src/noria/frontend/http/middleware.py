@@ -12,11 +12,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import INVALID_SPAN, Span, Tracer
 from prometheus_client import Counter, Histogram
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,27 +24,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from noria.errors import InternalError, NoriaError
 from noria.frontend.engines.version_choice import Choice, RequestVersions
 from noria.frontend.http import request_spans
-from noria.frontend.http.paths import ASSETS_PATH, HEALTH_PATHS, METRICS_TARGETS_PATH
-from noria.observe.logs.log_record import fields
+from noria.frontend.http.headers import RequestHeaders
 from noria.observe.logs.request_log import RequestLogRecord
+from noria.observe.logs.setup import log_fields
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail
+from noria.observe.metrics.section import add_all
+from noria.observe.request_scope import RequestScope
+from noria.observe.traces.tracer import GLOBAL_TRACER, fail, may_record
 
 log = logging.getLogger("noria.access")
 
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# Requested every few seconds, or by the dozen when a page opens: logged at debug level.
-_DEBUG_LEVEL_PATHS = HEALTH_PATHS | {"/metrics", METRICS_TARGETS_PATH, f"{ASSETS_PATH}/{{name}}"}
-
 _MAX_CLIENT_CHARS = 64  # longer than an address; a trusted proxy may pass on whatever its client sent
 _NOSNIFF = (b"x-content-type-options", b"nosniff")  # else a browser may take JSON with a client's text in it for a page
 
 
-def request_id_of(raw_headers: Iterable[tuple[bytes, bytes]]) -> str:
+def request_id_of(headers: RequestHeaders) -> str:
     """Return the client's X-Request-Id if it is short and plain enough for logs and headers, else a new id."""
-    client_id = (
-        dict(raw_headers).get(b"x-request-id", b"").decode("latin-1")
-    )  # Starlette's look-up takes five times as long
+    client_id = headers.get("x-request-id", "")
     return client_id if _VALID_REQUEST_ID.fullmatch(client_id) else next(_new_ids)
 
 
@@ -64,8 +60,8 @@ class ObservabilityMiddleware:
     """Counts, times, traces and logs each request; adds its id to its state and response, and nosniff to the latter.
 
     `error_response` makes the response to an error of ours or of the routing; `internal_error_response` that to an
-    unexpected exception. The traceback goes to the log. Requests with the same value of `sticky_header` are answered
-    by the same version of a model.
+    unexpected exception. The traceback goes to the log. `is_untraced` says of a method and a path whether its requests
+    have no span. Requests with the same value of `sticky_header` are answered by the same version of a model.
     """
 
     def __init__(
@@ -73,67 +69,85 @@ class ObservabilityMiddleware:
         app: ASGIApp,
         error_response: Callable[[Request, NoriaError | HTTPException], Response],
         internal_error_response: Callable[[Request], Response],
+        is_untraced: Callable[[str, str], bool],
         tracer: Tracer = GLOBAL_TRACER,
         sticky_header: str = "",
     ) -> None:
         self._app, self._sticky_header = app, sticky_header
         self._error_response = error_response
         self._internal_error_response = internal_error_response
-        self._tracer = tracer
+        self._is_untraced, self._tracer = is_untraced, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         started = time.perf_counter()
-        headers = Headers(scope=scope)
-        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(scope["headers"])
-        span = request_spans.begin(self._tracer, scope, headers, request_id)
+        headers = RequestHeaders(scope["headers"])
+        request_id = request_id_of(headers)
+        versions, log_record = open_versions(headers, self._sticky_header), RequestLogRecord()
+        state = {"headers": headers, "request_id": request_id, "versions": versions, "log_record": log_record}
+        scope["state"] = scope.get("state", {}) | state
+        is_traced = "traceparent" in headers or may_record(self._tracer)
+        span = self._begin_span(scope, headers, request_id) if is_traced else INVALID_SPAN
         status: int | None = None
 
-        async def send_with_request_id(message: Message) -> None:
+        def send_with_request_id(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                versions.answer()
                 message["headers"] += (b"x-request-id", request_id.encode("ascii")), _NOSNIFF
-                if (choice := versions.choice) is not None:
-                    message["headers"] += version_headers(choice)
-                request_spans.add_server_timing(span, message)
-            await send(message)
+                message["headers"] += version_headers(versions.choice)
+                if span is not INVALID_SPAN:
+                    request_spans.add_server_timing(span, message)
+            return send(message)
 
-        versions = scope["state"]["versions"] = open_versions(headers, self._sticky_header)
-        with RequestScope(request_id, span), RequestLogRecord() as log_record, versions:
+        with RequestScope(request_id, span), versions:
             try:
                 try:
                     await self._app(scope, receive, send_with_request_id)
                 except (NoriaError, HTTPException) as error:
                     if status is not None:  # the response has begun
                         raise
-                    response = self._error_response(Request(scope, receive), error)
-                    await response(scope, receive, send_with_request_id)
+                    await self._send_error(error, scope, receive, send_with_request_id)
             except Exception:
                 log.exception("%s failed with an unexpected exception", request_id)
                 scope["state"]["error_code"] = InternalError.code
                 fail(span, InternalError.code)  # even if a successful status was already sent
                 if status is None:
-                    response = self._internal_error_response(Request(scope, receive))
-                    await response(scope, receive, send_with_request_id)
+                    await self._send_error(None, scope, receive, send_with_request_id)
             finally:
                 status = status or 499  # none: cancelled by a disconnect or by the end of the server
                 record_http_request(scope, status, time.perf_counter() - started, log_record)
-                request_spans.finish(span, scope, status)
+                if span is not INVALID_SPAN:
+                    request_spans.finish(span, scope, status)
+
+    def _begin_span(self, scope: Scope, headers: RequestHeaders, request_id: str) -> Span:
+        if self._is_untraced(scope["method"], scope["path"]):
+            return INVALID_SPAN
+        return request_spans.begin(self._tracer, scope, headers, request_id)
+
+    async def _send_error(
+        self, error: NoriaError | HTTPException | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send the response to an error; None: an unexpected exception."""
+        http, versions = Request(scope, receive), scope["state"]["versions"]
+        versions.error = InternalError("") if error is None else error if isinstance(error, NoriaError) else None
+        response = self._internal_error_response(http) if error is None else self._error_response(http, error)
+        await response(scope, receive, send)
 
 
-def open_versions(headers: Headers, sticky_header: str) -> RequestVersions:
+def open_versions(headers: RequestHeaders, sticky_header: str) -> RequestVersions:
     """Return the versions of a request with these headers; an empty `sticky_header` is none."""
-    sticky_key = headers.get(sticky_header) if sticky_header else None
-    # Not by the request's id, which the client may choose, and with it the canary.
-    return RequestVersions(sticky_key or next(_new_ids), is_sticky=bool(sticky_key))
+    sticky_key = headers.get(sticky_header.lower(), "") if sticky_header else ""
+    return RequestVersions(sticky_key, is_sticky=bool(sticky_key))
 
 
-def version_headers(choice: Choice) -> list[tuple[bytes, bytes]]:
-    """Return the headers that say which version answered, and which deployment, if it was deployed."""
+def version_headers(choice: Choice | None) -> list[tuple[bytes, bytes]]:
+    """Return the headers that say which version answered, if one was needed; and which deployment, if it has one."""
+    if choice is None:
+        return []
     if choice.target is None:
         return [(b"x-noria-model-version", choice.version.encode("ascii"))]
     return [
@@ -154,13 +168,12 @@ def record_http_request(scope: Scope, status: int, duration_s: float, log_record
     path = "other" if route is None else route.path
     method = scope["method"] if scope["method"] in request_spans.METHODS else "other"
     requests, seconds = _series(method, path, status)
-    requests.inc()
-    seconds.observe(duration_s)
+    add_all((requests, 1), (seconds, duration_s))
     target = scope["raw_path"].decode("latin-1")  # percent-encoded, without the query
     state = scope["state"]
     key = state["api_client"].name if "api_client" in state else None
     client = scope.get("client")
-    log_fields = {
+    named = {
         "request_id": state["request_id"],
         "method": scope["method"],
         "path": target,
@@ -169,9 +182,9 @@ def record_http_request(scope: Scope, status: int, duration_s: float, log_record
         "key": key,
         "client": client[0][:_MAX_CLIENT_CHARS] if client else None,
     }
-    if log_record.fields:
-        log_record.write(**log_fields)
+    if log_record:
+        log_record.write(**named)
         return
-    level = logging.DEBUG if path in _DEBUG_LEVEL_PATHS else logging.INFO
-    extra = fields(event="access", **log_fields, outcome=state.get("error_code"), job_id=state.get("job_id"))
-    log.log(level, "%s %s %d", scope["method"], target, status, extra=extra)
+    level = logging.DEBUG if getattr(route, "is_polled", False) else logging.INFO
+    outcome = {"outcome": state.get("error_code"), "error": state.get("logged_error"), "job_id": state.get("job_id")}
+    log_fields(log, level, f"{scope['method']} {target} {status}", named | outcome, event="access")

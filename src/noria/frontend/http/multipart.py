@@ -14,7 +14,7 @@ from noria.errors import InvalidBody, InvalidField, short_repr
 
 MAX_FILES = 20  # OpenAI's clients send up to 16 images and a mask
 MAX_FIELDS = 64
-MAX_FIELD_BYTES = 65_536  # of a field that is no file
+MAX_FIELD_BYTES = 65_536  # bytes of a field that is no file
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings are in the response
 

@@ -5,32 +5,29 @@ https://opentelemetry.io/docs/specs/semconv/http/http-spans/. Attributes that th
 """
 
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
+from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Scope
 
-from noria.frontend.http.paths import ASSETS_PATH, is_open
+from noria.frontend.http.headers import RequestHeaders
 from noria.observe.traces.tracer import fail, parse, trace_headers
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """The methods named in metrics and spans. Clients may invent others, without end."""
 
-_STREAM_PATH = "/v1/live"  # without end
-_UNTRACED_PREFIX = f"{ASSETS_PATH}/"
 # 4xx that are no mistake of the client: overload and disconnects. The conventions set no error on a server's span for
 # other 4xx.
 _FAILURE_STATUSES = frozenset({429, 499})
 
 
-def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Span:
+def begin(tracer: Tracer, scope: Scope, headers: RequestHeaders, request_id: str) -> Span:
     """Start the span of a request, as a child of the client's span if its headers name one."""
     path: str = scope["path"]
     method: str = scope["method"]
-    if is_open(method, path) or path == _STREAM_PATH or path.startswith(_UNTRACED_PREFIX):
-        return INVALID_SPAN
-    traceparents = headers.getlist("traceparent")
-    parent = parse(traceparents, headers.getlist("tracestate")) if traceparents else Context()
+    parent = Context()
+    if "traceparent" in headers:
+        parent = parse(headers.getlist("traceparent"), headers.getlist("tracestate"))
     attributes: dict[str, AttributeValue] = {
         "url.path": path,
         "url.scheme": scope["scheme"],

@@ -2,13 +2,15 @@
 
 While there are subscribers, each engine is asked for one view at a time (`messages.ViewRequest`): the next request is
 sent when the last view is published. Without subscribers nothing is requested. A view is serialized once for all
-subscribers: once with thumbnails, once without.
+subscribers that see the same of it: all requests or those of one API key, with thumbnails or without.
 """
 
 import asyncio
 import contextvars
 import logging
+import secrets
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from noria import __version__
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.sse import serialize_event
+from noria.frontend.live.redaction import Redaction
 from noria.frontend.live.sprite_sheet import make_sprite_sheet
 from noria.frontend.live.subscribers import LiveSubscribers, Subscriber
 from noria.protocol.live_views import IterationView
@@ -27,7 +30,7 @@ _MAX_ITERATIONS = 256  # sent to a new subscriber: as many as an engine keeps
 
 
 class _EngineHistory:
-    """What the feed keeps of one engine."""
+    """The data that the feed keeps of one engine."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,24 +56,28 @@ class LiveFeed:
     def __init__(self, engine_pool: EnginePool) -> None:
         self._engine_pool = engine_pool
         self._subscribers = LiveSubscribers()
-        self._histories: dict[str, _EngineHistory] = {}  # of the pool's engines, by name
+        self._redaction = Redaction(secrets.token_bytes(32))
+        self._histories: dict[str, _EngineHistory] = {}  # histories of the pool's engines, by name
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by the engine's name; empty while there are no subscribers
-        engine_pool.on_change, engine_pool.on_view = self._on_engines_changed, self._on_view
+        engine_pool.on_change.append(self._on_engines_changed)
+        engine_pool.on_view.append(self._on_view)
 
-    def subscribe(self, client: str, *, wants_thumbnails: bool) -> Subscriber:
+    def subscribe(self, client: str, only: str | None, *, wants_thumbnails: bool) -> Subscriber:
         """Add a subscriber, whose first events are the engines' states and last views; `unsubscribe` has to follow.
 
-        Raises:
-            RateLimited: there are as many subscribers, or as many of `client`, as allowed.
+        It sees the requests of the API key `only`, and of others that they are there; None: all requests.
 
+        Raises RateLimited: there are as many subscribers, or as many of `client`, as allowed.
         """
-        subscriber = self._subscribers.add(client, wants_thumbnails=wants_thumbnails)
+        subscriber = self._subscribers.add(client, only, wants_thumbnails=wants_thumbnails)
         self._follow_engines()
         subscriber.put_engines(self._engines_event())
         for history in self._histories.values():
             if (last := self._current_view(history)) is not None:
                 full_view = msgspec.structs.replace(last, iterations=tuple(history.iterations), departures=())
-                subscriber.put_view(history.name, _serialize_view(history.name, full_view))
+                subscriber.put_view(
+                    history.name, _serialize_view(history.name, self._redaction.view_for(full_view, only))
+                )
         return subscriber
 
     def _follow_engines(self) -> None:
@@ -99,7 +106,7 @@ class LiveFeed:
         while True:
             last = self._current_view(history)
             last_iteration = None if last is None else last.last_iteration
-            await self._engine_pool.request_view(
+            self._engine_pool.request_view(
                 history.name, ViewRequest(last_iteration, with_thumbnails=self._subscribers.wants_thumbnails)
             )
             reply = await history.inbox.get()
@@ -123,30 +130,20 @@ class LiveFeed:
         return any(each == name and status.incarnation == view.incarnation for each, status in named)
 
     async def _publish(self, history: _EngineHistory, view: EngineView, pixels: memoryview | None) -> None:
-        plain_event = _serialize_view(history.name, view)
-        event_with_thumbnails = plain_event
+        sheet = None
         if view.thumbnails and pixels is not None and self._subscribers.wants_thumbnails:
             positions, (width, height), jpeg_b64 = await asyncio.to_thread(make_sprite_sheet, view.thumbnails, pixels)
-            thumbnails = [
-                {
-                    "slot": thumbnail.slot,
-                    "request_id": thumbnail.request_id,
-                    "index": thumbnail.index,
-                    "width_px": thumbnail.width_px,
-                    "height_px": thumbnail.height_px,
-                    "x": position.x,
-                    "y": position.y,
-                }
-                for thumbnail, position in zip(view.thumbnails, positions, strict=True)
-            ]
-            sprite_sheet = {"format": "jpeg", "b64": jpeg_b64, "width": width, "height": height}
-            event_with_thumbnails = _serialize_view(
-                history.name, view, thumbnails=thumbnails, sprite_sheet=sprite_sheet
-            )
+            sheet = positions, {"format": "jpeg", "b64": jpeg_b64, "width": width, "height": height}
         if not self._is_current(history.name, view):  # the engine ended meanwhile, and the subscribers have that event
             return
+        events: dict[tuple[str | None, bool], bytes] = {}  # by what is seen
         for subscriber in self._subscribers:
-            subscriber.put_view(history.name, event_with_thumbnails if subscriber.wants_thumbnails else plain_event)
+            seen = subscriber.only, sheet is not None and subscriber.wants_thumbnails
+            if seen not in events:
+                shown = self._redaction.view_for(view, subscriber.only)
+                extra = _thumbnail_fields(shown, *sheet) if sheet is not None and seen[1] else {}
+                events[seen] = _serialize_view(history.name, shown, **extra)
+            subscriber.put_view(history.name, events[seen])
 
     def _on_engines_changed(self) -> None:
         """The engine pool calls this when an engine's state changes, and when it has others."""
@@ -165,8 +162,16 @@ class LiveFeed:
 
     def _engines_event(self) -> bytes:
         engines = [
-            {"name": name, "state": status.state, "device": status.device, "incarnation": status.incarnation}
-            for name, status in zip(self._engine_pool.engine_names, self._engine_pool.engines, strict=False)
+            {
+                "name": name,
+                "state": status.state,
+                "device": status.device,
+                "incarnation": status.incarnation,
+                "kind": models[0].kind if models else None,
+            }
+            for name, (status, models) in zip(
+                self._engine_pool.engine_names, self._engine_pool.held_models(), strict=False
+            )
         ]
         return serialize_event(
             "engines",
@@ -177,6 +182,22 @@ class LiveFeed:
 def _is_complete(view: EngineView) -> bool:
     """Whether `view` has all iterations that an engine keeps, as the reply to a first request has."""
     return len(view.iterations) >= min(view.last_iteration, _MAX_ITERATIONS)
+
+
+def _thumbnail_fields(view: EngineView, positions: Sequence[Any], sprite_sheet: dict[str, Any]) -> dict[str, Any]:
+    thumbnails = [
+        {
+            "slot": thumbnail.slot,
+            "request_id": thumbnail.request_id,
+            "index": thumbnail.index,
+            "width_px": thumbnail.width_px,
+            "height_px": thumbnail.height_px,
+            "x": position.x,
+            "y": position.y,
+        }
+        for thumbnail, position in zip(view.thumbnails, positions, strict=True)
+    ]
+    return {"thumbnails": thumbnails, "sprite_sheet": sprite_sheet}
 
 
 def _serialize_view(engine: str, view: EngineView, **extra_fields: Any) -> bytes:

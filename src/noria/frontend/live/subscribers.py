@@ -21,10 +21,11 @@ _RETRY_AFTER_S = 10.0
 
 
 class Subscriber:
-    """One client's unread events."""
+    """A client's unread events."""
 
-    def __init__(self, client: str, *, wants_thumbnails: bool) -> None:
-        self.client, self.wants_thumbnails = client, wants_thumbnails
+    def __init__(self, client: str, only: str | None, *, wants_thumbnails: bool) -> None:
+        """`only` is the name of the API key whose requests it sees; None: all."""
+        self.client, self.only, self.wants_thumbnails = client, only, wants_thumbnails
         self._engines_event: bytes | None = None
         self._views: dict[str, deque[bytes]] = {}
         self._updated = asyncio.Event()
@@ -74,10 +75,10 @@ class LiveSubscribers:
         """Whether any subscriber does."""
         return any(subscriber.wants_thumbnails for subscriber in self._subscribers)
 
-    def add(self, client: str, *, wants_thumbnails: bool) -> Subscriber:
+    def add(self, client: str, only: str | None, *, wants_thumbnails: bool) -> Subscriber:
         """Add a subscriber of `client`; `remove` has to follow. Raises RateLimited if there are too many."""
         self._limiter.acquire(client)
-        subscriber = Subscriber(client, wants_thumbnails=wants_thumbnails)
+        subscriber = Subscriber(client, only, wants_thumbnails=wants_thumbnails)
         self._subscribers.append(subscriber)
         declarations.LIVE_SUBSCRIBERS.inc()
         return subscriber

@@ -1,6 +1,6 @@
 """The page `/docs`: HTML generated from the OpenAPI document and the declarations of metrics.
 
-It works without JavaScript, except for the form that tries `POST /t2i` (`pages/docs.js`).
+It works without JavaScript, except for the form that tries `POST /t2i` (`pages/docs/docs.js`).
 """
 
 import itertools
@@ -9,41 +9,28 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, get_args
 
-from noria.frontend.openapi.operations import first_line, served_errors
+from noria.folders import documents
+from noria.frontend.http.operations import Group, Operation
+from noria.frontend.http.page_shell import page_shell
+from noria.frontend.openapi.document import first_line, served_errors
 from noria.images import scheduler_names
 from noria.observe.metrics.declarations import DECLARATIONS
 from noria.observe.metrics.docs_page import QUERIES
 
 # A private-use character; replaced with the server's address.
 _ORIGIN_PLACEHOLDER = "\ue000"
-# Path prefixes by group; a path belongs to the first group with a matching prefix.
-_GROUPS = {
-    "Generate": ("/t2i", "/v1/images/"),
-    "Encode texts": ("/v1/embeddings", "/embed", "/predict", "/rerank", "/similarity", "/tokenize", "/info"),
-    "Models": ("/v1/models",),
-    "Jobs": ("/v1/jobs",),
-    "The running batch": ("/v1/live",),
-    "Deployments": ("/v1/deployments", "/v1/registry/versions", "/v1/registry/served"),
-    "Statistics": ("/v1/statistics",),
-    "Lineage": ("/v1/registry/trace", "/api/v1/lineage"),
-    "A1111's API": ("/sdapi/",),
-    "The server itself": ("/",),
-}
 
 
 @dataclass(frozen=True)
-class _Operation:
-    """One method of one path."""
+class _Described:
+    """A method of a path."""
 
+    group: Group
     method: str
     path: str
     spec: dict[str, Any]  # an operation object of OpenAPI
-
-    @property
-    def group(self) -> str:
-        return next(title for title, prefixes in _GROUPS.items() if self.path.startswith(prefixes))
 
     @property
     def anchor(self) -> str:
@@ -61,31 +48,39 @@ class DocsPage:
         return escape(origin).join(self.parts)
 
 
-def docs_page(document: dict[str, Any]) -> DocsPage:
-    """Render the OpenAPI document as one page."""
+def docs_page(operations: Iterable[Operation], document: dict[str, Any]) -> DocsPage:
+    """Render the OpenAPI document of these operations as one page."""
     schemas = document["components"]["schemas"]
-    operations = [_Operation(*each) for each in _operations(document["paths"])]
+    described = [
+        _Described(each.group, method, each.documented_path, document["paths"][each.documented_path][method])
+        for each in operations
+        if each.summary
+        for method in (each.method.lower(),)
+    ]
     # stable: keeps the order within a group
-    operations.sort(key=lambda operation: list(_GROUPS).index(operation.group))
+    described.sort(key=lambda operation: get_args(Group).index(operation.group))
     contents, sections = [], []
-    for title, members in itertools.groupby(operations, key=lambda operation: operation.group):
+    for title, members in itertools.groupby(described, key=lambda operation: operation.group):
         group = list(members)
         contents.append(_contents(title, group))
         sections.append(f"<h2>{escape(title)}</h2>" + "".join(_section(each, schemas) for each in group))
     # none while the model is loading
     served = schemas["ImageRequestBody"]["properties"]["scheduler"].get("examples", [])
-    page = _page(
-        document["info"]["version"],
+    page = page_shell(
+        '<main id="main" class="reference" tabindex="-1">'
         f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_REFERENCE_LINKS}</nav>'
         f"<div><h1>API</h1><p>{escape(document['info']['description'])} "
-        f'Machine-readable: <a href="/openapi.json">OpenAPI</a>.</p>{_auth_note(document["components"])}'
-        f"{_TRY_IT}{''.join(sections)}{_schedulers(served)}{_errors()}{_metrics()}</div>",
+        'Machine-readable: <a href="openapi.json">OpenAPI</a>.</p>'
+        f"{_documents()}"
+        f"{_auth_note(document['components'])}"
+        f"{_TRY_IT}{''.join(sections)}{_schedulers(served)}{_errors()}{_metrics()}</div></main>\n",
+        address="docs",
+        title="API",
+        styles=["docs/docs.css"],
+        script="docs/docs.js",
+        status=document["info"]["version"],
     )
     return DocsPage(tuple(page.split(_ORIGIN_PLACEHOLDER)))
-
-
-def _operations(paths: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]:
-    return ((method, path, spec) for path, item in paths.items() for method, spec in item.items())
 
 
 _REFERENCE_LINKS = (
@@ -94,7 +89,7 @@ _REFERENCE_LINKS = (
 )
 
 _TRY_IT = """<section class="card" aria-labelledby="try-title"><h2 id="try-title">Try it</h2>
-<p>The <a href="/">playground</a> has a form for all settings.</p>
+<p>The <a href="./">playground</a> has a form for all settings.</p>
 <form id="try">
 <label for="body">JSON for POST /t2i</label>
 <textarea id="body" rows="3" spellcheck="false">{"prompt": "a red circle above a blue square"}</textarea>
@@ -105,10 +100,10 @@ _TRY_IT = """<section class="card" aria-labelledby="try-title"><h2 id="try-title
 
 
 _FORM = "multipart/form-data"
-_FIELD_MEDIA_TYPES = ("application/json", _FORM)  # of several, the first one is shown
+_FIELD_MEDIA_TYPES = ("application/json", _FORM)  # the first one that a body has is shown
 
 
-def _contents(title: str, operations: Sequence[_Operation]) -> str:
+def _contents(title: str, operations: Sequence[_Described]) -> str:
     links = "".join(
         f'<li><a href="#{each.anchor}"><span class="method">{each.method.upper()}</span> {escape(each.path)}</a></li>'
         for each in operations
@@ -116,7 +111,7 @@ def _contents(title: str, operations: Sequence[_Operation]) -> str:
     return f"<p>{escape(title)}</p><ul>{links}</ul>"
 
 
-def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
+def _section(operation: _Described, schemas: dict[str, Any]) -> str:
     method, path, spec = operation.method, operation.path, operation.spec
     parts = [
         f'<section id="{operation.anchor}"><h3><code>{method.upper()} {escape(path)}</code></h3>',
@@ -180,6 +175,14 @@ def _auth_note(components: dict[str, Any]) -> str:
     )
 
 
+def _documents() -> str:
+    names = documents()
+    if not names:
+        return ""
+    links = ", ".join(f'<a href="docs/{name}">{name.removesuffix(".md")}</a>' for name in names)
+    return f"<p>Documents of this version, which <code>noria docs NAME</code> prints, too: {links}.</p>"
+
+
 def _schedulers(names: list[str]) -> str:
     rows = (
         (f"<code>{escape(each.name)}</code>", escape(each.description), f"<code>{escape(each.diffusers_class)}</code>")
@@ -223,8 +226,8 @@ def _metrics() -> str:
         parts.append(f"<h3>{escape(section)}</h3>" + _table(section, ("Metric", "Kind", "Labels", "Meaning"), rows))
     queries = ((escape(question), f"<code>{escape(query)}</code>") for question, query in QUERIES.items())
     return (
-        '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has the current values in '
-        'Prometheus\' text format. The <a href="/live">live view</a> shows the last minute without Prometheus.</p>'
+        '<section id="metrics"><h2>Metrics</h2><p><a href="metrics">/metrics</a> has the current values in '
+        'Prometheus\' text format. The <a href="live">live view</a> shows the last minute without Prometheus.</p>'
         f"{''.join(parts)}<h3>Questions and their queries</h3>"
         f"{_table('Queries', ('Question', 'PromQL'), queries)}</section>"
     )
@@ -245,7 +248,7 @@ def _cell(head: str, content: str) -> str:
     return f'<td data-head="{escape(head)}">{content}</td>'
 
 
-def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
+def _curl(operation: _Described, schemas: dict[str, Any]) -> str:
     """Return a command that sends the request. Path parameters are written in capitals."""
     spec, path = operation.spec, operation.path
     bodies = spec.get("requestBody", {}).get("content", {})
@@ -299,38 +302,3 @@ def _resolve_ref(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, A
     first: dict[str, Any] = schema.get("oneOf", schema.get("anyOf", [schema]))[0]
     resolved: dict[str, Any] = schemas[first["$ref"].rpartition("/")[2]] if "$ref" in first else first
     return resolved
-
-
-def _page(version: str, content: str) -> str:
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-  <meta charset="utf-8">
-  <title>Noria: API</title>
-  <meta name="viewport" content="width=device-width, initial-scale=1">
-  <link rel="icon" href="/pages/noria.svg" type="image/svg+xml">
-  <link rel="stylesheet" href="/pages/style.css">
-  <link rel="stylesheet" href="/pages/docs.css">
-  <script type="module" src="/pages/docs.js"></script>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the content</a>
-<header class="site">
-  <a class="brand" href="/"><img src="/pages/noria.svg" alt="" width="28" height="28">Noria</a>
-  <nav aria-label="Pages">
-    <a href="/" data-kind="diffusion">Images</a>
-    <a href="/text" data-kind="encoder">Text</a>
-    <a href="/live">Live</a>
-    <a href="/models">Models</a>
-    <a href="/deployments">Deployments</a>
-    <a href="/lineage">Lineage</a>
-    <a href="/drift">Drift</a>
-    <a href="/docs" aria-current="page">API</a>
-    <a href="/docs#metrics">Metrics</a>
-  </nav>
-  <span class="status chip">{escape(version)}</span>
-</header>
-<main id="main" class="reference" tabindex="-1">{content}</main>
-</body>
-</html>
-"""

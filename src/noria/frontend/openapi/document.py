@@ -1,147 +1,21 @@
 """The HTTP API as an OpenAPI 3.1 document: schemas from the msgspec structs, bounds and defaults from the model served.
 
-Schemas come from the structs, bounds from `request_validation.limits`, which enforces them, error codes from
-`noria.errors`. Only the descriptions are written beside this module, and what the structs' types do not say.
-tests/frontend/openapi/test_schemathesis.py sends what the document allows and what it forbids.
+Everything follows from the declared operations; what the types of bodies do not say, their `describe` functions add,
+from the limits that the server enforces. tests/frontend/openapi/test_schemathesis.py sends what the document allows and
+what it forbids.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from noria import __version__
-from noria.config import FrontendConfig
-from noria.errors import (
-    BodyTooLarge,
-    EngineUnavailable,
-    InvalidBody,
-    InvalidField,
-    MissingScope,
-    ModelNotFound,
-    RateLimited,
-    RouteNotFound,
-    Unauthorized,
-    UnreadableImage,
-)
-from noria.frontend.http.errors import ErrorBody
-from noria.frontend.http.paths import is_open, needed_scope
-from noria.frontend.openapi import (
-    a1111,
-    deployments,
-    embeddings,
-    endpoints,
-    images,
-    jobs,
-    lineage,
-    open_inference,
-    registry,
-    statistics,
-    tei,
-)
-from noria.frontend.openapi.operations import (
-    EVENT_STREAM_CONTENT,
-    IMAGE_CONTENT,
-    add_bounds,
-    error_responses,
-    get_only,
-    json_content,
-    operation,
-    parameter,
-)
-from noria.frontend.routes.a1111.bodies import Img2Img, Txt2Img
-from noria.frontend.routes.a1111.routes import Img2ImgResponse, Options, ProgressResponse, Txt2ImgResponse
-from noria.frontend.routes.images.metadata import MAX_BYTES, RecoveredSettings
-from noria.frontend.routes.images.metadata import PATH as IMAGE_METADATA_PATH
-from noria.frontend.routes.images.t2i import ImagesResponse
-from noria.frontend.routes.jobs.inputs import JobRequestBody
-from noria.frontend.routes.jobs.routes import JobList
-from noria.frontend.routes.openai.edits import EditsFields
-from noria.frontend.routes.openai.embeddings import EmbeddingsRequestBody, EmbeddingsResponse
-from noria.frontend.routes.openai.images import GenerationsRequestBody, GenerationsResponse
-from noria.frontend.routes.openai.models import EncoderDetail, ModelCard, ModelDetail, ModelList
-from noria.frontend.routes.registry.deployments import DeploymentChangeBody, DeployRequestBody
-from noria.frontend.routes.registry.registry import AddVersionBody
-from noria.frontend.services.images.request_validation import limits
-from noria.jobs.records import Job
+from noria.errors import MethodNotAllowed, MissingScope, NoriaError, RouteNotFound, SetupError, Unauthorized, all_codes
+from noria.frontend.http.errors import ErrorDialect
+from noria.frontend.http.operations import Content, JsonObject, Operation, Served
+from noria.frontend.openapi.generators import for_generators
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.request import ImageRequestBody
-from noria.protocol.text import EncoderModelSpec
-from noria.registry.lineage.openlineage import LineageEventBody
-
-_STRUCTS = (
-    ImageRequestBody,
-    ImagesResponse,
-    GenerationsRequestBody,
-    GenerationsResponse,
-    ModelList,
-    ModelCard,
-    ModelDetail,
-    EncoderDetail,
-    EmbeddingsRequestBody,
-    EmbeddingsResponse,
-    RecoveredSettings,
-    EditsFields,
-    Txt2Img,
-    Txt2ImgResponse,
-    Img2Img,
-    Img2ImgResponse,
-    Options,
-    ProgressResponse,
-    JobRequestBody,
-    Job,
-    JobList,
-    LineageEventBody,
-    ErrorBody,
-    *deployments.STRUCTS,
-    *registry.STRUCTS,
-    *statistics.STRUCTS,
-    *tei.STRUCTS,
-    *open_inference.STRUCTS,
-)
-
-_EXAMPLES: dict[str, dict[str, Any]] = {
-    "ImageRequestBody": {"prompt": "a red circle above a blue square", "seed": 7},
-    "GenerationsRequestBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
-    "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
-    "EditsFields": {"prompt": "a blue circle above a blue square", "strength": 0.6},
-    "Img2Img": {"prompt": "a blue circle", "init_images": [images.EXAMPLE_FILE], "denoising_strength": 0.6},
-    "Options": {"samples_format": "png"},
-    "EmbeddingsRequestBody": {"input": ["a red circle", "a blue square"]},
-    "LineageEventBody": lineage.EXAMPLE,
-    "AddVersionBody": registry.EXAMPLE,
-    "DeployRequestBody": deployments.EXAMPLE,
-    "DeploymentChangeBody": {"endpoint": "t2i"},
-    "JobRequestBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
-}
-
-
-def openapi(
-    spec: DiffusionModelSpec | None, config: FrontendConfig, embedding_spec: EncoderModelSpec | None = None
-) -> dict[str, Any]:
-    """Return the document; without the `spec` of a kind (no engine has been ready) it lacks that model's bounds."""
-    paths = _paths(embedding_spec)
-    components: dict[str, Any] = {"schemas": _schemas(spec, config, embedding_spec)}
-    if config.api_keys_file:
-        components["securitySchemes"] = _SECURITY_SCHEMES
-        _require_keys(paths)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Noria",
-            "version": __version__,
-            "description": "Images from text, and embeddings of texts. " + _serving(spec),
-        },
-        "paths": paths,
-        "components": components,
-    }
-
-
-def _serving(spec: DiffusionModelSpec | None) -> str:
-    if spec is None:
-        return "No image model is ready."
-    needs = ", a model for inpainting: each of its requests needs an image and a mask" if spec.needs_mask else ""
-    return f"Serving {spec.name}{needs}."
-
 
 _SECURITY_SCHEMES = {
     "bearer": {
@@ -158,151 +32,149 @@ _SECURITY_SCHEMES = {
 }
 
 
-def _require_keys(paths: dict[str, Any]) -> None:
-    """Add to `paths` which operations need an API key, with which scope, and the errors without."""
-    for path, item in paths.items():
-        for method, operation_object in item.items():
-            if is_open(method.upper(), path):
-                continue
-            scope = needed_scope(path)
-            operation_object["security"] = [{name: [scope] if scope else []} for name in _SECURITY_SCHEMES]
-            for status, response in error_responses([Unauthorized, *([MissingScope] if scope else [])]).items():
-                operation_object["responses"].setdefault(status, response)
-
-
-def _schemas(
-    spec: DiffusionModelSpec | None, config: FrontendConfig, embedding_spec: EncoderModelSpec | None
-) -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
-    for body, descriptions in (
-        (ImageRequestBody, images.DESCRIPTIONS),
-        (GenerationsRequestBody, images.DESCRIPTIONS),
-        (EditsFields, images.DESCRIPTIONS),
-        (Txt2Img, a1111.DESCRIPTIONS),
-        (Img2Img, a1111.DESCRIPTIONS),
-        (Options, a1111.DESCRIPTIONS),
-        (JobRequestBody, jobs.DESCRIPTIONS),
-        (LineageEventBody, lineage.DESCRIPTIONS),
-        (AddVersionBody, registry.DESCRIPTIONS),
-        (DeployRequestBody, deployments.DESCRIPTIONS),
-        (DeploymentChangeBody, deployments.DESCRIPTIONS),
-        (EmbeddingsRequestBody, embeddings.DESCRIPTIONS),
-    ):
-        schema = schemas[body.__name__]
-        schema["example"] = _EXAMPLES[body.__name__]
-        properties: dict[str, Any] = schema["properties"]
-        for name in {"prompt", "negative_prompt"} & properties.keys():
-            properties[name]["maxLength"] = config.max_prompt_chars
-        if spec is not None:
-            for name, allowed in limits(spec, config).items():
-                if name in properties:
-                    add_bounds(properties[name], allowed)
-        for name, field in properties.items():
-            field["description"] = descriptions[name]
-    images.add_to_schemas(schemas, spec)
-    embeddings.add_to_schemas(schemas, config, embedding_spec)
-    tei.add_to_schemas(schemas, config)
-    open_inference.add_to_schemas(schemas)
-    a1111.add_to_schemas(schemas, spec, config)
-    jobs.add_to_schemas(schemas)
-    lineage.add_to_schemas(schemas)
-    return schemas
-
-
-def _paths(embedding_spec: EncoderModelSpec | None) -> dict[str, Any]:
-    return {
-        **images.paths(),
-        **embeddings.paths(),
-        **endpoints.paths(),
-        IMAGE_METADATA_PATH: {"post": _image_metadata_operation()},
-        "/v1/models": {
-            "get": operation(
-                "List the models served",
-                "In the form of OpenAI's API; `noria` has each model's bounds, defaults and schedulers.",
-                content=json_content(ModelList),
-                errors=[EngineUnavailable],
-            )
+def openapi(operations: Sequence[Operation], served: Served) -> JsonObject:
+    """Return the document of the operations that have a summary; it lacks bounds of models that are not known yet."""
+    documented = [operation for operation in operations if operation.summary]
+    schemas = _Schemas(documented)
+    schemas.describe(documented, served)
+    components: JsonObject = {"schemas": schemas.by_name}
+    needs_keys = bool(served.config.api_keys_file)
+    if needs_keys:
+        components["securitySchemes"] = _SECURITY_SCHEMES
+    paths: JsonObject = {}
+    for operation in documented:
+        described = _describe(operation, schemas, served, needs_keys=needs_keys)
+        paths.setdefault(operation.documented_path, {})[operation.method.lower()] = described
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Noria",
+            "version": __version__,
+            "description": "Images from text, and embeddings of texts. " + _serving(served.spec),
         },
-        "/v1/models/{model}": {
-            "get": operation(
-                "Get one model",
-                "In the form of OpenAI's API, with the model's defaults, load and measured costs.",
-                content={
-                    "application/json": {
-                        "schema": {
-                            "oneOf": [
-                                {"$ref": f"#/components/schemas/{name}"} for name in ("ModelDetail", "EncoderDetail")
-                            ]
-                        }
-                    }
-                },
-                errors=[ModelNotFound, EngineUnavailable],
-            )
-            | {"parameters": [parameter("model", "path")]}
-        },
-        **jobs.paths(embedding_spec),
-        "/v1/live": {
-            "get": operation(
-                "Stream the running batches",
-                "Server-sent events without an end: `engines`, the state of each engine, at every change; "
-                "`engine_view`, up to five times a second for each engine: its slots, queue, last iterations with "
-                "the sizes that shared a model call and, unless `thumbnails` is false, thumbnails of its images.",
-                content=EVENT_STREAM_CONTENT,
-                errors=[InvalidField, RouteNotFound, RateLimited],
-            )
-            | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
-        },
-        **lineage.paths(),
-        **deployments.paths(),
-        **registry.paths(),
-        **statistics.paths(),
-        **tei.paths(),
-        **open_inference.paths(),
-        **a1111.paths(),
-        "/healthz": get_only("Check liveness", "200 as long as the process responds.", "application/json"),
-        "/readyz": {"get": _readiness_operation()},
-        "/metrics": get_only("Get the metrics", "Prometheus' text format, summed over all processes.", "text/plain"),
-        "/openapi.json": get_only("Get this document", "OpenAPI 3.1.", "application/json"),
-        "/docs": get_only(
-            "Read the documentation of this API", "One page that loads nothing from other servers.", "text/html"
-        ),
-        "/drift": get_only("The page of drift", "Distributions beside their reference, and over time.", "text/html"),
-        "/live": get_only(
-            "Open the live view", "A page with the running batch, its queue and its statistics.", "text/html"
-        ),
-        "/text": get_only(
-            "Open the playground of texts", "A page that embeds, classifies and ranks texts.", "text/html"
-        ),
-        "/models": get_only("Open the models", "A page with the versions of models in the registry.", "text/html"),
-        "/deployments": get_only(
-            "Open the deployments", "A page with the traffic of endpoints, canaries and their judge.", "text/html"
-        ),
-        "/lineage": get_only("Open the lineage", "A page with what made what, as a graph.", "text/html"),
-        "/": get_only(
-            "Open the playground", "A page that generates images; without an image model, as `/text`.", "text/html"
-        )
-        | {"post": tei.root()},
+        "paths": paths,
+        "components": components,
     }
+    return for_generators(document)
 
 
-def _readiness_operation() -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {}}
-    described = operation(
-        "Check readiness",
-        "200 if an engine is ready, else 503; the body has the state of each engine.",
-        content=content,
-    )
-    described["responses"]["503"] = {"description": "no engine is ready", "content": content}
+def served_errors() -> list[type[NoriaError]]:
+    """Return the errors that a response can have, sorted by status and code."""
+    error_types = [error_type for error_type in all_codes().values() if not issubclass(error_type, SetupError)]
+    return sorted(error_types, key=lambda error_type: (error_type.http_status, error_type.code))
+
+
+def first_line(error_type: type[NoriaError]) -> str:
+    """Return the meaning of an error: the first line of its docstring."""
+    return (error_type.__doc__ or "").partition("\n")[0]
+
+
+def _serving(spec: DiffusionModelSpec | None) -> str:
+    if spec is None:
+        return "No image model is ready."
+    needs = ", a model for inpainting: each of its requests needs an image and a mask" if spec.needs_mask else ""
+    return f"Serving {spec.name}{needs}."
+
+
+class _Schemas:
+    """The schemas of the types that operations take and return, by their names."""
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        types = list(dict.fromkeys(each for operation in operations for each in _types_of(operation)))
+        schemas, self.by_name = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+        self._by_type = dict(zip(types, schemas, strict=True))
+
+    def describe(self, operations: Iterable[Operation], served: Served) -> None:
+        """Add examples and descriptions to the bodies, and what the operations' `describe` functions know."""
+        for operation in operations:
+            for name, description in (operation.fields or {}).items():
+                body = self.by_name[_first_type(operation.body).__name__]
+                if name in body["properties"]:
+                    body["properties"][name]["description"] = description
+                if operation.example is not None:
+                    body["example"] = operation.example
+        for describe in dict.fromkeys(operation.describe for operation in operations if operation.describe):
+            describe(self.by_name, served)
+
+    def content(self, content: Content) -> JsonObject:
+        """Return a content object of OpenAPI."""
+        return {
+            media_type: {"schema": self._schema(each)} if each != {} else {}
+            for media_type, each in _by_media_type(content).items()
+        }
+
+    def _schema(self, content: Content) -> JsonObject:
+        if isinstance(content, dict):
+            return content
+        if isinstance(content, tuple):
+            return {"anyOf": [self._schema(each) for each in content]}
+        return self._by_type[content]
+
+
+def _by_media_type(content: Content) -> JsonObject:
+    if content is None:
+        return {}
+    return content if isinstance(content, dict) else {"application/json": {} if content is Any else content}
+
+
+def _types_of(operation: Operation) -> Iterator[type]:
+    yield operation.errors_as.body_type
+    others = [content for _, content in (operation.other_responses or {}).values()]
+    for content in (operation.body, operation.response, *others):
+        for each in _by_media_type(content).values():
+            yield from each if isinstance(each, tuple) else () if isinstance(each, dict) else (each,)
+
+
+def _first_type(content: Content) -> type:
+    """Return the struct whose members are the fields of a body, or of the items of a list."""
+    first = next(iter(_by_media_type(content).values()))
+    first = first[0] if isinstance(first, tuple) else first
+    struct_type: type = getattr(first, "__args__", (first,))[0]
+    return struct_type
+
+
+def _describe(operation: Operation, schemas: _Schemas, served: Served, *, needs_keys: bool) -> JsonObject:
+    """Return an operation object of OpenAPI."""
+    done = {"description": "done", "content": schemas.content(operation.response)}
+    responses: dict[int, JsonObject] = {operation.status: done}
+    responses |= _error_responses(_errors_of(operation), operation.errors_as, schemas)
+    for status, (description, content) in (operation.other_responses or {}).items():
+        responses[status] = {"description": description}
+        if content is not None:
+            responses[status]["content"] = schemas.content(content)
+    described: JsonObject = {"summary": operation.summary, "description": operation.description}
+    parameters = operation.parameters(served) if callable(operation.parameters) else operation.parameters
+    if parameters:
+        described["parameters"] = list(parameters)
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": operation.body_is_required,
+            "content": schemas.content(operation.body),
+        }
+    if needs_keys and operation.scopes is not None:
+        described["security"] = [
+            {name: [scope] if scope else []} for scope in operation.scopes or ("",) for name in _SECURITY_SCHEMES
+        ]
+        of_keys = [Unauthorized, *([MissingScope] if operation.scopes else [])]
+        responses = _error_responses(of_keys, operation.errors_as, schemas) | responses
+    described["responses"] = {str(status): response for status, response in sorted(responses.items())}
     return described
 
 
-def _image_metadata_operation() -> dict[str, Any]:
-    described = operation(
-        "Read an image file's settings",
-        f"The body is the file, at most {MAX_BYTES // 2**20} MiB of PNG, WebP or JPEG with the metadata of Noria or "
-        "A1111. `settings` is a body of `POST /t2i`; `rejected` has the settings that this server does not support, "
-        "with reasons. Other bytes are rejected.",
-        content=json_content(RecoveredSettings),
-        errors=[InvalidBody, BodyTooLarge, UnreadableImage, RateLimited, EngineUnavailable],
-    )
-    return described | {"requestBody": {"required": True, "content": IMAGE_CONTENT}}
+def _errors_of(operation: Operation) -> Sequence[type[NoriaError]]:
+    if operation.errors is not None or operation.body is None:
+        return operation.errors or ()
+    others = (MethodNotAllowed,) if "{" in operation.path else (MethodNotAllowed, RouteNotFound)
+    return [*(each for each in served_errors() if each not in others), *operation.errors_as.more_errors]
+
+
+def _error_responses(
+    errors: Iterable[type[NoriaError]], dialect: ErrorDialect, schemas: _Schemas
+) -> dict[int, JsonObject]:
+    """Return a response for each HTTP status of `errors`."""
+    by_status: dict[int, list[str]] = {}
+    for error_type in errors:
+        meaning = f"`{dialect.name(error_type)}`: {first_line(error_type)}"
+        by_status.setdefault(dialect.status(error_type), []).append(meaning)
+    content = schemas.content(dialect.body_type)
+    return {status: {"description": "; ".join(meanings), "content": content} for status, meanings in by_status.items()}

@@ -1,1 +1,1 @@
-"""What routes call, by kind of model; what kinds share; the registry. Knows no HTTP."""
+"""The services that routes call, by kind of model, and what kinds share. Knows no HTTP."""

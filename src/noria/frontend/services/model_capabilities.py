@@ -1,4 +1,4 @@
-"""What a model accepts on this server: minimum, maximum and default of every setting, and its schedulers.
+"""The capabilities of a model here: minimum, maximum and default of every setting, and its schedulers.
 
 Pure. The limits are those that `request_validation.py` enforces, so a form built from them sends nothing that is
 rejected.
@@ -34,17 +34,17 @@ class SchedulerInfo(Struct, frozen=True):
 
 
 class StartImageLimits(Struct, frozen=True):
-    """What a start image and its mask may be; `settings` has the bounds of their strength."""
+    """The limits of a start image and its mask; `settings` has the bounds of their strength."""
 
-    max_bytes: int  # of all images of a request together
-    max_pixels: int  # of each
+    max_bytes: int  # bytes of all images of a request together
+    max_pixels: int  # pixels of each image
     max_side_px: int
     default_strength: float  # if there is an image
     needs_mask: bool  # whether each request needs an image and a mask, as those of a model for inpainting do
 
 
 class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
-    """What forms and clients need to know about an image model. The keys of `settings` are fields of `POST /t2i`."""
+    """Facts about an image model that forms and clients need. The keys of `settings` are fields of `POST /t2i`."""
 
     version: str  # the model's fingerprint
     pipeline: str  # its diffusers class
@@ -53,25 +53,25 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     schedulers: list[SchedulerInfo]
     max_prompt_chars: int
     loras: list[str]  # names of adapters
-    max_loras: int  # of a request
+    max_loras: int  # adapters of a request
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits | None  # None: it cannot begin with one
     controlnets: list[str]  # their names
     max_references: int  # reference images of a request; 0: it takes none
     refiner: str | None  # its name; null: there is none
-    max_controls: int  # of a request
+    max_controls: int  # controls of a request
     max_control_scale: float
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
-    """What clients need to know about a text encoder."""
+    """Facts about a text encoder that clients need."""
 
     version: str  # the model's fingerprint
     task: EncoderTask
     architecture: str  # its transformers class
-    dimensions: int  # of an embedding, or the number of labels
+    dimensions: int  # length of an embedding, or the number of labels
     max_length: int  # tokens of a text, special tokens included
-    max_texts: int  # of a request
+    max_texts: int  # texts of a request
     prompts: list[str]  # names
     default_prompt: str | None
     labels: list[str]

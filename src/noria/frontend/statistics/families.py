@@ -22,15 +22,13 @@ class _Family:
     metric: Counter | Histogram
 
 
-_families: dict[str, _Family] = {}  # of this process, by the variable's name
+_families: dict[str, _Family] = {}  # families of this process, by the variable's name
 
 
 def declare_family(variable: Variable) -> None:
     """Export a variable from now on.
 
-    Raises:
-        ConfigError: it was declared otherwise before; its counts are exported until the server ends.
-
+    Raises ConfigError: it was declared otherwise before; its counts are exported until the server ends.
     """
     known = _families.get(variable.name)
     if known is None:

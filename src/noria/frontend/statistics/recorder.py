@@ -11,17 +11,15 @@ from collections.abc import Callable, Mapping
 
 from noria.config import StatisticsConfig
 from noria.errors import ConfigError
-from noria.frontend.engines.version_choice import add_canary_values
+from noria.frontend.engines.version_choice import RequestVersions
 from noria.frontend.statistics.families import declare_family, export_counts
-from noria.statistics.distributions import MAX_CATEGORIES, OTHER, CategoryCounts, Counts, category_name, merge_counts
+from noria.statistics.distributions import MAX_CATEGORIES, CategoryCounts, Counts, merge_counts, most_frequent
 from noria.statistics.values import Values
 from noria.statistics.variables import Declarations, Variable
-from noria.statistics.windows import CountsReport, SeriesKey
+from noria.statistics.windows import MAX_CELLS, CountsReport, SeriesKey
 
 _EXPORT_INTERVAL_S = 0.5
-_MAX_REPORTS = 20_000  # that wait for the registrar; with more, the oldest are dropped
-NO_VERSION = "none"
-"""The version of values that were recorded without a model."""
+_REPORT_CELLS = 25  # that a report takes beside its own, in memory: of `MAX_CELLS`, at most 20,000 reports wait
 
 
 class StatisticsRecorder:
@@ -41,16 +39,15 @@ class StatisticsRecorder:
         self._code: dict[str, Mapping[str, Variable]] = {}  # variables of classes, by endpoint
         self._at: dict[str, tuple[dict[str, Variable], dict[str, float]]] = {}  # variables and sampling, by endpoint
         self._counts: dict[tuple[str, str], dict[str, Counts]] = {}  # since the last flush; by endpoint and version
-        self._categories: dict[SeriesKey, set[str]] = {}  # those that have a name of their own
-        self._reports: dict[tuple[SeriesKey, int], CountsReport] = {}
+        self._categories: dict[SeriesKey, set[str]] = {}  # those that have time series
+        self._reports: dict[tuple[SeriesKey, int], CountsReport] = {}  # that wait for the registrar
+        self._num_cells = 0  # cells of these reports
         self._has_reader = False  # whether somebody takes the reports
 
     def declare_code(self, endpoint: str, variables: Mapping[str, Variable]) -> None:
         """Count what the class of an endpoint declares, and what it declared before.
 
-        Raises:
-            ConfigError: a variable is counted otherwise already.
-
+        Raises ConfigError: a variable is counted otherwise already.
         """
         for variable in variables.values():
             known = self._declarations.variables.get(variable.name)
@@ -76,7 +73,7 @@ class StatisticsRecorder:
 
     def wanted(self, endpoint: str) -> Mapping[str, Variable]:
         """Return the variables of which a new request is counted; of most requests all of the endpoint, or none."""
-        variables, sampled = self.variables_at(endpoint), self._at[endpoint][1]
+        variables, sampled = self._at.get(endpoint) or (self.variables_at(endpoint), self._at[endpoint][1])
         if not sampled:
             return variables
         drawn = self._draw()
@@ -87,8 +84,15 @@ class StatisticsRecorder:
         variables = {name: self._declarations.variables[name] for name in sampling} | dict(self._code.get(endpoint, {}))
         return variables, {name: share for name, share in sampling.items() if share < 1}
 
-    def record(self, endpoint: str, version: str, wanted: Mapping[str, Variable], values: Values) -> None:
-        """Count the values of one request, also for a canary that it takes part in."""
+    def record(
+        self,
+        endpoint: str,
+        version: str,
+        wanted: Mapping[str, Variable],
+        values: Values,
+        versions: RequestVersions | None = None,
+    ) -> None:
+        """Count the values of one request, also for a canary that it takes part in; a job has no `versions`."""
         counts = self._counts.get((endpoint, version))
         if counts is None:
             counts = self._counts[endpoint, version] = {}
@@ -97,20 +101,23 @@ class StatisticsRecorder:
             if mine is None:
                 mine = counts[name] = wanted[name].new_counts()
             if isinstance(mine, CategoryCounts):
-                mine.record(self._category(SeriesKey(endpoint, version, name), str(value)))
+                mine.record(str(value))
             else:
                 mine.record(float(value))
-        add_canary_values(endpoint, wanted, values)
+        if versions is not None:
+            versions.add_values(endpoint, wanted, values)
 
-    def _category(self, series: SeriesKey, value: str) -> str:
-        """Return the name by which a category is counted: of at most 64, as each is a time series, else "other"."""
-        name, known = category_name(value), self._categories.setdefault(series, set())
-        if name in known:
-            return name
-        if len(known) >= MAX_CATEGORIES:
-            return OTHER
-        known.add(name)
-        return name
+    def _exported(self, series: SeriesKey, counts: Counts) -> Counts:
+        """Return counts for the metrics: of the first 64 categories, as each is a time series, and "other"."""
+        if not isinstance(counts, CategoryCounts):
+            return counts
+        known = self._categories.setdefault(series, set())
+        known.update(
+            most_frequent({name: each for name, each in counts.counts.items() if name not in known})[
+                : MAX_CATEGORIES - len(known)
+            ]
+        )
+        return counts.only(known)
 
     def flush(self) -> None:
         """Add what was counted to the metrics, and to the reports if somebody takes them."""
@@ -118,22 +125,24 @@ class StatisticsRecorder:
         window = int(self._clock() / self._window_s)
         for (endpoint, version), variables in counted.items():
             for name, counts in variables.items():
-                export_counts(name, endpoint, version, counts)
+                series = SeriesKey(endpoint, version, name)
+                export_counts(name, endpoint, version, self._exported(series, counts))
                 if self._has_reader:
-                    self._add_report(SeriesKey(endpoint, version, name), window, counts)
+                    self._add_report(series, window, counts)
 
     def _add_report(self, series: SeriesKey, window: int, counts: Counts) -> None:
         kind, known = self._at[series.endpoint][0][series.variable].kind, self._reports.get((series, window))
         total = counts if known is None else merge_counts(known.counts, counts)
         self._reports[series, window] = CountsReport(series, kind, window, total)
-        while len(self._reports) > _MAX_REPORTS:
-            del self._reports[next(iter(self._reports))]
+        self._num_cells += _size(total) - (0 if known is None else _size(known.counts))
+        while self._num_cells > MAX_CELLS:  # the oldest are dropped
+            self._num_cells -= _size(self._reports.pop(next(iter(self._reports))).counts)
 
     def take_reports(self) -> tuple[CountsReport, ...]:
         """Flush, and return what was counted since the last call."""
         self._has_reader = True
         self.flush()
-        taken, self._reports = self._reports, {}
+        taken, self._reports, self._num_cells = self._reports, {}, 0
         return tuple(taken.values())
 
     async def run(self) -> None:
@@ -144,3 +153,8 @@ class StatisticsRecorder:
                 self.flush()
         finally:
             self.flush()
+
+
+def _size(counts: Counts) -> int:
+    """About what a report of the counts takes in memory, in cells."""
+    return _REPORT_CELLS + len(counts.counts)

@@ -34,24 +34,26 @@ from noria.errors import (
     short_repr,
 )
 from noria.frontend.access.key_reload import file_version
-from noria.frontend.access.quotas import ApiClient
-from noria.frontend.engines.version_choice import current_versions
-from noria.frontend.routes.images.t2i import images_response
+from noria.frontend.engines.request_context import RequestContext
+from noria.frontend.engines.version_choice import RequestVersions
+from noria.frontend.protocols.t2i.routes import images_response
 from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.texts.encoding import EncodingService
-from noria.frontend.services.texts.text_request import TextRequestSettings, num_truncated
-from noria.frontend.statistics.recorder import NO_VERSION, StatisticsRecorder
+from noria.frontend.services.texts.text_request import TextRequestSettings
+from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.user_code.event_loop import UserEventLoop, call_in
 from noria.frontend.user_code.loading import LoadedCode, Method, load_code
 from noria.frontend.user_code.statistics import RecordedValues
 from noria.frontend.user_code.threads import UserThreads
 from noria.frontend.user_code.values import EncodeBody, body_as, inputs_of, to_json
 from noria.observe.logs.log_record import fields
-from noria.observe.logs.request_log import RequestLogRecord, current_log_record
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations, outcomes
-from noria.observe.traces.tracer import GLOBAL_TRACER, fail
+from noria.observe.request_scope import CURRENT_REQUEST, RequestScope
+from noria.observe.traces.tracer import fail
 from noria.protocol.request import ImageRequestBody, Priority
 from noria.protocol.text import EncoderModelSpec
+from noria.statistics.windows import NO_VERSION
 from noria.user_code import Context, Result, State
 
 _log = logging.getLogger("noria.user_code")
@@ -63,8 +65,7 @@ _MAX_DEPTH = 4  # endpoints that call each other within one request
 class CallContext:
     """The request that code runs for; its calls to other endpoints and models have the same."""
 
-    api_client: ApiClient
-    request_id: str
+    request: RequestContext
     priority: Priority | None = None
     ends_at: float | None = None  # the client's deadline, monotonic
     depth: int = 1
@@ -119,11 +120,11 @@ class UserEndpoints:
         encoding_service: EncodingService,
         generation_service: GenerationService,
         max_threads: int,
-        tracer: Tracer = GLOBAL_TRACER,
-        statistics: StatisticsRecorder | None = None,
+        tracer: Tracer,
+        statistics: StatisticsRecorder,
     ) -> None:
         """`models` are those of the endpoints' texts, by the endpoint's name; `load` is called before any request."""
-        self._statistics = statistics or StatisticsRecorder()
+        self._statistics = statistics
         self._endpoints = {
             config.name: Endpoint(config, models.get(config.name), self._statistics) for config in configs
         }
@@ -178,7 +179,7 @@ class UserEndpoints:
             hint = did_you_mean(name, self._endpoints)
             raise RouteNotFound(f"there is no endpoint {short_repr(name)}.{hint} This server has {names}.")
         endpoint, started = self._endpoints[name], time.perf_counter()
-        log_record = current_log_record()
+        log_record = call.request.log_record
         log_record.add(endpoint=name)
         try:
             content: bytes = await self._run(endpoint, body, call, as_json=True)
@@ -200,7 +201,7 @@ class UserEndpoints:
                 try:
                     returned = await asyncio.to_thread(to_json, returned)
                 except Exception as error:
-                    raise _log_failure(endpoint, "the response", error, call.request_id) from error
+                    raise _log_failure(endpoint, "the response", error, call.request.request_id) from error
             outcome = outcomes.OK
             return returned
         except NoriaError as error:
@@ -220,19 +221,17 @@ class UserEndpoints:
         def call_other(name: str, body: Mapping[str, Any]) -> Awaitable[Any]:
             return call_in(own_loop, self._call(name, body, call))
 
-        state = State(call.request_id, recorded.add, call_other)
+        state = State(call.request.request_id, recorded.add, call_other)
         try:
             return await self._run_methods(endpoint, code, body, call, state)
         finally:
             if recorded.values:
-                self._statistics.record(name, self._version_of(endpoint), recorded.wanted, recorded.values)
+                version = self._version_of(endpoint, call.request.versions)
+                self._statistics.record(name, version, recorded.wanted, recorded.values, call.request.versions)
 
-    def _version_of(self, endpoint: Endpoint) -> str:
-        """Return the version of the model that answered the current request to an endpoint."""
-        versions, model = current_versions(), endpoint.model
-        choice = None
-        if versions is not None:
-            choice = versions.choice if model is None else versions.of(model.name) or versions.choice
+    def _version_of(self, endpoint: Endpoint, versions: RequestVersions) -> str:
+        """Return the version of the model that answered a request to an endpoint."""
+        choice = (None if endpoint.model is None else versions.of(endpoint.model.name)) or versions.choice
         if choice is None:
             return NO_VERSION
         return choice.version if choice.target is None else choice.target.version
@@ -252,8 +251,6 @@ class UserEndpoints:
         return await self._run_method(endpoint, code.postprocess, call, result, state)
 
     async def _encode(self, model: str | None, inputs: EncodeBody, call: CallContext) -> Result:
-        import numpy as np  # front ends without such code never import it
-
         service = self._encoding_service
         settings = TextRequestSettings(
             inputs=inputs.texts,
@@ -265,13 +262,13 @@ class UserEndpoints:
             priority=call.priority,
             deadline_ms=call.remaining_ms(),
         )
-        result = await service.encode(settings, (), call.api_client, call.request_id)
-        rows = np.array(result.numbers).reshape(result.num_rows, result.num_columns)  # a copy, which code may change
-        return Result(rows, result.spec, result.num_tokens, num_truncated(result.texts))
+        result = await service.encode(settings, (), call.request)
+        return Result(result.arrays().copy(), result.spec, result.num_tokens, result.num_truncated)
 
     async def _call(self, name: str, body: Mapping[str, Any], call: CallContext) -> Any:
         """Call an endpoint or a model for the code of `call`. Has no log line of its own."""
-        with RequestLogRecord(), self._span(f"call {name}"):
+        call = replace(call, request=replace(call.request, log_record=RequestLogRecord()))
+        with self._span(f"call {name}"):
             if name in self._endpoints:
                 if call.depth == _MAX_DEPTH:
                     raise UserCodeFailed(f"endpoint {name!r} was not called: {_MAX_DEPTH} endpoints already wait.")
@@ -294,10 +291,10 @@ class UserEndpoints:
             priority=wanted.priority or call.priority,
             deadline_ms=call.remaining_ms(wanted.deadline_ms),
         )
-        admitted = await service.admit(wanted, call.api_client, call.request_id)
+        admitted = await service.admit(wanted, call.request)
         result = await service.generate(admitted)
         files = await service.files_as_base64(result)
-        return msgspec.to_builtins(images_response(result, call.request_id, files))
+        return msgspec.to_builtins(images_response(result, call.request.request_id, files))
 
     async def _run_method(self, endpoint: Endpoint, method: Method, call: CallContext, *arguments: Any) -> Any:
         """Return what a method returns. Raises DeadlineExceeded, UserCodeBusy, UserCodeFailed, and its NoriaErrors."""
@@ -320,16 +317,19 @@ class UserEndpoints:
                 return returned
             if isinstance(error, RequestError | ServingError):
                 raise error
-            raise _log_failure(endpoint, method.name, error, call.request_id) from error
+            raise _log_failure(endpoint, method.name, error, call.request.request_id) from error
 
     @contextlib.contextmanager
     def _span(self, name: str) -> Iterator[Span]:
-        with self._tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:
+        span = self._tracer.start_span(name)
+        with RequestScope(CURRENT_REQUEST.get(), span):
             try:
                 yield span
             except ServingError as error:
                 fail(span, error.code)
                 raise
+            finally:
+                span.end()
 
 
 def _log_failure(endpoint: Endpoint, where: str, error: BaseException, request_id: str) -> UserCodeFailed:

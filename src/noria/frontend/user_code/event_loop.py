@@ -59,7 +59,7 @@ class UserEventLoop:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:  # at the end it cancels all tasks
             runner.get_loop()
             while not self._is_closed:
-                with contextlib.suppress(SystemExit):  # of a task that the code started
+                with contextlib.suppress(SystemExit):  # raised by a task that the code started
                     loop.run_forever()
 
     def _begin(self) -> None:

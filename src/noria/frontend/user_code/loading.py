@@ -18,7 +18,7 @@ from noria.storage.private_files import read_own_file
 from noria.user_code import Context
 
 _PARAMETERS = {"load": ("ctx",), "preprocess": ("body", "state"), "postprocess": ("result", "state")}
-_MAX_STATISTICS = 16  # of a class
+_MAX_STATISTICS = 16  # statistics of a class
 
 
 class Method(NamedTuple):

@@ -1,11 +1,11 @@
-"""What the code of an endpoint records during one request."""
+"""The values that the code of an endpoint records during one request."""
 
 from collections.abc import Mapping
 
 from noria.statistics.values import Values
 from noria.statistics.variables import Variable
 
-_MAX_VALUES = 256  # of one request, to bound memory
+_MAX_VALUES = 256  # values of one request, to bound memory
 
 
 class RecordedValues:

@@ -25,7 +25,7 @@ RETRY_AFTER_S = 5.0
 _MAX_WAITING = 16  # calls for each thread
 
 Outcome = tuple[Any, BaseException | None]
-"""What a call returned, or what it raised."""
+"""The value that a call returned, or the exception that it raised."""
 
 
 @dataclass(eq=False)

@@ -1,5 +1,6 @@
-"""What user code returns: the texts that an endpoint's model encodes, and the JSON of its response."""
+"""The values that user code returns: the texts that an endpoint's model encodes, and the JSON of its response."""
 
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -28,8 +29,8 @@ class EncodeBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def body_as(struct_type: type[Any], body: Any) -> Any:
-    """Return `body` as a `struct_type`. Raises what `http.body.decode` raises."""
-    return decode(msgspec.json.encode(body), struct_type)
+    """Return `body` as a `struct_type`. Raises what `http.body.decode` raises, and ValueError as `to_json`."""
+    return decode(to_json(body), struct_type)
 
 
 def inputs_of(returned: Any, endpoint: str) -> EncodeBody | None:
@@ -46,8 +47,30 @@ def inputs_of(returned: Any, endpoint: str) -> EncodeBody | None:
 
 
 def to_json(returned: Any) -> bytes:
-    """Return a response as JSON; arrays and numbers of numpy are lists and numbers. Raises what msgspec raises."""
-    return msgspec.json.encode(returned, enc_hook=_to_builtin)
+    """Return what user code made as JSON; arrays and numbers of numpy are lists and numbers.
+
+    Raises:
+        ValueError: a number is not finite, which JSON cannot say.
+        Exception: whatever else msgspec raises.
+
+    """
+    encoded = msgspec.json.encode(returned, enc_hook=_to_builtin)
+    if b"null" in encoded:  # as msgspec writes such numbers
+        _check_finite(msgspec.to_builtins(returned, enc_hook=_to_builtin, str_keys=False))
+    return encoded
+
+
+def _check_finite(tree: Any) -> None:
+    pending = [("", tree)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{path.removeprefix('.') or 'the response'} is {value}, which is no number in JSON")
+        if isinstance(value, dict):
+            pending += ((f"{path}.{key}", each) for key, each in value.items())
+            pending += ((f"{path}.{key}", key) for key in value)
+        elif isinstance(value, list | tuple):
+            pending += ((f"{path}[{index}]", each) for index, each in enumerate(value))
 
 
 def _to_builtin(value: Any) -> Any:

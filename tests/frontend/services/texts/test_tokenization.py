@@ -10,7 +10,7 @@ from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer
 
 
 class PanicError(BaseException):
-    """As `tokenizers` raises it for a panic in Rust."""
+    """An error such as `tokenizers` raises for a panic in Rust."""
 
 
 class PanickingTokenizer(FakeTokenizer):
@@ -35,6 +35,20 @@ def test_a_panic_is_an_error_of_its_text_alone(tokenization):
     before, panicked, after = asyncio.run(scenario())
     assert isinstance(panicked, InvalidField)
     assert (before[0].num_tokens, after[0].num_tokens) == (4, 3)
+
+
+def test_short_texts_are_tokenized_at_once_when_the_tokenizer_is_loaded(tokenization):
+    async def scenario():
+        assert tokenization.tokenize_now(FAKE_ENCODER, ["a b"]) is None
+        (in_thread,) = await tokenization.tokenize(FAKE_ENCODER, ["a b"])
+        assert tokenization.tokenize_now(FAKE_ENCODER, ["a b"]) == [in_thread]
+        assert tokenization.tokenize_now(FAKE_ENCODER, ["a " * 600]) is None
+        assert tokenization.tokenize_now(FAKE_ENCODER, ["a"] * 20) is None
+        assert tokenization.tokenize_now(FAKE_ENCODER, [("a " * 300, "b " * 300)]) is None
+        with pytest.raises(InvalidField):
+            tokenization.tokenize_now(FAKE_ENCODER, ["panic"])
+
+    asyncio.run(scenario())
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_each_request():

@@ -5,8 +5,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from noria.frontend.access.quotas import ApiClient
-from noria.frontend.services.images.request_validation import NO_IMAGES
+from noria.frontend.engines.request_context import RequestContext
 from noria.images.start_image import RequestImageFacts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
@@ -28,45 +27,79 @@ class ResponseTimings(Struct, frozen=True):
     predicted_s: float
 
 
-@dataclass(frozen=True)
-class AdmittedRequest:
-    """A validated request, its model, and the requested form of its images."""
+@dataclass(frozen=True, kw_only=True)
+class ImageTask:
+    """A validated request, its model, and the requested form of its images; a job's as it is stored."""
 
     request: ImageRequest
     spec: ModelSpec
     file_format: ImageFormat
-    quality: int | None  # of WebP and JPEG, 0 to 100; None: the default of `image_writer.py`
+    quality: int | None  # quality of WebP and JPEG, 0 to 100; None: the default of `image_writer.py`
     metadata: bool  # whether the files contain their generation metadata
-    # Whose quota the images count in; None for jobs, which are charged at submission.
-    api_client: ApiClient | None = None
-    body: ImageRequestBody | None = None  # as the client sent it, without images; None for jobs
-    images: RequestImageFacts = NO_IMAGES  # of its body; none for jobs
-    data: bytes | None = None  # the pixels of its images, as the engine gets them
+    data: bytes | None  # the pixels of its images, as the engine gets them
+
+    @property
+    def shape(self) -> str:
+        """The shape by which the judge of a canary compares times; empty of a job, which is not judged."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmittedRequest(ImageTask):
+    """The request of a client that waits, or submits a job."""
+
+    context: RequestContext
+    body: ImageRequestBody  # as the client sent it, without images
+    images: RequestImageFacts  # facts about the images of its body
+
+    @property
+    def shape(self) -> str:
+        """How much work the client asked for. A version's own defaults are no part: they are what is judged."""
+        body, payload = self.body, self.request.payload
+        parts = [f"{payload.width}x{payload.height}", f"{body.inference_steps or 'default'} steps", f"{body.n} images"]
+        if payload.strength is not None:
+            parts.append("default strength" if body.strength is None else f"strength {body.strength:.1f}")
+        if body.calls is not None:
+            parts.append(f"{body.calls:.2f} of the calls")
+        if body.controls:
+            parts.append(f"{len(body.controls)} controls")
+        if payload.reference_images:
+            parts.append(f"{payload.num_reference_pixels / 1e6:.1f} megapixels of references")
+        if body.refiner is not None:
+            parts.append(f"refiner from {body.refiner.start:g}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class GenerationResult:
     """A request's image files and measurements, for a response of any protocol."""
 
-    admitted: AdmittedRequest
+    task: ImageTask
     files: list[bytes]
     timings: ResponseTimings
     num_steps_run: int
     mean_batch: float  # mean number of images in its steps' batches, its own included
+    num_truncated_tokens: int = 0  # at the ends of the prompts: the model is not shown them
 
     @property
     def request(self) -> ImageRequest:
         """The validated request."""
-        return self.admitted.request
+        return self.task.request
 
     @property
     def headers(self) -> dict[str, str]:
         """Response headers, the same for every protocol."""
         stages = ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess", "predicted")
         server_timing = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
+        payload = self.request.payload
+        if payload.num_calls is not None:
+            made = f"{payload.num_calls} of {payload.inference_steps - payload.first_step} calls"
+            server_timing = server_timing.replace("denoise;", f'denoise;desc="{made}";')
+        cut = {"X-Noria-Truncated-Tokens": str(self.num_truncated_tokens)} if self.num_truncated_tokens else {}
         return {
+            **cut,
             "X-Noria-Seed": str(self.request.payload.seed),
-            "X-Noria-Model": quote(self.admitted.spec.name, safe="/:@+ "),  # headers allow neither é nor line ends
+            "X-Noria-Model": quote(self.task.spec.name, safe="/:@+ "),  # headers allow neither é nor line ends
             "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
             "Server-Timing": server_timing,
         }

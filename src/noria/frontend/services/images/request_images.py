@@ -9,8 +9,8 @@ from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFa
 from noria.protocol.diffusion import Control, DiffusionModelSpec, Reference
 from noria.protocol.request import ControlField
 
-MAX_CONTROLS = 4  # of a request: each costs half a UNet
-MAX_REFERENCES = 4  # of a request, for any model: each costs about as much as the image
+MAX_CONTROLS = 4  # controls of a request: each costs half a UNet
+MAX_REFERENCES = 4  # reference images of a request, for any model: each costs about as much as the image
 MAX_CONTROL_SCALE = 2.0  # A1111's
 
 
@@ -86,10 +86,10 @@ def check_references(images: Sequence[ImageFacts], spec: DiffusionModelSpec) -> 
     )
 
 
-def check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts]) -> Sequence[Control]:
-    """Return the controls whose `images` are these."""
+def check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts] | None) -> Sequence[Control]:
+    """Return the controls whose `images` are these; None: not known yet."""
     check_num_controls(controls)
-    if len(controls) != len(images):
+    if images is not None and len(controls) != len(images):
         raise InvalidField(
             f"controls has {_count(controls, 'entry', 'entries')} and {_count(images, 'image', 'images')}; send a file "
             "`control` for each entry.",
@@ -107,7 +107,8 @@ def check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts
                 f"controls[{k}].start is {control.start}, which is not before its end, {control.end}.",
                 field="controls",
             )
+    digests = [""] * len(controls) if images is None else [image.digest for image in images]
     return [
-        Control(control.name, control.scale, control.start, control.end, image_digest=image.digest)
-        for control, image in zip(controls, images, strict=True)
+        Control(control.name, control.scale, control.start, control.end, image_digest=digest)
+        for control, digest in zip(controls, digests, strict=True)
     ]

@@ -1,28 +1,35 @@
 """Admission: turns the body of a request into an `EngineRequest`, with defaults filled in and all limits checked.
 
-Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is rejected here
+The model's limits, the operator's limits and the source of seeds are arguments. A request that is rejected here
 reaches no engine. /openapi.json publishes the same `limits`.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from noria.config import FrontendConfig
-from noria.errors import ControlNetNotFound, InvalidField, LoraNotFound, did_you_mean, short_repr
+from noria.errors import InvalidField, did_you_mean, short_repr
+from noria.errors.problems import Problems
 from noria.frontend.services.images.request_images import (
     check_controls,
     check_needed_images,
     check_references,
     default_size,
 )
+from noria.frontend.services.images.request_prompts import check_clip_skip, check_prompt, check_syntax
 from noria.images import scheduler_names
 from noria.images.start_image import RequestImageFacts, StartImageFacts
-from noria.models.controlnet_folders import NO_CONTROLNETS
-from noria.models.lora_folders import NO_LORAS
-from noria.models.refiner_folders import no_refiner
+from noria.models.adapter_folders import AdapterFolders
+from noria.models.lora_folders import LoraFolders
+from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import (
-    Control,
+    MIN_CALLS,
+    MIN_CALLS_MADE,
+    MIN_STEPS_TO_SKIP,
     DiffusionModelSpec,
     DiffusionPayload,
     Lora,
@@ -38,40 +45,10 @@ _MAX_SEED = 2**63 - 1
 _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _MAX_GUIDANCE = 50.0
-MAX_LORAS = 8  # of a request: each adds its rank to the work of a step
+MAX_LORAS = 8  # adapters of a request: each adds its rank to the work of a step
 MAX_LORA_WEIGHT = 10.0  # published ones are used from -2 to 2; beyond that images saturate
 
-CompleteLoras = Callable[[Sequence[Lora], str], tuple[Lora, ...]]
-"""Returns adapters for a model by its name, with their digests; raises LoraNotFound or InvalidField."""
-
-
-def no_loras(loras: Sequence[Lora], model: str) -> tuple[Lora, ...]:
-    """Raise LoraNotFound: the server has no adapters."""
-    raise LoraNotFound(f"loras: {model} has no LoRA {short_repr(loras[0].name)}; {NO_LORAS}.", field="loras")
-
-
-CompleteControls = Callable[[Sequence[Control], DiffusionModelSpec], tuple[Control, ...]]
-"""Returns controls for a model, with the digests of their ControlNets; raises ControlNetNotFound."""
-
-
-def no_controls(controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[Control, ...]:
-    """Raise ControlNetNotFound: the server has no ControlNets."""
-    raise ControlNetNotFound(
-        f"controls[0]: {spec.name} has no ControlNet {short_repr(controls[0].name)}; {NO_CONTROLNETS}.",
-        field="controls",
-    )
-
-
-CompleteRefiner = Callable[[Refinement, DiffusionModelSpec], Refinement]
-"""Returns what a request says of the refiner of a model, with its name and digest; raises InvalidField."""
-
-
-def reject_refiner(_: Refinement, spec: DiffusionModelSpec) -> Refinement:
-    """Raise InvalidField: the server has no refiners."""
-    raise no_refiner(spec)
-
-
-NO_IMAGES = RequestImageFacts()
+NO_IMAGES, NO_FOLDERS = RequestImageFacts(), AdapterFolders()
 
 
 class Limits(NamedTuple):
@@ -96,8 +73,10 @@ def limits(spec: DiffusionModelSpec, config: FrontendConfig) -> Mapping[str, Lim
         "height": Limits(spec.min_side_px, spec.max_side_px, spec.default_height_px, spec.multiple_px),
         "inference_steps": Limits(1, config.max_steps, min(spec.default_steps, config.max_steps)),
         "guidance_scale": Limits(0.0, _MAX_GUIDANCE, spec.default_guidance),
+        "calls": Limits(MIN_CALLS, 1.0, spec.default_calls),
         "deadline_ms": Limits(1, int(config.request_timeout_s * 1000), None),
         "partial_images": Limits(0, _MAX_PREVIEWS, 0),
+        **({"clip_skip": Limits(1, spec.max_clip_skip, spec.default_clip_skip)} if spec.max_clip_skip else {}),
         "strength": Limits(1 / config.max_steps, 1.0, None),  # with less no step would be left
     }
 
@@ -109,42 +88,59 @@ def validate(
     request_id: str,
     draw_seed: Callable[[], int],
     client: str = "",
-    complete_loras: CompleteLoras = no_loras,
-    complete_controls: CompleteControls = no_controls,
-    images: RequestImageFacts = NO_IMAGES,
-    complete_refiner: CompleteRefiner = reject_refiner,
+    folders: AdapterFolders = NO_FOLDERS,
+    images: RequestImageFacts | None = NO_IMAGES,
+    problems: Problems | None = None,
 ) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
-    Without `complete_loras`, there are no adapters, without `complete_controls` no ControlNets, without
-    `complete_refiner` no refiner. `images` are those of `body`, whose own fields of them are not read; the size of the
-    first is the default one.
+    `folders` are read if the body names LoRAs, ControlNets or the refiner. `images` are those of `body`, whose own
+    fields of them are not read; the size of the first is the default one. None: they are not known yet, and what
+    depends on them is not checked. `problems` are those that were found before.
 
     Raises:
-        InvalidField: names the first field whose value is not allowed.
+        InvalidField: names all fields whose values are not allowed; it has the name of the first.
 
     """
-    allowed = limits(spec, config)
+    allowed, problems = limits(spec, config), problems or Problems()
+    attempt = problems.attempt
 
     def checked(field: str, got: float | None) -> float:
-        return _check_range(field, got, allowed[field])
+        limit = allowed[field]
+        if got is None and limit.default is not None:
+            return limit.default
+        # After an error: a value that causes no further one.
+        return attempt(lambda: _check_range(field, got, limit), limit.max)
 
-    start_image = images.start
-    check_needed_images(spec, start_image)
-    references = check_references(images.references, spec)
-    controls = check_controls(body.controls, images.controls)
-    default_size_px = default_size(images, references, spec)
+    syntax = attempt(lambda: check_syntax(body.prompt_syntax, spec), None)
+
+    def check_text(field: str, got: str) -> str:
+        return attempt(lambda: check_prompt(field, got, syntax, config), "")
+
+    prompts = body.prompt[: config.max_prompt_chars], (body.negative_prompt or "")[: config.max_prompt_chars]
+    knows_images, facts = images is not None, images or NO_IMAGES
+    start_image = facts.start
+    if knows_images:
+        attempt(lambda: check_needed_images(spec, start_image), None)
+    references = attempt(lambda: check_references(facts.references, spec), ())
+    controls = attempt(lambda: check_controls(body.controls, facts.controls if knows_images else None), ())
+    default_size_px = default_size(facts, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
-    scheduler = _resolve_scheduler(body.scheduler, spec)
-    return EngineRequest(
+    scheduler = attempt(lambda: _resolve_scheduler(body.scheduler, spec), spec.default_scheduler)
+    request = EngineRequest(
         request_id=request_id,
         model=spec.name,
         payload=DiffusionPayload(
-            prompt=_check_length("prompt", body.prompt, config),
+            prompt=check_text("prompt", body.prompt),
             negative_prompt=None
             if body.negative_prompt is None
-            else _check_length("negative_prompt", body.negative_prompt, config),
+            else check_text("negative_prompt", body.negative_prompt),
+            prompt_syntax=syntax,
+            embeddings=attempt(lambda: folders.embeddings.used_in(prompts, spec.name), ())
+            if syntax == "a1111" and folders.embeddings
+            else (),
+            clip_skip=attempt(lambda: check_clip_skip(body.clip_skip, spec), None),
             n=int(checked("n", body.n)),
             seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
             width=int(checked("width", width_px if body.width is None else body.width)),
@@ -152,17 +148,15 @@ def validate(
             inference_steps=num_steps,
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=scheduler,
-            partial_images=_check_previews(body, checked),
-            loras=complete_loras(_check_loras(body.loras, spec), spec.name) if body.loras else (),
-            strength=_check_strength(body.strength, start_image, spec, scheduler, num_steps, checked),
+            partial_images=attempt(lambda: _check_previews(body, checked), 0),
+            loras=attempt(lambda: _complete_loras(body.loras, spec, folders.loras), ()) if body.loras else (),
+            strength=attempt(lambda: _check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
-            controls=complete_controls(controls, spec) if controls else (),
+            controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
-            refiner=None
-            if body.refiner is None
-            else complete_refiner(_check_refiner(body.refiner, start_image, spec, scheduler), spec),
+            refiner=attempt(lambda: _complete_refiner(body, start_image, spec, scheduler, folders.refiners), None),
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -171,6 +165,9 @@ def validate(
         deadline_s=None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000,
         stream_progress=body.stream,
     )
+    calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
+    problems.raise_all()
+    return msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, calls=calls))
 
 
 def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None], float]) -> int:
@@ -184,13 +181,15 @@ def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None
 
 def _check_strength(
     got: float | None,
-    start_image: StartImageFacts | None,
+    images: RequestImageFacts | None,
     spec: DiffusionModelSpec,
     scheduler: str,
     num_steps: int,
     checked: Callable[[str, float | None], float],
 ) -> float | None:
-    if start_image is None:
+    if images is None:
+        return None if got is None else checked("strength", got)
+    if images.start is None:
         if got is not None:
             raise InvalidField(
                 f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
@@ -214,9 +213,61 @@ def _check_strength(
     return strength
 
 
-def _check_refiner(
-    got: Refinement, start_image: StartImageFacts | None, spec: DiffusionModelSpec, scheduler: str
-) -> Refinement:
+def _check_calls(
+    got: float | None,
+    payload: DiffusionPayload,
+    spec: DiffusionModelSpec,
+    checked: Callable[[str, float | None], float],
+) -> float:
+    """Return the share of the calls that are made for `payload`: the model's default, unless that cannot be."""
+    calls = checked("calls", got)
+    try:
+        if calls < 1:
+            _check_skipped_calls(calls, payload, spec)
+    except InvalidField:
+        if got is not None:
+            raise
+        return 1.0
+    return float(calls)
+
+
+def _check_skipped_calls(calls: float, payload: DiffusionPayload, spec: DiffusionModelSpec) -> None:
+    scheduler_names.check_skipped_calls(payload.scheduler, spec.schedulers)
+    reason = None
+    if payload.num_steps < MIN_STEPS_TO_SKIP:
+        reason = (
+            f"there are {payload.num_steps} steps; of fewer than {MIN_STEPS_TO_SKIP} none can be skipped. Use more "
+            "inference_steps"
+        )
+        if payload.strength is not None:
+            reason += " or strength"
+    elif (num_calls := msgspec.structs.replace(payload, calls=calls).num_calls or 0) < MIN_CALLS_MADE:
+        smallest = math.floor(100 * (MIN_CALLS_MADE - 1) / payload.num_steps) / 100 + 0.01
+        reason = (
+            f"it leaves {num_calls} calls, and fewer than {MIN_CALLS_MADE} break images; with {payload.num_steps} "
+            f"steps allowed are {smallest:.2f} to 1.0. Use more calls"
+        )
+    elif payload.refiner is not None:
+        reason = "with a refiner no calls can be skipped. Leave the refiner out"
+    elif spec.guidance_rescale and payload.guidance_scale > 1:
+        reason = (
+            f"{spec.name} rescales its guided outputs (guidance_rescale of its noria.json), so none can be "
+            "extrapolated. Use more or fewer inference_steps instead"
+        )
+    if reason is not None:
+        raise InvalidField(f"calls is {short_repr(calls)}, but {reason}, or leave calls out.", field="calls")
+
+
+def _complete_refiner(
+    body: ImageRequestBody,
+    start_image: StartImageFacts | None,
+    spec: DiffusionModelSpec,
+    scheduler: str,
+    refiners: RefinerFolders,
+) -> Refinement | None:
+    got = body.refiner
+    if got is None:
+        return None
     if not 0 < got.start < 1:  # also true for NaN
         raise InvalidField(
             f"refiner: its start is {short_repr(got.start)}; allowed are numbers above 0 and below 1: after which part "
@@ -226,10 +277,10 @@ def _check_refiner(
     if start_image is not None and start_image.mask_digest is not None:
         raise InvalidField("refiner: images with a mask cannot be refined; leave one of them out.", field="refiner")
     scheduler_names.check_refiner(scheduler, spec.schedulers)
-    return got
+    return refiners.complete(got, spec)
 
 
-def _check_loras(loras: Sequence[Lora], spec: DiffusionModelSpec) -> Sequence[Lora]:
+def _complete_loras(loras: Sequence[Lora], spec: DiffusionModelSpec, folders: LoraFolders) -> tuple[Lora, ...]:
     if not spec.takes_loras:
         raise InvalidField(
             f"loras: {spec.name} takes none: diffusers has no loader for LoRAs of its family, {spec.family}. "
@@ -245,13 +296,11 @@ def _check_loras(loras: Sequence[Lora], spec: DiffusionModelSpec) -> Sequence[Lo
                 f"{-MAX_LORA_WEIGHT} to {MAX_LORA_WEIGHT}.",
                 field="loras",
             )
-    return loras
+    return folders.complete(loras, spec.name)
 
 
 def _check_range(field: str, got: float | None, limits: Limits) -> float:
-    if got is None:
-        assert limits.default is not None, f"{field} has no default"
-        return limits.default
+    assert got is not None, f"{field} has no default"
     if not limits.min <= got <= limits.max:  # also true for NaN
         raise InvalidField(
             f"{field} is {short_repr(got)}; allowed are {limits.min} to {limits.max}"
@@ -265,14 +314,6 @@ def _check_range(field: str, got: float | None, limits: Limits) -> float:
         )
         raise InvalidField(
             f"{field} is {got}; it must be a multiple of {limits.multiple}, such as {nearest}.", field=field
-        )
-    return got
-
-
-def _check_length(field: str, got: str, config: FrontendConfig) -> str:
-    if len(got) > config.max_prompt_chars:
-        raise InvalidField(
-            f"{field} has {len(got)} characters; at most {config.max_prompt_chars} are allowed.", field=field
         )
     return got
 

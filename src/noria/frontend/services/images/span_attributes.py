@@ -4,16 +4,13 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/. Attributes that the convent
 Prompts and negative prompts, which may be secrets, are not among them.
 """
 
-from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from noria.protocol.request import ImageRequest
 
 
-def add_request_attributes(span: Span, request: ImageRequest) -> None:
-    """Set what the request asks for. Does nothing if the span is not recorded."""
-    if not span.is_recording():
-        return
+def request_attributes(request: ImageRequest) -> dict[str, AttributeValue]:
+    """Return what the request asks for."""
     payload = request.payload
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": "generate_content",
@@ -24,6 +21,7 @@ def add_request_attributes(span: Span, request: ImageRequest) -> None:
         "noria.scheduler": payload.scheduler,
         "noria.inference_steps": payload.inference_steps,
         "noria.guidance_scale": payload.guidance_scale,
+        "noria.calls": payload.calls,
         "noria.width": payload.width,
         "noria.height": payload.height,
         "noria.images": payload.n,
@@ -33,4 +31,4 @@ def add_request_attributes(span: Span, request: ImageRequest) -> None:
         attributes["gen_ai.request.choice.count"] = payload.n
     if request.deadline_s is not None:
         attributes["noria.deadline_s"] = request.deadline_s
-    span.set_attributes(attributes)
+    return attributes

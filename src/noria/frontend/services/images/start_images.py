@@ -7,9 +7,12 @@ import base64
 import binascii
 import functools
 import io
+import re
 from collections.abc import Callable, Sequence
 
-from noria.errors import BodyTooLarge, InvalidField, UnreadableImage, short_repr
+import msgspec
+
+from noria.errors import BodyTooLarge, DeadlineExceeded, InvalidField, UnreadableImage, short_repr
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.services.images.request_images import check_num_controls, check_num_references
 from noria.images.reference_size import FIELD as REFERENCES
@@ -18,7 +21,19 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ControlField, ImageRequest, ImageRequestBody
 
 NUM_UPLOAD_THREADS = 2
-_PIECE_CHARS = 1 << 20  # of base64 that are decoded at once, in 2 ms
+_PIECE_CHARS = 1 << 20  # characters of base64 that are decoded at once, in 2 ms
+_STANDARD_ALPHABET, _WHITE_SPACE = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\v\f"
+# Escapes, and the characters of base64 for which encoders of URLs write them; it has no others to escape.
+_ESCAPES = tuple(
+    (escape, plain)
+    for upper, plain in ((b"%2B", b"+"), (b"%2F", b"/"), (b"%3D", b"="), (b"%0A", b""), (b"%0D", b""), (b"%20", b""))
+    for escape in {upper, upper.lower()}
+)
+# The start of a longer text, which alone is searched: a URL, or a drive.
+_MAX_LOCATION_CHARS = 600
+_URL = re.compile(r"(?:blob:)?(?!data:)[a-z][a-z0-9+.-]{0,20}://|[a-z]:[\\/]", re.IGNORECASE)
+# A file in base64 has no dots, and so short a one begins with a slash only if it is the start of a JPEG.
+_PATH = re.compile(r"(?!/9j/)[./~][^\n]{0,78}|[^\n]{1,500}\.\w{2,5}", re.IGNORECASE)
 
 LoadFiles = Callable[[], ImageFiles]
 """Returns the files of a request; is called once, in a thread. Raises RequestError."""
@@ -109,15 +124,24 @@ def decode_files(
 
 
 def _decode(name: str, text: str) -> bytes:
+    """Return the file that `text` is in base64, or as a data: URL. Raises UnreadableImage."""
     field = name.partition("[")[0]
-    if text.startswith("data:"):
-        head, comma, text = text.partition(",")
-        if not comma or not head.endswith(";base64"):
+    start = text[:_MAX_LOCATION_CHARS].strip()
+    if _URL.match(start) or (len(text) <= _MAX_LOCATION_CHARS and _PATH.fullmatch(start)):
+        raise UnreadableImage(
+            f"{name} is {short_repr(text)}, which is not fetched: the server reads neither URLs nor paths. Send the "
+            "PNG, WebP or JPEG file itself, in base64.",
+            field=field,
+        )
+    content = text
+    if is_data_url := start[:5].lower() == "data:":
+        head, comma, content = text.partition(",")
+        if not comma or "".join(head.split())[-7:].lower() != ";base64":
             raise UnreadableImage(
                 f"{name} is {short_repr(head)}…; allowed is data:image/png;base64, and a file in base64.", field=field
             )
     try:
-        return _decode_base64(text)
+        return _decode_base64(content, _ESCAPES if is_data_url and "%" in content else ())
     except (binascii.Error, ValueError) as error:
         raise UnreadableImage(
             f"{name} is {short_repr(text)}, which is not base64 ({error}); send a PNG, WebP or JPEG file in base64.",
@@ -125,18 +149,44 @@ def _decode(name: str, text: str) -> bytes:
         ) from error
 
 
-def _decode_base64(text: str) -> bytes:
-    """Return what `text` is in base64, which may have line ends. Raises binascii.Error and ValueError.
+def _decode_base64(text: str, escapes: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return what `text` is in base64, of either alphabet, with white space and without padding as it may be.
 
-    It is decoded piece by piece, between which other threads run: the interpreter's lock is held for all of a call, and
-    for 25 ms if that decodes 16 MiB.
+    `escapes` are texts and what they stand for. Raises binascii.Error and ValueError. It is decoded piece by piece,
+    between which other threads run: the interpreter's lock is held for all of a call, and for 25 ms if that decodes
+    16 MiB.
     """
-    decoded, rest = io.BytesIO(), ""
+    decoded, rest = io.BytesIO(), b""
     for start in range(0, len(text), _PIECE_CHARS):
-        rest += text[start : start + _PIECE_CHARS].replace("\n", "").replace("\r", "")
-        num_chars = len(rest) // 4 * 4 if start + _PIECE_CHARS < len(text) else len(rest)
+        rest += text[start : start + _PIECE_CHARS].encode("ascii").translate(_STANDARD_ALPHABET, _WHITE_SPACE)
+        for escape, plain in escapes if b"%" in rest else ():
+            rest = rest.replace(escape, plain)
+        whole = rest[:-2] + rest[-2:].partition(b"%")[0] if escapes else rest  # without an escape that is cut
+        num_chars = len(whole) // 4 * 4
+        if start + _PIECE_CHARS >= len(text):
+            rest = rest.rstrip(b"=")
+            rest += b"=" * (-len(rest) % 4)
+            num_chars = len(rest)
         if num_chars and decoded.tell() % 3:
             raise binascii.Error("Excess data after padding")
         decoded.write(base64.b64decode(rest[:num_chars], validate=True))
         rest = rest[num_chars:]
     return decoded.getvalue()
+
+
+def with_less_time(request: ImageRequest, seconds: float) -> ImageRequest:
+    """Return `request` with a deadline, if it has one, that is earlier by the time that its images took so far.
+
+    Raises:
+        DeadlineExceeded: nothing is left.
+
+    """
+    if request.deadline_s is None:
+        return request
+    if seconds >= request.deadline_s:
+        raise DeadlineExceeded(
+            f"the deadline, {round(1000 * request.deadline_s)} ms after the request, passed after {1000 * seconds:.0f} "
+            "ms of reading its images. Allow more time.",
+            field="deadline_ms",
+        )
+    return msgspec.structs.replace(request, deadline_s=request.deadline_s - seconds)

@@ -6,12 +6,12 @@ which knows what the numbers mean to its clients.
 
 import asyncio
 import functools
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from opentelemetry.trace import Tracer, format_trace_id, get_current_span
-from prometheus_client import Counter, Histogram
+from opentelemetry.trace import INVALID_SPAN, Tracer
 
 from noria.config import FrontendConfig
 from noria.errors import (
@@ -23,38 +23,38 @@ from noria.errors import (
     WrongTask,
     short_repr,
 )
-from noria.frontend.access.quotas import ApiClient
-from noria.frontend.engines.pool import EnginePool
-from noria.frontend.services.submission import DEFAULT_MODEL_ALIAS, record_outcome, resolve_model, with_trace_context
+from noria.errors.problems import Problems
+from noria.frontend.access.quotas import InFlight
+from noria.frontend.engines.request_context import RequestContext
+from noria.frontend.engines.submission import DEFAULT_MODEL_ALIAS, RequestOutcome, Submission
+from noria.frontend.services.counted_values import encoding_values
 from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
 from noria.frontend.services.texts.text_request import (
     TextRequestSettings,
+    fit_to_role,
+    length_limit,
     make_payload,
     pack_token_ids,
+    roles,
     with_prompt,
 )
 from noria.frontend.services.texts.tokenization import TokenizationThread
-from noria.frontend.statistics.built_in import encoding_values
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer
-from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
-from noria.observe.metrics.exposition import observe
-from noria.observe.traces.tracer import GLOBAL_TRACER, nanoseconds
+from noria.observe.metrics.exemplars import exemplar_labels
+from noria.observe.metrics.exposition import keep_exemplar, series
+from noria.observe.metrics.section import add_all
+from noria.observe.request_scope import current_span
+from noria.observe.traces.tracer import nanoseconds
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.protocol.text import EncoderModelSpec, EncoderTask, TextPayload, TextTimings
 
 T = TypeVar("T")
 
-_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop makes itself, in at most a millisecond
-
-_NOT_SERVED = {
-    "embedding": "an embedding model",
-    "classification": "a classification model",
-    "token_classification": "a model that classifies tokens",
-    "reranking": "a reranking model",
-}
+MAX_TOKEN_NUMBERS = 2**25  # numbers of the vectors of a request's tokens: 128 MiB, and up to 700 MB of JSON
+_MAX_INLINE_NUMBERS = 16_384  # numbers of a response that the event loop makes itself, in at most a millisecond
 
 
 class EncodingService:
@@ -62,34 +62,38 @@ class EncodingService:
 
     def __init__(
         self,
-        engine_pool: EnginePool,
+        submission: Submission,
         config: FrontendConfig,
         load_tokenizer: Callable[[EncoderModelSpec], Tokenizer],
-        tracer: Tracer = GLOBAL_TRACER,
-        statistics: StatisticsRecorder | None = None,
+        tracer: Tracer,
+        statistics: StatisticsRecorder,
     ) -> None:
-        self.engine_pool, self.config, self._tracer = engine_pool, config, tracer
-        self._statistics = statistics or StatisticsRecorder()
+        self.submission, self.engine_pool, self.config = submission, submission.engine_pool, config
+        self._tracer, self._statistics = tracer, statistics
         self._tokenization = TokenizationThread(load_tokenizer)
-        engine_pool.on_models = self._load_tokenizers
+        self.engine_pool.on_models.append(self._load_tokenizers)
 
     @property
     def models(self) -> Mapping[str, EncoderModelSpec]:
         """The text encoders, by name, the default one first; empty until an engine was ready."""
         return self.engine_pool.models_of(EncoderModelSpec)
 
-    def find_model(self, name: str | None, tasks: Sequence[EncoderTask] = ()) -> EncoderModelSpec:
+    def find_model(
+        self, name: str | None, context: RequestContext, tasks: Sequence[EncoderTask] = ()
+    ) -> EncoderModelSpec:
         """Return what `resolve_model` does. Records the request if it has none."""
         try:
-            return self.resolve_model(name, tasks)
+            return self.resolve_model(name, context, tasks)
         except NoriaError as error:
             outcomes.count_request(None, error.code)
-            current_log_record().add(
+            context.log_record.add(
                 model=name and short_repr(name), task=next(iter(tasks), None), outcome=error.code, error=error.message
             )
             raise
 
-    def resolve_model(self, name: str | None, tasks: Sequence[EncoderTask] = ()) -> EncoderModelSpec:
+    def resolve_model(
+        self, name: str | None, context: RequestContext, tasks: Sequence[EncoderTask] = ()
+    ) -> EncoderModelSpec:
         """Return the model named `name`, or the default one: the first of the first of `tasks` that has one.
 
         Without `tasks` a model of any will do.
@@ -100,21 +104,16 @@ class EncodingService:
             WrongTask: the model is of another task.
 
         """
-        spec = resolve_model(self.engine_pool, EncoderModelSpec, name)
+        spec = self.submission.resolve_model(EncoderModelSpec, name, tasks, context.versions)
         if not tasks or spec.task == tasks[0]:
             return spec
-        is_chosen = name not in (None, DEFAULT_MODEL_ALIAS)
+        is_chosen = name not in (None, "", DEFAULT_MODEL_ALIAS)
         if is_chosen and spec.task in tasks:
             return spec
         allowed = [each for task in tasks for each in self.models.values() if each.task == task]
         if allowed and not is_chosen:
-            return self.engine_pool.versions.choose(allowed[0])
-        needed = " or ".join(_NOT_SERVED[task] for task in tasks)
-        raise WrongTask(
-            f"model {spec.name!r} is {_NOT_SERVED[spec.task]}; this route needs {needed}: "
-            f"{', '.join(repr(each.name) for each in allowed) or 'none is served here'}.",
-            field="model",
-        )
+            return self.submission.versions.choose(allowed[0], context.versions)
+        raise WrongTask(self.submission.misfit(EncoderModelSpec, spec, tasks), field="model")
 
     def _load_tokenizers(self, specs: Iterable[ModelSpec]) -> None:
         """Load the tokenizers of new models before their first request."""
@@ -123,7 +122,7 @@ class EncodingService:
                 self._tokenization.tokenize(spec, ()).add_done_callback(lambda done: done.exception())
 
     async def encode(
-        self, settings: TextRequestSettings, tasks: Sequence[EncoderTask], api_client: ApiClient, request_id: str
+        self, settings: TextRequestSettings, tasks: Sequence[EncoderTask], context: RequestContext
     ) -> EncodingResult:
         """Tokenize the texts and encode them by a model of one of `tasks`. Cancelling it removes them from the engine.
 
@@ -132,21 +131,21 @@ class EncodingService:
 
         """
         started = time.perf_counter()
-        spec = self.find_model(settings.model, tasks)
+        spec = self.find_model(settings.model, context, tasks)
+        api_client, log_record, versions = context.api_client, context.log_record, context.versions
         deadline_ms, num_texts = settings.deadline_ms, settings.num_texts
         has_deadline = deadline_ms is not None
-        with record_outcome(self.engine_pool, spec.name, has_deadline=has_deadline) as request_outcome:
-            log_record = current_log_record()
+        with RequestOutcome(spec.name, log_record, versions, has_deadline=has_deadline) as request_outcome:
             log_record.add(model=spec.name, model_version=spec.fingerprint, task=spec.task, num_texts=num_texts)
             self._check(settings, spec)
             priority = api_client.allowed_priority(settings.priority) or "normal"
-            api_client.texts.check_rate(num_texts)
-            api_client.texts.acquire(num_texts, time.monotonic(), self.engine_pool.backlog_s(spec))
-            try:
+            backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
+            with InFlight(api_client.texts, num_texts, time.monotonic(), backlog_s):
                 timeout_s = self.config.request_timeout_s if deadline_ms is None else deadline_ms / 1000
-                texts = await self._tokenize_within(timeout_s, settings, spec)
+                texts = await self.tokenize(settings, spec, timeout_s)
                 tokenized = time.perf_counter()
                 payload = make_payload(texts, spec, settings)
+                _check_size(payload, spec, is_dense=settings.is_dense)
                 request_outcome.shape = _shape(num_texts, payload.num_tokens)
                 deadline_s = None if deadline_ms is None else max(deadline_ms / 1000 - (tokenized - started), 0.001)
                 log_record.add(
@@ -156,7 +155,7 @@ class EncodingService:
                     deadline_s=None if deadline_ms is None else deadline_ms / 1000,
                 )
                 request = EngineRequest(
-                    request_id,
+                    context.request_id,
                     spec.name,
                     payload,
                     self.config.request_timeout_s,
@@ -165,10 +164,8 @@ class EncodingService:
                     priority=priority,
                     deadline_s=deadline_s,
                 )
-                answering = self.engine_pool.submit(with_trace_context(request))
-                result = await self.engine_pool.shadows.answer(spec, answering, self._copier(settings, request_id))
-            finally:
-                api_client.texts.release(num_texts)
+                copier = functools.partial(self._copy, settings, context.request_id)
+                result = await self.submission.submit(context, spec, request, copier)
             assert isinstance(result.timings, TextTimings) and result.final is not None and result.data is not None
             numbers, final = result.data.cast("B").cast("f"), result.final  # both sides are little-endian
             assert len(numbers) == final.num_rows * final.num_columns
@@ -181,7 +178,7 @@ class EncodingService:
             )
             if deadline_ms is not None and 1000 * timings.total_s > deadline_ms:
                 declarations.DEADLINES_MISSED.labels(spec.name).inc()
-            _record_metrics(spec, timings, num_texts, request_id)
+            _record_metrics(spec, timings, num_texts, context.request_id)
             log_record.add(
                 tokenize_s=timings.tokenize_s,
                 queue_s=timings.queue_s,
@@ -190,12 +187,15 @@ class EncodingService:
                 predicted_s=timings.predicted_s,
                 mean_batch=result.mean_batch,
             )
-            done = EncodingResult(spec, numbers, final.num_rows, final.num_columns, texts, timings, result.mean_batch)
+            shape, counts = (final.num_rows, final.num_columns), (payload.num_tokens, payload.num_truncated)
+            done = EncodingResult(
+                spec, numbers, *shape, texts, *counts, timings, result.mean_batch, log_record, final.row_counts
+            )
             if wanted := self._statistics.wanted(spec.name):
-                version, is_normalized = self.engine_pool.versions.version_name(spec), payload.normalize
+                version, is_normalized = self.submission.versions.version_name(spec, versions), payload.normalize
                 inputs = () if settings.token_ids else settings.inputs
-                values = encoding_values(spec, inputs, texts, done.rows, wanted, is_normalized=is_normalized)
-                self._statistics.record(spec.name, version, wanted, values)
+                values = encoding_values(spec, inputs, texts, done.row, wanted, is_normalized=is_normalized)
+                self._statistics.record(spec.name, version, wanted, values, versions)
             return done
 
     async def respond(
@@ -210,136 +210,166 @@ class EncodingService:
         is_large = len(result.numbers) * weight > _MAX_INLINE_NUMBERS
         made = await asyncio.to_thread(make) if is_large else make()
         seconds = time.perf_counter() - started
-        self._record_span("postprocess", seconds)
-        _bound(declarations.STAGE_SECONDS, result.spec.name, "postprocess").observe(seconds)
-        current_log_record().add(postprocess_s=seconds)
+        if current_span() is not INVALID_SPAN:
+            self._record_span("postprocess", seconds)
+        add_all((series(declarations.STAGE_SECONDS, result.spec.name, "postprocess"), seconds))
+        result.log_record.add(postprocess_s=seconds)
         return made, result.headers(seconds)
 
     def _record_span(self, stage: str, seconds: float) -> None:
         """Record the span of a stage that has just ended."""
-        if get_current_span().is_recording():
+        if current_span().is_recording():
             now = time.time()
             span = self._tracer.start_span(stage, start_time=nanoseconds(now - seconds))
             span.end(nanoseconds(now))
 
-    def _copier(
-        self, settings: TextRequestSettings, request_id: str
-    ) -> Callable[[ModelSpec], Awaitable[EngineRequest[TextPayload]]]:
-        """Return what prepares the same request for another version of its model."""
-
-        async def prepare(spec: ModelSpec) -> EngineRequest[TextPayload]:
-            assert isinstance(spec, EncoderModelSpec), "versions of an endpoint are of one kind"
-            payload = make_payload(await self.tokenize(settings, spec), spec, settings)
-            return EngineRequest(
-                request_id, spec.name, payload, self.config.request_timeout_s, model_version=spec.fingerprint
-            )
-
-        return prepare
+    async def _copy(
+        self, settings: TextRequestSettings, request_id: str, spec: ModelSpec
+    ) -> EngineRequest[TextPayload]:
+        """Return the same request for another version of its model."""
+        assert isinstance(spec, EncoderModelSpec), "versions of an endpoint are of one kind"
+        payload = make_payload(await self.tokenize(settings, spec), spec, settings)
+        return EngineRequest(
+            request_id, spec.name, payload, self.config.request_timeout_s, model_version=spec.fingerprint
+        )
 
     async def with_tokenizer(
         self,
         settings: TextRequestSettings,
-        api_client: ApiClient,
+        context: RequestContext,
         work: Callable[[Tokenizer, Sequence[TextInput]], T],
     ) -> T:
         """Return what `work` makes of the texts, their prompts before them, in the thread that tokenizes.
+
+        With a template, which takes pairs, the texts are as they are given.
 
         Raises:
             NoriaError: the request was rejected, or a text cannot be tokenized.
 
         """
-        spec = self.resolve_model(settings.model)
+        spec, quota = self.resolve_model(settings.model, context), context.api_client.texts
         self._check(settings, spec)
-        api_client.texts.check_rate(settings.num_texts)
-        api_client.texts.acquire(settings.num_texts, time.monotonic(), 0.0)
-        try:
-            inputs = with_prompt(settings, spec)
+        with InFlight(quota, settings.num_texts, time.monotonic(), lambda: 0.0):
+            inputs = with_prompt(settings, spec) if spec.template is None else settings.inputs
             return await self._tokenization.run(spec, lambda tokenizer: work(tokenizer, inputs))
-        finally:
-            api_client.texts.release(settings.num_texts)
 
     def _check(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> None:
         """Check what needs no tokenizer. Raises InvalidField."""
-        num_texts, max_texts, max_chars = settings.num_texts, self.config.max_texts, self.config.max_text_chars
+        num_texts, max_texts = settings.num_texts - settings.is_ranking, self.config.max_texts
+        max_chars = self.config.max_text_chars
         if not 1 <= num_texts <= max_texts:
             error_type = InvalidField if num_texts else EmptyInput
             raise error_type(f"the request has {num_texts} texts; allowed are 1 to {max_texts}.", field="input")
         for index, text in enumerate(settings.inputs):
             if not text:
-                raise EmptyInput(f"text {index} is empty.", field="input")
+                raise EmptyInput(f"{settings.name(index)} is empty.", field="input")
             if not isinstance(text, str) and not all(text):
-                raise EmptyInput(f"text {index} is a pair with an empty text.", field="input")
+                raise EmptyInput(f"{settings.name(index)} is a pair with an empty text.", field="input")
             num_chars = len(text) if isinstance(text, str) else max(map(len, text))
             if num_chars > max_chars:
                 raise InvalidField(
-                    f"text {index} has {num_chars} characters; allowed are at most {max_chars} "
+                    f"{settings.name(index)} has {num_chars} characters; allowed are at most {max_chars} "
                     "(frontend.max_text_chars). Split it.",
                     field="input",
                 )
         self.check_options(settings, spec)
 
     def check_options(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> None:
-        """Check all but the texts. Raises InvalidField."""
-        if settings.dimensions is not None and not 1 <= settings.dimensions <= spec.dimensions:
-            raise InvalidField(
-                f"dimensions is {short_repr(settings.dimensions)}; allowed for {spec.name} are 1 to {spec.dimensions}.",
-                field="dimensions",
-            )
+        """Check all but the texts. Raises InvalidField, of all options that are wrong."""
+        problems = Problems()
+        for name in ("dimensions", "normalize") if spec.task != "embedding" else ():
+            if getattr(settings, name) is not None:
+                message = f"{name} is for embeddings of texts; {spec.name} is for {spec.task}."
+                problems.add(InvalidField(message, field=name))
+        dimensions = settings.dimensions if spec.task == "embedding" else None
+        if dimensions is not None and not 1 <= dimensions <= spec.dimensions:
+            allowed = f"allowed for {spec.name} are 1 to {spec.dimensions}"
+            problems.add(InvalidField(f"dimensions is {short_repr(dimensions)}; {allowed}.", field="dimensions"))
         max_deadline_ms = int(self.config.request_timeout_s * 1000)
         if settings.deadline_ms is not None and not 1 <= settings.deadline_ms <= max_deadline_ms:
-            raise InvalidField(
-                f"deadline_ms is {settings.deadline_ms}; allowed are 1 to {max_deadline_ms}.", field="deadline_ms"
-            )
+            allowed = f"allowed are 1 to {max_deadline_ms}"
+            problems.add(InvalidField(f"deadline_ms is {settings.deadline_ms}; {allowed}.", field="deadline_ms"))
         if settings.prompt_name is not None and settings.prompt_name not in dict(spec.prompts):
             names = ", ".join(name for name, _ in spec.prompts) or "none: the model has no prompts"
-            raise InvalidField(
-                f"prompt_name is {short_repr(settings.prompt_name)}; allowed are {names}.", field="prompt_name"
+            message = f"prompt_name is {short_repr(settings.prompt_name)}; allowed are {names}."
+            problems.add(InvalidField(message, field="prompt_name"))
+        fields = () if spec.template is None else spec.template.fields
+        if settings.instruction is not None and "instruction" not in fields:
+            message = f"instruction is for rerankers whose template has one; {spec.name} has none."
+            problems.add(InvalidField(message, field="instruction"))
+        elif settings.instruction is not None and len(settings.instruction) > self.config.max_text_chars:
+            message = (
+                f"instruction has {len(settings.instruction)} characters; allowed are at most "
+                f"{self.config.max_text_chars} (frontend.max_text_chars)."
             )
-
-    async def _tokenize_within(
-        self, timeout_s: float, settings: TextRequestSettings, spec: EncoderModelSpec
-    ) -> Sequence[TokenizedText]:
-        """Return the texts as the model sees them. Raises InvalidField and DeadlineExceeded."""
-        started = time.perf_counter()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self.tokenize(settings, spec)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the texts were not tokenized within {timeout_s:g} s.") from error
-        finally:
-            self._record_span("tokenize", time.perf_counter() - started)
+            problems.add(InvalidField(message, field="instruction"))
+        problems.raise_all()
 
     def close(self) -> None:
         """End the thread that tokenizes."""
         self._tokenization.close()
 
-    async def tokenize(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TokenizedText]:
-        """Return the texts as the model sees them. Raises InvalidField."""
+    async def tokenize(
+        self, settings: TextRequestSettings, spec: EncoderModelSpec, timeout_s: float | None = None
+    ) -> Sequence[TokenizedText]:
+        """Return the texts as the model sees them. Raises InvalidField and DeadlineExceeded."""
+        started, side = time.perf_counter(), settings.truncation_side or spec.truncation_side
         texts: list[TokenizedText] = [
-            pack_token_ids(
-                ids, index, spec, settings.truncation_side, settings.type_ids[index] if settings.type_ids else b""
-            )
+            pack_token_ids(ids, index, spec, side, settings.type_ids[index] if settings.type_ids else b"")
             for index, ids in enumerate(settings.token_ids)
         ]
         if settings.inputs:
             inputs = with_prompt(settings, spec)
-            texts += await self._tokenization.tokenize(spec, inputs, settings.truncation_side)
-        if not all(text.num_tokens for text in texts):
-            index = next(index for index, text in enumerate(texts) if not text.num_tokens)
-            raise UntokenizableText(
-                f"text {index} has no tokens: the tokenizer of {spec.name} leaves nothing of it. Send words.",
+            tokenized = self._tokenization.tokenize_now(spec, inputs, side)
+            if tokenized is None:
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        tokenized = await self._tokenization.tokenize(spec, inputs, side)
+                except TimeoutError as error:
+                    self._record_span("tokenize", time.perf_counter() - started)
+                    raise DeadlineExceeded(f"the texts were not tokenized within {timeout_s:g} s.") from error
+            if spec.late_interaction is not None:
+                pairs = zip(tokenized, roles(settings), strict=False)
+                tokenized = [fit_to_role(text, role, spec) if text.num_tokens else text for text, role in pairs]
+            texts += tokenized
+        if current_span() is not INVALID_SPAN:
+            self._record_span("tokenize", time.perf_counter() - started)
+        truncates = self.config.truncate_texts if settings.truncate is None else settings.truncate
+        for index, (text, role) in enumerate(zip(texts, roles(settings), strict=False)):
+            if not text.num_tokens:
+                raise UntokenizableText(
+                    f"{settings.name(index)} has no tokens: the tokenizer of {spec.name} leaves nothing of it. Send "
+                    "words.",
+                    field="input",
+                )
+            if text.num_cut and not truncates:
+                limit = spec.max_length if settings.token_ids else length_limit(role, spec)
+                raise InvalidField(
+                    f"{settings.name(index)} has {text.num_tokens + text.num_cut} tokens; {spec.name} takes at most "
+                    f"{limit}. Shorten it, or allow truncation.",
+                    field="input",
+                )
+        return texts
+
+
+def _check_size(payload: TextPayload, spec: EncoderModelSpec, *, is_dense: bool) -> None:
+    """Raise InvalidField if the vectors of all tokens, or the zeros of `is_dense`, are too many for one response."""
+    is_sparse = spec.task == "sparse_embedding"
+    if is_dense and (is_sparse or spec.task.startswith("token_")):
+        shape = [payload.num_texts, *([] if is_sparse else [max(payload.lengths)]), spec.dimensions]
+        if math.prod(shape) > MAX_TOKEN_NUMBERS:
+            raise InvalidField(
+                f"the result of {spec.name} would have the shape {shape}, which is {math.prod(shape)} numbers, zeros "
+                f"included; allowed are {MAX_TOKEN_NUMBERS}. Send fewer texts.",
                 field="input",
             )
-        truncates = self.config.truncate_texts if settings.truncate is None else settings.truncate
-        if not truncates:
-            for index, text in enumerate(texts):
-                if text.num_cut:
-                    raise InvalidField(
-                        f"text {index} has {text.num_tokens + text.num_cut} tokens; {spec.name} takes at most "
-                        f"{spec.max_length}. Shorten it, or allow truncation.",
-                        field="input",
-                    )
-        return texts
+    allowed = MAX_TOKEN_NUMBERS // spec.dimensions
+    if spec.task == "token_embedding" and payload.num_tokens > allowed:
+        raise InvalidField(
+            f"the texts have {payload.num_tokens} tokens; of {spec.name} a request may have the vectors of {allowed}. "
+            "Send fewer texts, or a job.",
+            field="input",
+        )
 
 
 def _shape(num_texts: int, num_tokens: int) -> str:
@@ -348,17 +378,15 @@ def _shape(num_texts: int, num_tokens: int) -> str:
 
 
 @functools.cache
-def _bound(metric: Counter | Histogram, *labels: str) -> Any:
-    return metric.labels(*labels)
+def _series(model: str) -> list[Any]:
+    """Return the series of a model's texts, its requests' seconds and those of three stages, and of the queue."""
+    stages = [series(declarations.STAGE_SECONDS, model, stage) for stage in ("tokenize", "queue", "infer")]
+    request, queue = (series(each, model) for each in (declarations.REQUEST_SECONDS, declarations.QUEUE_SECONDS))
+    return [series(declarations.TEXTS, model), request, queue, *stages]
 
 
 def _record_metrics(spec: EncoderModelSpec, timings: EncodingTimings, num_texts: int, request_id: str) -> None:
-    span = get_current_span().get_span_context()
-    # The id of an unsampled trace would lead nowhere.
-    exemplar = {"trace_id": format_trace_id(span.trace_id)} if span.trace_flags.sampled else {}
-    exemplar["request_id"] = request_id
-    _bound(declarations.TEXTS, spec.name).inc(num_texts)
-    observe(declarations.REQUEST_SECONDS, timings.total_s, {"model": spec.name}, exemplar)
-    _bound(declarations.QUEUE_SECONDS, spec.name).observe(timings.queue_s)
-    for stage, seconds in (("tokenize", timings.tokenize_s), ("queue", timings.queue_s), ("infer", timings.infer_s)):
-        _bound(declarations.STAGE_SECONDS, spec.name, stage).observe(seconds)
+    queue_s, total_s = timings.queue_s, timings.total_s
+    amounts = num_texts, total_s, queue_s, timings.tokenize_s, queue_s, timings.infer_s
+    add_all(*zip(_series(spec.name), amounts, strict=True))
+    keep_exemplar(exemplar_labels(request_id), (declarations.REQUEST_SECONDS, total_s, (spec.name,)))

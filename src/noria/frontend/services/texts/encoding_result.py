@@ -1,15 +1,21 @@
-"""What a request of texts results in: its numbers, how long its stages took, and the headers of its response."""
+"""The result of a request of texts: its numbers, how long its stages took, and the headers of its response."""
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from msgspec import Struct
 
-from noria.frontend.services.texts.text_request import num_truncated
 from noria.models.encoder.tokens import TokenizedText
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.protocol.text import EncoderModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class EncodingTimings(Struct, frozen=True):
@@ -34,19 +40,48 @@ class EncodingResult:
     num_rows: int  # one for each text; for each token, if tokens are classified
     num_columns: int
     texts: Sequence[TokenizedText]
+    num_tokens: int  # tokens of all texts, special tokens included
+    num_truncated: int  # texts that were cut
     timings: EncodingTimings
     mean_batch: float
+    log_record: RequestLogRecord  # the request's
+    row_counts: Sequence[int] = ()  # rows of each text, if they are sparse
+
+    def arrays(self) -> "NDArray[np.float32]":
+        """Return the rows as an array; sparse ones with their zeros, [texts, dimensions]."""
+        import numpy as np
+
+        rows = np.asarray(self.numbers, np.float32).reshape(self.num_rows, self.num_columns)
+        if self.spec.task != "sparse_embedding":
+            return rows
+        whole = np.zeros((len(self.row_counts), self.spec.dimensions), np.float32)
+        whole[np.repeat(np.arange(len(self.row_counts)), self.row_counts), rows[:, 0].astype(np.int64)] = rows[:, 1]
+        return whole
+
+    def token_arrays(self) -> "Iterator[NDArray[np.float32]]":
+        """Yield the vectors of each text's tokens [T, D], without those of tokens that get none."""
+        import numpy as np
+
+        whole, start = self.arrays(), 0
+        for text in self.texts:
+            own = whole[start : start + text.num_tokens]
+            start += text.num_tokens
+            yield np.delete(own, list(text.skipped), axis=0) if text.skipped else own
+
+    @property
+    def sparse_rows(self) -> Iterator[list[tuple[int, float]]]:
+        """The token ids and numbers of each text, which are sparse."""
+        rows = iter(zip(map(int, self.numbers[::2]), self.numbers[1::2], strict=True))
+        return (list(itertools.islice(rows, count)) for count in self.row_counts)
 
     @property
     def rows(self) -> "list[memoryview[float]]":
         """The numbers of each row."""
-        width = self.num_columns
-        return [self.numbers[start : start + width] for start in range(0, self.num_rows * width, width)]
+        return [self.row(index) for index in range(self.num_rows)]
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all texts, special tokens included."""
-        return sum(text.num_tokens for text in self.texts)
+    def row(self, index: int) -> "memoryview[float]":
+        """Return the numbers of one row."""
+        return self.numbers[index * self.num_columns : (index + 1) * self.num_columns]
 
     def headers(self, postprocess_s: float) -> dict[str, str]:
         """Return the headers of a response that was made in `postprocess_s`, the same for every protocol."""
@@ -60,8 +95,8 @@ class EncodingResult:
                 f"predicted;dur={1000 * timings.predicted_s:.2f}"
             ),
         }
-        if num_cut := num_truncated(self.texts):
-            headers["X-Noria-Truncated"] = str(num_cut)
+        if self.num_truncated:
+            headers["X-Noria-Truncated"] = str(self.num_truncated)
         return headers
 
 

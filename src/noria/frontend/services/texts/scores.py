@@ -1,23 +1,24 @@
-"""What logits mean: scores, labels in order, ranks, and the entities that tokens form. Pure.
+"""The meaning of logits: scores, labels in order, ranks, and the entities that tokens form. Pure.
 
 Scores are those of transformers' pipelines.
 """
 
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from noria.models.encoder.tokens import CharSpan
-from noria.protocol.text import Activation, EncoderModelSpec
+from noria.protocol.text import Activation, Similarity
 
 Aggregation = Literal["none", "simple"]
 """Whether each token is an entity, or neighbouring tokens of one label are; transformers' names."""
 
 Logits = Sequence[float]
+_MIN_NORM = 1e-12
 
 
 class Prediction(Struct, frozen=True):
@@ -44,17 +45,6 @@ class Entity(Struct, frozen=True):
     end: int
     entity: str | UnsetType = UNSET  # the label of a single token
     entity_group: str | UnsetType = UNSET  # the label, without "B-" or "I-"
-
-
-def activation_of(spec: EncoderModelSpec) -> Activation:
-    """Return what makes scores from 0 to 1 of a model's logits, or what regressions leave as it is.
-
-    Cross-encoders may have none; as in text-embeddings-inference they get the sigmoid if they have one label and the
-    softmax if they have several.
-    """
-    if len(spec.labels) == 1:
-        return "sigmoid"
-    return "softmax" if spec.activation == "identity" and spec.problem_type != "regression" else spec.activation
 
 
 def scores(logits: Logits, activation: Activation) -> Sequence[float]:
@@ -87,13 +77,26 @@ def predictions(
 
 def ranks(logits: Logits, activation: Activation, texts: Sequence[str] | None = None) -> list[Rank]:
     """Return the index of each text, the best first; `logits` has one for each. With `texts`, also the texts."""
-    each = [logit if activation == "identity" else sigmoid(logit) for logit in logits]
+    each = [score for logit in logits for score in scores([logit], activation)]
     order = sorted(range(len(each)), key=logits.__getitem__, reverse=True)  # the sigmoids of large logits are equal
     return [Rank(index, each[index], None if texts is None else texts[index]) for index in order]
 
 
-def cosine(a: Logits, b: Logits) -> float:
-    """Return the scalar product of two embeddings of length 1."""
+def similarities(kind: Similarity, source: Logits, others: Iterable[Logits]) -> list[float]:
+    """Return how similar each of the other embeddings is to one, as sentence-transformers' function of that name."""
+    match kind:
+        case "cosine":
+            norm = math.hypot(*source)
+            return [_dot(source, each) / max(norm * math.hypot(*each), _MIN_NORM) for each in others]
+        case "dot":
+            return [_dot(source, each) for each in others]
+        case "euclidean":
+            return [-math.dist(source, each) for each in others]
+        case "manhattan":
+            return [-sum(abs(a - b) for a, b in zip(source, each, strict=True)) for each in others]
+
+
+def _dot(a: Logits, b: Logits) -> float:
     return sum(one * other for one, other in zip(a, b, strict=True))
 
 
@@ -134,7 +137,7 @@ def entities(
 class _Group:
     """Tokens of one entity."""
 
-    label: str  # of the first
+    label: str  # label of the first token
     tag: str  # the label without "B-" or "I-"
     scores: list[float]
     start: int

@@ -1,29 +1,58 @@
-"""What a client asks of a text encoder, and the message to the engine that it becomes; for every protocol. Pure."""
+"""A client's request to a text encoder, and the message to the engine that it becomes; for every protocol. Pure."""
 
 import array
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from noria.errors import EmptyInput, InvalidField, short_repr
-from noria.models.encoder.tokens import TextInput, TokenizedText, TruncationSide
+from noria.models.encoder.tokens import TextInput, TokenizedText
 from noria.protocol.request import Priority
-from noria.protocol.text import EncoderModelSpec, TextPayload
+from noria.protocol.text import EncoderModelSpec, TextPayload, TruncationSide
+
+TextRole = Literal["query", "document"]
+"""The side of a search that texts are on."""
+
+InputType = Literal[
+    "query", "search_query", "retrieval.query", "document", "passage", "search_document", "retrieval.passage"
+]
+"""The names that Cohere, Jina, NVIDIA and Voyage have for the two sides of a search."""
+
+MAX_FILLED_CHARS = 2**24  # characters of a request's filled templates, which repeat query and instruction
+
+SIDE_FIELDS = {
+    "input_type": "the side of a search that the texts are on, which chooses the model's prompt of that side, if it "
+    "has one; default: the model's default prompt",
+    "task": "another name of `input_type`, which is Jina's",
+}
+"""The fields of bodies that have an `InputType`, and what they mean."""
+
+_PROMPTS_OF_ROLE: Mapping[TextRole, Sequence[str]] = {
+    "query": ("query", "search_query", "retrieval.query", "s2p_query"),
+    "document": ("document", "passage", "search_document", "retrieval.passage"),
+}
+"""The names of prompts in published models."""
 
 
 class TextRequestSettings(Struct, frozen=True, kw_only=True):
-    """What a client asks for, as far as it is given; the same for every protocol."""
+    """The settings that a client asks for, as far as they are given; the same for every protocol."""
 
     inputs: Sequence[TextInput] = ()
     token_ids: Sequence[Sequence[int]] = ()  # instead of `inputs`: texts that the client has tokenized
-    type_ids: Sequence[bytes] = ()  # of those, a byte for each token; empty: all 0
+    type_ids: Sequence[bytes] = ()  # token types of `token_ids`, a byte for each token; empty: all 0
     model: str | None = None
     dimensions: int | None = None
     normalize: bool | None = None  # None: as the model's own configuration says
     truncate: bool | None = None  # None: the server's setting
-    truncation_side: TruncationSide = "right"
-    prompt_name: str | None = None  # None: the model's default prompt
+    truncation_side: TruncationSide | None = None  # None: as the model's own configuration says
+    prompt_name: str | None = None  # None: that of `role`
+    role: TextRole | None = None  # None: the model's default prompt
+    is_ranking: bool = False  # whether the first text is a query, and all others are its documents
+    is_dense: bool = False  # whether the response has zeros: after shorter texts, and of sparse embeddings
+    instruction: str | None = None  # for decoders that rerank; None: that of the prompt, or the template's own
     priority: Priority | None = None
     deadline_ms: int | None = None
 
@@ -32,13 +61,104 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
         """A pair counts as one."""
         return len(self.inputs) + len(self.token_ids)
 
+    def name(self, index: int) -> str:
+        """Return what errors call a text: its number without the query of a ranking."""
+        if not self.is_ranking:
+            return f"text {index}"
+        return f"text {index - 1}" if index else "the query"
+
+
+def role_of(input_type: InputType | None, task: InputType | None) -> TextRole | None:
+    """Return the side that a body's `SIDE_FIELDS` name. Raises InvalidField: they differ."""
+    roles = {_role(name) for name in (input_type, task) if name is not None}
+    if len(roles) > 1:
+        raise InvalidField(
+            f"input_type is {input_type!r} and task is {task!r}, which differ; send one of them.", field="task"
+        )
+    return next(iter(roles), None)
+
+
+def _role(name: InputType) -> TextRole:
+    return "query" if name.endswith("query") else "document"
+
+
+def split_input(
+    got: str | list[str | int | list[int]], field: str = "input"
+) -> tuple[Sequence[str], Sequence[Sequence[int]]]:
+    """Return the texts, and the texts that are token ids; one of both is empty. Raises InvalidField, naming `field`."""
+    if isinstance(got, str):
+        return [got], ()
+    texts = [each for each in got if isinstance(each, str)]
+    if len(texts) == len(got):
+        return texts, ()
+    ids = [each for each in got if isinstance(each, int)]
+    if len(ids) == len(got):
+        return (), [ids]
+    rows = [each for each in got if isinstance(each, list)]
+    if len(rows) == len(got):
+        return (), rows
+    raise InvalidField(
+        f"{field} mixes texts and token ids; allowed are a text, a list of texts, a list of token ids, or a list of "
+        "those.",
+        field=field,
+    )
+
 
 def with_prompt(settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TextInput]:
-    """Return the texts with the prompt before each; pairs have none."""
-    prompt = dict(spec.prompts).get(settings.prompt_name or spec.default_prompt or "", "")
+    """Return the texts with the prompt of their side before each. Pairs have none; in a template it is the instruction.
+
+    Raises:
+        InvalidField: the model takes pairs, and there is a text alone; or the filled templates are too long.
+
+    """
+    if settings.is_ranking:
+        sides = zip(roles(settings), settings.inputs, strict=False)
+        return [_prompt(settings, spec, role) + text for role, text in sides if isinstance(text, str)]
+    prompt = _prompt(settings, spec, settings.role)
+    if spec.template is not None:
+        instruction = settings.instruction or prompt
+        _check_filled(settings.inputs, len(instruction))
+        return [_filled(each, index, spec, instruction) for index, each in enumerate(settings.inputs)]
     if not prompt:
         return settings.inputs
     return [prompt + text if isinstance(text, str) else text for text in settings.inputs]
+
+
+def roles(settings: TextRequestSettings) -> Iterator[TextRole | None]:
+    """Yield the side of a search that each text is on, without end."""
+    if settings.is_ranking:
+        yield "query"
+        yield from itertools.repeat("document")
+    yield from itertools.repeat(settings.role)
+
+
+def _prompt(settings: TextRequestSettings, spec: EncoderModelSpec, role: TextRole | None) -> str:
+    if not spec.prompts:
+        return ""
+    prompts, name = dict(spec.prompts), settings.prompt_name or spec.default_prompt or ""
+    if role is not None and settings.prompt_name is None:  # a model without a prompt for it needs none
+        name = next((each for each in _PROMPTS_OF_ROLE[role] if each in prompts), "")
+    return prompts.get(name, "")
+
+
+def _check_filled(inputs: Sequence[TextInput], num_instruction_chars: int) -> None:
+    pairs = [each for each in inputs if not isinstance(each, str)]
+    num_chars = sum([len(first) + len(second) for first, second in pairs]) + len(inputs) * num_instruction_chars
+    if num_chars > MAX_FILLED_CHARS:
+        raise InvalidField(
+            f"the {len(inputs)} documents, each with the query and the instruction, have {num_chars} characters; "
+            f"allowed are at most {MAX_FILLED_CHARS}. Send fewer documents, or a shorter query.",
+            field="input",
+        )
+
+
+def _filled(text: TextInput, index: int, spec: EncoderModelSpec, instruction: str) -> str:
+    assert spec.template is not None
+    if isinstance(text, str):
+        raise InvalidField(
+            f"text {index} is a text alone; {spec.name} takes pairs of a query and a document.", field="input"
+        )
+    return spec.template.fill(*text, instruction)
 
 
 def pack_token_ids(
@@ -68,12 +188,47 @@ def pack_token_ids(
     return TokenizedText(len(kept), packed.tobytes(), type_ids[part], len(ids) - len(kept))
 
 
+def length_limit(role: TextRole | None, spec: EncoderModelSpec) -> int:
+    """Return how many tokens a text may have on its side of a search."""
+    late = spec.late_interaction
+    if late is None or role is None:
+        return spec.max_length
+    return late.query_length if role == "query" else late.document_length
+
+
+def fit_to_role(text: TokenizedText, role: TextRole | None, spec: EncoderModelSpec) -> TokenizedText:
+    """Cut a text of a model that embeds tokens to the length of its side of a search, and fill a query up.
+
+    Tokens that get no vector are noted; `role` None counts as a document of any length.
+    """
+    late = spec.late_interaction
+    assert late is not None
+    width, skipped = len(text.token_ids) // text.num_tokens, frozenset(late.skipped_ids if role != "query" else ())
+    ids = memoryview(text.token_ids).cast("H" if width == 2 else "I").tolist()  # little-endian, as this machine is
+    num_cut = max(len(ids) - length_limit(role, spec), 0)
+    if num_cut:
+        num_last = int(late.ends_texts)
+        del ids[len(ids) - num_last - num_cut : len(ids) - num_last]
+    num_own = len(ids)
+    if role == "query" and late.fill_id is not None:
+        ids += [late.fill_id] * (late.fill_length - num_own)
+    return text._replace(
+        num_tokens=len(ids),
+        token_ids=array.array("H" if width == 2 else "I", ids).tobytes(),
+        num_cut=text.num_cut + num_cut,
+        num_seen=0 if late.is_fill_seen else num_own,
+        skipped=[index for index, each in enumerate(ids) if each in skipped or (late.skips_first and index == 0)],
+    )
+
+
 def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, settings: TextRequestSettings) -> TextPayload:
     """Return the payload of tokenized texts."""
-    lengths = tuple(text.num_tokens for text in texts)
+    lengths = tuple([text.num_tokens for text in texts])
     type_ids = b""
-    if any(text.type_ids for text in texts):
-        type_ids = b"".join(text.type_ids or bytes(text.num_tokens) for text in texts)
+    for text in texts:
+        if text.type_ids:
+            type_ids = b"".join([text.type_ids or bytes(text.num_tokens) for text in texts])
+            break
     return TextPayload(
         spec.task,
         len(texts),
@@ -82,6 +237,7 @@ def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, setting
         lengths=lengths,
         token_ids=texts[0].token_ids if len(texts) == 1 else b"".join([text.token_ids for text in texts]),
         type_ids=type_ids,
+        num_seen=tuple(text.num_seen for text in texts) if any(text.num_seen for text in texts) else (),
         id_bytes=2 if spec.vocab_size <= 65_536 else 4,
         dimensions=settings.dimensions,
         normalize=spec.normalize if settings.normalize is None else settings.normalize,
@@ -90,4 +246,4 @@ def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, setting
 
 def num_truncated(texts: Sequence[TokenizedText]) -> int:
     """Return how many texts were cut."""
-    return sum(text.num_cut > 0 for text in texts)
+    return sum([text.num_cut > 0 for text in texts])

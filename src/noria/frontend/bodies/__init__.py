@@ -1,0 +1,1 @@
+"""Parts of bodies and responses that several protocols have: forms, fields, event streams, inputs of texts."""

@@ -1,0 +1,140 @@
+"""Bodies of requests for images as forms (multipart/form-data): the fields of the JSON body, and its images as files.
+
+The files are `image` and `mask`, where a route takes a start image, for each of the `controls`, which is JSON, a file
+`control`, in their order, and `reference_image`. In edits, references are the images themselves.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import TypeVar, get_args
+
+import msgspec
+from starlette.requests import Request
+
+from noria.errors import InvalidField
+from noria.errors.problems import Problems
+from noria.frontend.access.concurrency_limits import client_id_of
+from noria.frontend.access.fair_threads import FairThreads
+from noria.frontend.http.body import FORM, decode
+from noria.frontend.http.multipart import Form, parse_form
+from noria.frontend.services.images.start_images import LoadFiles
+from noria.images.reference_size import FIELD as REFERENCES
+from noria.images.start_image import ImageFiles, MaskRule
+from noria.protocol.diffusion import DiffusionModelSpec
+
+_IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a list
+_START_NAMES = (*_IMAGE_NAMES, "mask")
+_CONTROL_NAMES = ("control", "control[]")
+_REFERENCE_NAMES = ("reference_image", "reference_image[]")
+_FIELDS_OF_JSON = ("loras", "controls", "refiner")
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+
+def is_form(http: Request) -> bool:
+    """Whether the body of a request, which has an allowed type, is a form."""
+    return http.headers["content-type"].lstrip().lower().startswith(FORM)
+
+
+async def read_form(
+    http: Request,
+    threads: FairThreads,
+    raw: bytes,
+    body_type: type[BodyT],
+    problems: Problems,
+    mask_rule: MaskRule | None = None,
+    *,
+    edited_by: Callable[[str | None], DiffusionModelSpec | None] | None = None,
+) -> tuple[BodyT, LoadFiles | None]:
+    """Return the fields of the form `raw` as a `body_type`, and what returns its files once; None: it has none.
+
+    `mask_rule` says what a mask repaints; None: the route takes no start image. `edited_by` is for edits, which need
+    an image: it returns the model of a name. Images after the first are references then. Fields with values that are
+    not allowed are added to `problems`, if it has the others.
+
+    Raises:
+        InvalidBody: it is no form.
+        InvalidField: a field or a file is not allowed.
+
+    """
+    parsing = threads.run(client_id_of(http), parse_form, http.headers["content-type"], raw)
+    del raw
+    form = await parsing
+    files, body = _files(form, mask_rule, is_edit=edited_by is not None), _fields(form, body_type, problems)
+    if edited_by is not None and (spec := edited_by(getattr(body, "model", None))) is not None:
+        files = _as_edit(files, getattr(body, "strength", None), spec)
+    has_files = files.image is not None or files.controls or files.references
+    return body, [files].pop if has_files else None  # the list keeps the files until it is called
+
+
+def _as_edit(files: ImageFiles, strength: float | None, spec: DiffusionModelSpec) -> ImageFiles:
+    """Return the files of an edit, whose images after the first are references, for a model."""
+    assert files.image is not None
+    images = (files.image, *files.references)
+    if not spec.max_references and files.references:
+        raise InvalidField(
+            f"image is there {len(images)} times; one is allowed: {spec.name} does not take several.", field="image"
+        )
+    if spec.max_references and files.mask is None and strength is None:
+        return dataclasses.replace(files, image=None, references=images)
+    if files.mask is not None and len(images) <= spec.max_references:  # as diffusers' pipelines for masks show it, too
+        return dataclasses.replace(files, references=images)
+    return files
+
+
+def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFiles:
+    names = (*(_START_NAMES if mask_rule else ()), *_CONTROL_NAMES, *(() if is_edit else _REFERENCE_NAMES))
+    for name in names:
+        if name in form.fields:
+            raise InvalidField(f"{name} is a text, since it has no filename; send a file.", field=name)
+    for name in (REFERENCES, f"{REFERENCES}[]"):
+        if name in form.fields:
+            files = "image" if is_edit else "reference_image"
+            raise InvalidField(f"{name} is a text; send files `{files}` in a form.", field=REFERENCES)
+    for name in form.files:
+        if name not in names:
+            known = ", ".join(name for name in names if not name.endswith("[]"))
+            raise InvalidField(f"unknown file {name[:80]!r}. Known are: {known}.", field=name[:80])
+    images = [file for name in _IMAGE_NAMES for file in form.files.get(name, [])]
+    if is_edit and not images:
+        raise InvalidField("image is missing; send a PNG, WebP or JPEG file.", field="image")
+    if len(images) > 1 and not is_edit:
+        raise InvalidField(f"image is there {len(images)} times; one is allowed.", field="image")
+    references = images[1:] if is_edit else [file for name in _REFERENCE_NAMES for file in form.files.get(name, [])]
+    masks = form.files.get("mask", [])
+    if len(masks) > 1:
+        raise InvalidField(f"mask is there {len(masks)} times; one is allowed.", field="mask")
+    if masks and not images:
+        raise InvalidField("mask is there without image; send both.", field="mask")
+    return ImageFiles(
+        images[0] if images else None,
+        masks[0] if masks else None,
+        mask_rule or "white",
+        controls=tuple(file for name in _CONTROL_NAMES for file in form.files.get(name, [])),
+        references=tuple(references),
+    )
+
+
+def _fields(form: Form, body_type: type[BodyT], problems: Problems) -> BodyT:
+    """Return the fields, whose numbers are texts; an empty text is a field that is left out, except for prompts."""
+    numbers = {each.name for each in msgspec.structs.fields(body_type) if _is_number(each.type)}
+    fields: dict[str, object] = {
+        name: re.sub(r"\A(-?)(?=\.\d)", r"\g<1>0", value.strip()) if name in numbers else value  # .7 is 0.7
+        for name, value in form.fields.items()
+        if value or name in ("prompt", "negative_prompt")
+    }
+    for name in _FIELDS_OF_JSON:
+        if name in fields:
+            try:
+                fields[name] = msgspec.json.decode(form.fields[name])
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                raise InvalidField(f"{name} is no JSON: {error}.", field=name) from error
+    controls = fields.get("controls")
+    if isinstance(controls, list) and any(isinstance(each, dict) and each.get("image") for each in controls):
+        raise InvalidField("controls: send images of controls as files `control` of the form.", field="controls")
+    return decode(msgspec.json.encode(fields), body_type, strict=False, problems=problems)
+
+
+def _is_number(declared: object) -> bool:
+    return declared in (int, float) or any(map(_is_number, get_args(declared)))

@@ -1,0 +1,1 @@
+"""Jobs of images and of texts: their routes, and what runs them."""

@@ -1,0 +1,1 @@
+"""The web pages: HTML, CSS and ES modules, and their routes."""

@@ -1,0 +1,1 @@
+"""The protocols of clients: each has its bodies, operations and form of errors, and imports no other."""

@@ -1,0 +1,180 @@
+"""OpenAI's embeddings API: `POST /v1/embeddings`. The unmodified openai-python client works."""
+
+import binascii
+import functools
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from noria.frontend.bodies.encoding_response import encoding_response
+from noria.frontend.bodies.image_fields import add_bounds
+from noria.frontend.engines.request_context import RequestContext
+from noria.frontend.http.body import JsonBodyReader, apply_headers
+from noria.frontend.http.operations import JsonObject, Operation, Served
+from noria.frontend.protocols.openai.images import IgnoredText
+from noria.frontend.services.images.request_validation import Limits
+from noria.frontend.services.texts.encoding import EncodingService
+from noria.frontend.services.texts.encoding_result import EncodingResult
+from noria.frontend.services.texts.text_request import (
+    SIDE_FIELDS,
+    InputType,
+    TextRequestSettings,
+    role_of,
+    split_input,
+)
+from noria.protocol.request import Priority
+
+
+class EmbeddingsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/embeddings`: OpenAI's fields, then Noria's."""
+
+    input: str | list[str | int | list[int]]  # a text, texts, the token ids of a text, or those of texts
+    model: str | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: IgnoredText | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    prompt_name: str | None = None
+    input_type: InputType | None = None
+    task: InputType | None = None
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+
+
+class Embedding(Struct, frozen=True):
+    """An embedding of an `EmbeddingsResponse`: numbers, or little-endian float32 in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingsUsage(Struct, frozen=True):
+    """How many tokens the texts had, special tokens included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(Struct, frozen=True):
+    """OpenAI's response."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+    object: Literal["list"] = "list"
+
+
+MAX_DIMENSIONS = 65_536
+"""The most numbers of an embedding of any text encoder."""
+
+_FIELDS = {
+    "input": "a text, a list of texts, the token ids of a text, or a list of those, at most `frontend.max_texts` "
+    "texts; none may be empty",
+    "model": "the name of a served text encoder, or `noria` for the first one",
+    "dimensions": "cut the embeddings to so many numbers",
+    "encoding_format": "`float`: numbers; `base64`: little-endian float32",
+    "user": "accepted for OpenAI's clients",
+    "normalize": "whether embeddings have length 1; default: as the model's own configuration says",
+    "truncate": "cut texts that are too long, or reject them; default: `frontend.truncate_texts`",
+    "prompt_name": "name of the model's prompt to put before each text; default: the model's default prompt",
+    **SIDE_FIELDS,
+    "priority": "`low`, `normal` or `high`: the order in which waiting texts are encoded",
+    "deadline_ms": "milliseconds from now in which the embeddings are needed; rejected at once if that is not possible",
+}
+
+
+def _describe_embeddings(schemas: dict[str, JsonObject], served: Served) -> None:
+    """Describe the four forms of `input`, and the bounds; those of the model if it is known."""
+    properties, config, spec = (
+        schemas[EmbeddingsRequestBody.__name__]["properties"],
+        served.config,
+        served.embedding_spec,
+    )
+    token_id: JsonObject = {"type": "integer", "minimum": 0}
+    if spec is not None:
+        token_id["maximum"] = spec.vocab_size - 1
+        properties["prompt_name"]["enum"] = [*(name for name, _ in spec.prompts), None]
+    text = {"type": "string", "minLength": 1, "maxLength": config.max_text_chars}
+    token_ids = {"type": "array", "minItems": 1, "items": token_id}
+    several = {"type": "array", "minItems": 1, "maxItems": config.max_texts}
+    properties["input"]["anyOf"] = [text, several | {"items": text}, token_ids, several | {"items": token_ids}]
+    add_bounds(properties["dimensions"], Limits(1, MAX_DIMENSIONS if spec is None else spec.dimensions, None))
+    add_bounds(properties["deadline_ms"], Limits(1, int(config.request_timeout_s * 1000), None))
+
+
+class EmbeddingRoutes:
+    """The route `POST /v1/embeddings`."""
+
+    def __init__(self, encoding_service: EncodingService, body_reader: JsonBodyReader) -> None:
+        self._encoding_service, self._body_reader = encoding_service, body_reader
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operation to serve."""
+        return [
+            Operation(
+                method="POST",
+                path="/v1/embeddings",
+                handler=self.embeddings,
+                group="Encode texts",
+                scopes=("generate",),
+                summary="Embed texts with OpenAI's API",
+                description="The unmodified OpenAI clients work; send Noria's own fields in `extra_body`. "
+                "X-Noria-Truncated has the number of texts that were too long and were cut.",
+                body=EmbeddingsRequestBody,
+                fields=_FIELDS,
+                example={"input": ["a red circle", "a blue square"]},
+                response=EmbeddingsResponse,
+                describe=_describe_embeddings,
+            )
+        ]
+
+    async def embeddings(self, http: Request) -> Response:
+        """Return an embedding for each text."""
+        body = apply_headers(await self._body_reader.read_json(http, EmbeddingsRequestBody), http.headers)
+        context: RequestContext = http.state.context
+        context.name_user(body.user)
+        result = await self._encoding_service.encode(as_settings(body), ("embedding",), context)
+        encoding_format = body.encoding_format or "float"
+        make = functools.partial(response_body, result, encoding_format)
+        return await encoding_response(self._encoding_service, result, make)
+
+
+def as_settings(body: EmbeddingsRequestBody) -> TextRequestSettings:
+    """Return what the body asks for. Raises InvalidField: `input` mixes texts and token ids, or the sides differ."""
+    inputs, token_ids = split_input(body.input)
+    return TextRequestSettings(
+        inputs=inputs,
+        token_ids=token_ids,
+        model=body.model,
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        truncate=body.truncate,
+        prompt_name=body.prompt_name,
+        role=role_of(body.input_type, body.task),
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+    )
+
+
+def response_body(result: EncodingResult, encoding_format: Literal["float", "base64"]) -> bytes:
+    """Return an `EmbeddingsResponse` as JSON."""
+    embeddings = [
+        # Each alone, so that in a thread it holds the interpreter lock for some microseconds at a time.
+        msgspec.Raw(msgspec.json.encode(Embedding(index, _encode(row, encoding_format))))
+        for index, row in enumerate(result.rows)
+    ]
+    usage = EmbeddingsUsage(result.num_tokens, result.num_tokens)
+    return msgspec.json.encode(EmbeddingsResponse(embeddings, result.spec.name, usage))  # type: ignore[arg-type]
+
+
+def _encode(row: "memoryview[float]", encoding_format: Literal["float", "base64"]) -> list[float] | str:
+    if encoding_format == "base64":
+        return binascii.b2a_base64(row, newline=False).decode()
+    numbers: list[Any] = row.tolist()
+    return numbers

@@ -1,0 +1,173 @@
+"""OpenAI's list of models: `GET /v1/models` and `GET /v1/models/{model}`, of all kinds."""
+
+import asyncio
+import time
+from typing import Literal
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from noria.errors import EngineUnavailable, ModelNotFound
+from noria.frontend.engines.pool import PoolLoad
+from noria.frontend.engines.request_context import RequestContext
+from noria.frontend.engines.submission import DEFAULT_MODEL_ALIAS, not_served
+from noria.frontend.http.json_response import json_response
+from noria.frontend.http.operations import Operation, parameter
+from noria.frontend.services.images.generation import GenerationService
+from noria.frontend.services.model_capabilities import (
+    EncoderCapabilities,
+    ModelCapabilities,
+    capabilities_of,
+    encoder_capabilities_of,
+)
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.messages import ModelPrecision, ShapeCosts
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.text import EncoderModelSpec
+
+
+class ModelCard(Struct, frozen=True):
+    """OpenAI's description of a model. `noria` is Noria's addition: the bounds and defaults of the model."""
+
+    id: str
+    created: int
+    noria: ModelCapabilities | EncoderCapabilities
+    object: Literal["model"] = "model"
+    owned_by: str = "noria"
+
+
+class ModelDetail(Struct, frozen=True):
+    """The response of `GET /v1/models/{model}`: OpenAI's fields, then the model's defaults, load and measured costs."""
+
+    id: str
+    created: int
+    fingerprint: str
+    default_width: int
+    default_height: int
+    default_steps: int
+    default_guidance: float
+    default_scheduler: str
+    schedulers: tuple[str, ...]
+    load: PoolLoad
+    costs: list[ShapeCosts]  # one for each engine and size, in seconds
+    noria: ModelCapabilities
+    precision: ModelPrecision | None  # that of a model which engines quantize; null: they do not, or none is ready
+    object: Literal["model"] = "model"
+    owned_by: str = "noria"
+
+
+class EncoderDetail(Struct, frozen=True):
+    """The response of `GET /v1/models/{model}` for a text encoder."""
+
+    id: str
+    created: int
+    fingerprint: str
+    load: PoolLoad
+    noria: EncoderCapabilities
+    precision: ModelPrecision | None  # precision of the engines; null: none is ready
+    object: Literal["model"] = "model"
+    owned_by: str = "noria"
+
+
+class ModelList(Struct, frozen=True):
+    """The response of `GET /v1/models`."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class ModelRoutes:
+    """The routes under /v1/models."""
+
+    def __init__(self, generation_service: GenerationService) -> None:
+        self._generation_service = generation_service
+        self._engine_pool, self._config = generation_service.engine_pool, generation_service.config
+        self._created = int(time.time())
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operations to serve."""
+        return [
+            Operation(
+                method="GET",
+                path="/v1/models",
+                handler=self.models,
+                group="Models",
+                scopes=(),
+                summary="List the models served",
+                description="In the form of OpenAI's API; `noria` has each model's bounds, defaults and schedulers.",
+                response=ModelList,
+                errors=[EngineUnavailable],
+            ),
+            Operation(
+                method="GET",
+                path="/v1/models/{model:path}",
+                handler=self.model,
+                group="Models",
+                scopes=(),
+                summary="Get one model",
+                description="In the form of OpenAI's API, by its name, or by the alias `noria` for the first one; "
+                "with its defaults, the load of the engines that hold it, and the measured costs in seconds.",
+                parameters=[parameter("model", "path")],
+                response=(ModelDetail, EncoderDetail),
+                errors=[ModelNotFound, EngineUnavailable],
+            ),
+        ]
+
+    async def models(self, _: Request) -> Response:
+        """List the models served."""
+        specs = list(self._engine_pool.models.values())
+        if not specs:
+            raise self._engine_pool.unavailable_error("a model")
+        return json_response(ModelList([await self._card(spec) for spec in specs]))
+
+    async def model(self, http: Request) -> Response:
+        """Return one model by its name or alias, with its load and measured costs."""
+        spec = self._find(http.path_params["model"], http.state.context)
+        if isinstance(spec, EncoderModelSpec):
+            load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
+            precision = self._engine_pool.precision(spec)
+            encoder = EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities, precision)
+            return json_response(encoder)
+        assert isinstance(spec, DiffusionModelSpec)
+        detail = ModelDetail(
+            id=spec.name,
+            created=self._created,
+            fingerprint=spec.fingerprint,
+            default_width=spec.default_width_px,
+            default_height=spec.default_height_px,
+            default_steps=spec.default_steps,
+            default_guidance=spec.default_guidance,
+            default_scheduler=spec.default_scheduler,
+            schedulers=spec.schedulers,
+            load=self._engine_pool.load(spec),
+            costs=self._engine_pool.costs(spec),
+            noria=await self._capabilities(spec),
+            precision=self._engine_pool.precision(spec),
+        )
+        return json_response(detail)
+
+    def _find(self, name: str, context: RequestContext) -> ModelSpec:
+        """Return the model of any kind. Raises ModelNotFound, and EngineUnavailable as long as none is known."""
+        models = self._engine_pool.models
+        if name in models:
+            return models[name]
+        if models and name != DEFAULT_MODEL_ALIAS:
+            raise not_served(name, list(models))
+        has_images = self._engine_pool.serves(DiffusionModelSpec)
+        return self._generation_service.submission.resolve_model(
+            DiffusionModelSpec if has_images else EncoderModelSpec, name, (), context.versions
+        )
+
+    async def _card(self, spec: ModelSpec) -> ModelCard:
+        if isinstance(spec, EncoderModelSpec):
+            return ModelCard(spec.name, self._created, encoder_capabilities_of(spec, self._config))
+        assert isinstance(spec, DiffusionModelSpec)
+        return ModelCard(spec.name, self._created, await self._capabilities(spec))
+
+    async def _capabilities(self, spec: DiffusionModelSpec) -> ModelCapabilities:
+        loras = await asyncio.to_thread(self._generation_service.folders.loras.files, spec.name)  # reads folders
+        controlnets = await asyncio.to_thread(self._generation_service.folders.controlnets.for_model, spec)
+        refiner = await asyncio.to_thread(self._generation_service.folders.refiners.for_model, spec)
+        return capabilities_of(spec, self._config, loras, controlnets, refiner and refiner.name)

@@ -1,0 +1,1 @@
+"""The rerankers' API that Jina, Cohere and vLLM share."""

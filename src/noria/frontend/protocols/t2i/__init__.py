@@ -1,0 +1,1 @@
+"""Noria's own protocol for images."""

@@ -1,0 +1,1 @@
+"""The registry over HTTP: versions, deployments, lineage and statistics."""

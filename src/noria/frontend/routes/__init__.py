@@ -1,1 +1,0 @@
-"""One module for each HTTP interface: reads requests, calls services, writes responses."""

@@ -1,1 +1,0 @@
-"""Routes of images, and what those of other APIs share with them: forms, event streams."""

@@ -1,1 +1,0 @@
-"""The routes of jobs, and the requests in them."""

@@ -1,1 +1,0 @@
-"""What the routes of the registry call: versions, lineage, statistics, in threads."""

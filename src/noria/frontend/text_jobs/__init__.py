@@ -1,1 +1,0 @@
-"""Jobs of texts: a file of lines in, a file of numbers out."""

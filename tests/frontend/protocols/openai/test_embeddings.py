@@ -1,0 +1,280 @@
+"""POST /v1/embeddings in front of a fake engine, with the unmodified openai client and without."""
+
+import base64
+
+import httpx
+import msgspec
+import numpy as np
+import openai
+import pytest
+
+from noria.config import Config, FrontendConfig
+from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody, as_settings
+from noria.frontend.services.texts.text_request import with_prompt
+from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
+from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
+from waiting import wait_until
+
+ALICE = "noria_" + "a" * 43
+
+
+@pytest.fixture(scope="module")
+def text_engine(folder):
+    with FakeEngine(f"ipc://{folder}/texts", models=(FAKE_MODEL, FAKE_ENCODER), load=FAKE_LOAD) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def text_url(text_engine):
+    from frontends import serving
+
+    with serving(Config(frontend=FrontendConfig(max_texts=8)), text_engine) as (url, _):
+        wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        yield url
+
+
+@pytest.fixture
+def texts(text_url, text_engine):
+    """A client; the engine behind it is reset."""
+    text_engine.reset()
+    with httpx.Client(base_url=text_url, timeout=60) as client:
+        client.engine = text_engine
+        yield client
+
+
+@pytest.fixture
+def client(text_url, texts):
+    with (
+        httpx.Client() as web,
+        openai.OpenAI(base_url=f"{text_url}/v1", api_key="none", http_client=web, max_retries=0) as client,
+    ):
+        yield client
+
+
+def vector(*words, dimensions=8):
+    return fake_vector([1, *map(word_id, words), 2])[:dimensions]
+
+
+def post(texts, **body):
+    return texts.post("/v1/embeddings", json=body)
+
+
+@pytest.mark.parametrize("encoding_format", ["float", "base64", openai.NOT_GIVEN])
+def test_openais_client_gets_a_vector_for_each_text(client, encoding_format):
+    answer = client.embeddings.create(model="noria", input=["a cat", "dogs"], encoding_format=encoding_format)
+    assert [each.index for each in answer.data] == [0, 1]
+    got = [
+        np.frombuffer(base64.b64decode(each.embedding), "<f4")
+        if isinstance(each.embedding, str)
+        else np.array(each.embedding, np.float32)
+        for each in answer.data
+    ]
+    np.testing.assert_array_equal(got, [vector("a", "cat"), vector("dogs")])
+    assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("fake-encoder", 7, 7)
+
+
+def test_a_text_token_ids_and_lists_of_them(texts):
+    one = post(texts, input="a cat").json()["data"]
+    np.testing.assert_array_equal(np.float32(one[0]["embedding"]), vector("a", "cat"))
+    ids = [1, word_id("a"), word_id("cat"), 2]
+    assert post(texts, input=ids).json()["data"] == one
+    assert post(texts, input=[ids, ids]).json()["data"][1]["embedding"] == one[0]["embedding"]
+
+
+@pytest.mark.parametrize("encoding_format", ["float", "base64"])
+def test_a_large_response_is_encoded_beside_the_event_loop(texts, monkeypatch, encoding_format):
+    inline = post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content
+    monkeypatch.setattr("noria.frontend.services.texts.encoding._MAX_INLINE_NUMBERS", 0)
+    assert post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content == inline
+
+
+def test_what_the_engine_is_asked_for(texts):
+    answer = texts.post(
+        "/v1/embeddings",
+        json={"input": "a cat", "dimensions": 3, "normalize": False, "priority": "low", "user": "me"},
+        headers={"X-Noria-Deadline-Ms": "5000", "X-Request-Id": "abc"},
+    )
+    assert len(answer.json()["data"][0]["embedding"]) == 3
+    (request,) = texts.engine.submitted
+    payload = request.payload
+    assert (request.request_id, request.model, request.priority) == ("abc", "fake-encoder", "low")
+    assert 4.0 < request.deadline_s < 5.0
+    assert (payload.dimensions, payload.normalize, payload.lengths, payload.id_bytes) == (3, False, (4,), 2)
+    assert answer.headers["x-noria-model"] == "fake-encoder"
+    timing = answer.headers["server-timing"]
+    assert all(f"{stage};dur=" in timing for stage in ("tokenize", "queue", "infer", "postprocess", "predicted"))
+    assert "x-noria-truncated" not in answer.headers
+
+
+def test_a_text_that_is_too_long_is_cut_or_rejected(texts):
+    long = " ".join(["word"] * 100)
+    answer = post(texts, input=[long, "short"])
+    assert answer.headers["x-noria-truncated"] == "1"
+    assert texts.engine.submitted[0].payload.lengths == (64, 3)
+    rejected = post(texts, input=["short", long], truncate=False)
+    assert rejected.status_code == 400
+    assert "text 1 has 102 tokens; fake-encoder takes at most 64" in rejected.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"input": ""}, "input", "text 0 is empty"),
+        ({"input": ["a", ""]}, "input", "text 1 is empty"),
+        ({"input": []}, "input", "the request has 0 texts; allowed are 1 to 8"),
+        ({"input": [[]]}, "input", "text 0 is empty"),
+        ({"input": ["a"] * 9}, "input", "the request has 9 texts"),
+        ({"input": ["a", 1]}, "input", "mixes texts and token ids"),
+        ({"input": [1, 1000]}, "input", "the token id 1000; fake-encoder has the ids 0 to 999"),
+        ({"input": [1, -1]}, "input", "the token id -1"),
+        ({"input": 5}, "input", "input is 5; allowed is a string or a list of strings, integers or lists of integers."),
+        (
+            {"input": None},
+            "input",
+            "input is null; allowed is a string or a list of strings, integers or lists of integers.",
+        ),
+        ({"input": {"a": 1}}, "input", "allowed is"),
+        ({"input": ["a", None]}, "input", "input[1] is null; allowed is an integer, a string or a list."),
+        ({"input": [[1, True]]}, "input", "input[0][1] is true; allowed is an integer."),
+        ({"input": "a\0b"}, "input", "cannot be tokenized"),
+        ({}, "input", "input is missing"),
+        ({"input": "a", "dimensions": 9}, "dimensions", "allowed for fake-encoder are 1 to 8"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "allowed for fake-encoder are 1 to 8"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "float"),
+        ({"input": "a", "prompt_name": "query"}, "prompt_name", "the model has no prompts"),
+        ({"input": "a", "input_type": "clustering"}, "input_type", "'clustering'; allowed"),
+        ({"input": "a", "input_type": "passage", "task": "retrieval.query"}, "task", "which differ; send one of them"),
+        ({"input": "a", "priority": "urgent"}, "priority", "urgent"),
+        ({"input": "a", "deadline_ms": 0}, "deadline_ms", "allowed are 1 to"),
+        ({"input": "a", "model": "tiny"}, "model", "is an image model; this route needs an embedding model"),
+        ({"input": "a", "model": "other"}, "model", "allowed are 'fake-encoder'"),
+        ({"input": "a", "stop": 1}, "stop", "unknown field"),
+    ],
+)
+def test_a_bad_request_says_what_is_wrong(texts, body, param, says):
+    answer = texts.post("/v1/embeddings", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (404 if param == "model" else 400, param)
+    assert says in error["message"]
+    assert not texts.engine.submitted
+
+
+GEMMA = (("query", "task: "), ("document", "title: "))
+NOMIC = (("search_query", "sq: "), ("search_document", "sd: "), ("classification", "c: "))
+QWEN3 = (("query", "Instruct: "),)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fields", "text"),
+    [
+        (GEMMA, {"input_type": "query"}, "task: a"),
+        (GEMMA, {"input_type": "search_document"}, "title: a"),  # Cohere's
+        (GEMMA, {"task": "retrieval.passage"}, "title: a"),  # Jina's
+        (NOMIC, {"input_type": "query", "task": "retrieval.query"}, "sq: a"),
+        (NOMIC, {"input_type": "passage"}, "sd: a"),  # NVIDIA's
+        (NOMIC, {"input_type": "passage", "prompt_name": "classification"}, "c: a"),
+        (NOMIC, {}, "sq: a"),  # the model's default prompt
+        (QWEN3, {"input_type": "document"}, "a"),
+        ((), {"input_type": "query"}, "a"),
+    ],
+)
+def test_the_side_of_a_search_chooses_the_prompt(prompts, fields, text):
+    default = "search_query" if prompts is NOMIC else None
+    spec = msgspec.structs.replace(FAKE_ENCODER, prompts=prompts, default_prompt=default)
+    settings = as_settings(msgspec.convert({"input": "a", **fields}, EmbeddingsRequestBody))
+    assert with_prompt(settings, spec) == [text]
+
+
+def test_an_engines_error_reaches_openais_client(client, texts):
+    texts.engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 2.5}
+    with pytest.raises(openai.RateLimitError) as raised:
+        client.embeddings.create(model="fake-encoder", input="a")
+    assert (raised.value.code, raised.value.response.headers["retry-after"]) == ("queue_full", "3")
+
+
+def test_one_refusal_names_all_options_and_all_types_that_are_wrong(texts):
+    for wrong, says in (
+        ({"dimensions": 99, "deadline_ms": 0, "prompt_name": "x"}, ("dimensions is 99", "deadline_ms is 0", "'x'")),
+        ({"dimensions": "a", "stop": 1, "truncate": 3}, ("dimensions is 'a'", "'stop'", "truncate is 3")),
+    ):
+        message = texts.post("/v1/embeddings", json={"input": "a"} | wrong).json()["error"]["message"]
+        assert all(each in message for each in says), message
+
+
+def test_an_image_route_does_not_take_a_text_encoder(texts):
+    answer = texts.post("/t2i", json={"prompt": "a", "model": "fake-encoder"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        404,
+        "model 'fake-encoder' is an embedding model; this route needs an image model: 'tiny'.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "this route needs an embedding model: 'fake-encoder'."),
+        ("/embed", {"inputs": "a"}, "this route needs an embedding model: 'fake-encoder'."),
+        ("/predict", {"inputs": "a"}, "this route needs a classification model or a reranking model: none is served"),
+        ("/tokenize", {"inputs": "a"}, "this route needs a text encoder: 'fake-encoder'."),
+        ("/v2/models/tiny/infer", {"inputs": []}, "this route needs a text encoder: 'fake-encoder'."),
+    ],
+)
+def test_a_text_route_does_not_take_an_image_model(texts, path, body, says):
+    answer = texts.post(path, json=body | {"model": "tiny"})
+    assert answer.status_code == 404
+    assert f"model 'tiny' is an image model; {says}" in answer.text
+
+
+def test_a_server_without_text_encoders_says_so(client, web, engine):
+    answer = web.post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 404
+    assert (
+        answer.json()["error"]["message"] == "this needs a model of kind encoder; this server has 'tiny' (diffusion)."
+    )
+
+
+def test_models_of_both_kinds_are_listed(texts):
+    image, text = texts.get("/v1/models").json()["data"]
+    assert (image["noria"]["kind"], text["noria"]["kind"]) == ("diffusion", "encoder")
+    assert (text["id"], text["noria"]["dimensions"], text["noria"]["max_texts"]) == ("fake-encoder", 8, 8)
+    detail = texts.get("/v1/models/fake-encoder").json()
+    assert (detail["noria"], detail["load"]["num_slots"]) == (text["noria"], 4)
+    assert (detail["precision"]["dtype"], detail["precision"]["fidelity"]) == ("int8", 0.999)
+    unknown = texts.get("/v1/models/nope")
+    assert unknown.status_code == 404
+    assert f"allowed are {image['id']!r}, 'fake-encoder'" in unknown.json()["error"]["message"]
+
+
+def test_one_line_and_metrics_for_each_request(texts, captured_log_fields):
+    def value(name):
+        lines = texts.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    names = (
+        'noria_texts_total{model="fake-encoder"}',
+        'noria_requests_total{model="fake-encoder",outcome="ok"}',
+        'noria_requests_total{model="fake-encoder",outcome="invalid_field"}',
+        'noria_stage_seconds_count{model="fake-encoder",stage="tokenize"}',
+        'noria_stage_seconds_count{model="fake-encoder",stage="infer"}',
+        'noria_stage_seconds_count{model="fake-encoder",stage="postprocess"}',
+    )
+    before = [value(name) for name in names]
+    with captured_log_fields("noria.requests") as lines:
+        texts.post("/v1/embeddings", json={"input": ["a cat", "b"]}, headers={"X-Request-Id": "abc"})
+        post(texts, input="")
+        wait_until(lambda: len(lines()) == 2)
+    done, rejected = lines()
+    assert {
+        name: done[name] for name in ("request_id", "event", "outcome", "model", "task", "num_texts", "num_tokens")
+    } == {
+        "request_id": "abc",
+        "event": "request",
+        "outcome": "ok",
+        "model": "fake-encoder",
+        "task": "embedding",
+        "num_texts": 2,
+        "num_tokens": 7,
+    }
+    assert (done["infer_s"], done["postprocess_s"] > 0) == (0.002, True)
+    assert (rejected["outcome"], rejected["num_texts"]) == ("invalid_field", 1)
+    assert [value(name) - was for name, was in zip(names, before, strict=True)] == [2, 1, 1, 1, 1, 1]
