@@ -30,6 +30,22 @@ def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
         ) from error
 
 
+def shipped_folder(in_package: str, in_repository: str, file: str) -> pathlib.Path | None:
+    """The folder of files that a wheel has in the package, and a clone in the repository; None: there is none.
+
+    It has `file`; another folder of this name is not it.
+    """
+    package = pathlib.Path(__file__).parent
+    candidates = (package / in_package, package.parent.parent / in_repository)
+    return next((folder for folder in candidates if (folder / file).is_file()), None)
+
+
+def documents() -> dict[str, pathlib.Path]:
+    """The files of the documents by their names, such as "settings.md"; none in an installation without them."""
+    folder = shipped_folder("documents", "docs", "settings.md")
+    return {} if folder is None else {file.name: file for file in sorted(folder.glob("*.md"))}
+
+
 def cache_folder(cache_dir: str, environment: Mapping[str, str]) -> pathlib.Path:
     """`cache_dir`, or a folder in the user's cache folder if that is empty; it is not created."""
     if cache_dir:

@@ -59,7 +59,7 @@ def version_of(path: str | os.PathLike[str]) -> str:
 class Run:
     """A run, as a context manager; sends events to `to`: `registry`, the URL of a server, or a file of lines.
 
-    A server with API keys needs one with the scope `registry`, by default that in $OPENLINEAGE_API_KEY. A script that
+    A server with API keys needs one with the scope `lineage`, by default that in $OPENLINEAGE_API_KEY. A script that
     is stopped and goes on later is one run if it gives the same `run_id`, a UUID.
     """
 
@@ -103,7 +103,7 @@ class Run:
         event = self._event(event_type, None if error is None else f"{type(error).__name__}: {error}")
         try:
             self._send(event)
-        except Exception as unsent:  # of a database, for example: none may hide the exception of the block
+        except Exception as unsent:  # errors of a database, for example: none may hide the exception of the block
             self._keep(event, unsent)
 
     def _keep(self, event: dict[str, Any], unsent: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What the classes of endpoints with code of one's own get, and what they may raise: docs/user-code.md.
+"""The objects that classes of endpoints with user code get, and what they may raise: docs/user-code.md.
 
 A class needs no base. Each of its methods `load(ctx)`, `preprocess(body, state)` and `postprocess(result, state)` may
 be left out (not both of the last two), and may be async.
@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from noria.errors import InvalidField
+from noria.errors import InvalidField, NoriaError
 from noria.protocol.text import EncoderModelSpec
 
 if TYPE_CHECKING:
     import numpy as np  # takes a tenth of a second, which front ends without such code need not spend
     from numpy.typing import NDArray
+
+
+__all__ = ["Context", "InvalidInput", "NoriaError", "Result", "State"]
 
 
 class InvalidInput(InvalidField):
@@ -23,29 +26,29 @@ class InvalidInput(InvalidField):
 
 @dataclass(frozen=True)
 class Context:
-    """What `load` gets, once in each front-end process and again when the file has changed."""
+    """The argument that `load` gets, once in each front-end process and again when the file has changed."""
 
     endpoint: str  # its name
-    folder: pathlib.Path  # of the file
+    folder: pathlib.Path  # folder of the file
     settings: Mapping[str, Any]  # the table `settings` of the endpoint
-    model: EncoderModelSpec | None  # of the endpoint's texts; None: this server has no text encoder
+    model: EncoderModelSpec | None  # model of the endpoint's texts; None: this server has no text encoder
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a text encoder has computed."""
+    """The result of a text encoder."""
 
     rows: (
         "NDArray[np.float32]"  # n × dimensions: embeddings or logits, one row for each text; for each token, if tokens
     )
     #                              are classified
     spec: EncoderModelSpec  # the model; `labels` names the columns of logits
-    num_tokens: int  # of all texts, special tokens included
+    num_tokens: int  # tokens of all texts, special tokens included
     num_truncated: int = 0  # texts that were too long for the model and were cut
 
 
 class State:
-    """One request: `preprocess` and `postprocess` get the same object, and may set attributes of their own on it."""
+    """A request: `preprocess` and `postprocess` get the same object, and may set attributes of their own on it."""
 
     def __init__(
         self,

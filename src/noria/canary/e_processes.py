@@ -56,7 +56,7 @@ def rate_interval(successes: int, n: int, alpha: float) -> tuple[float, float]:
         return 0.0, 1.0
     failures = n - successes
     log_mixture = math.lgamma(successes + 0.5) + math.lgamma(failures + 0.5) - math.lgamma(n + 1) - math.log(math.pi)
-    log_limit = log_mixture + math.log(alpha)  # of the likelihood: B(½, ½) is π
+    log_limit = log_mixture + math.log(alpha)  # limit of the log likelihood: B(½, ½) is π
 
     def is_outside(p: float) -> bool:
         return successes * math.log(p) + failures * math.log1p(-p) <= log_limit

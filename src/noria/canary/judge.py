@@ -4,16 +4,16 @@ A *window* is the requests of both arms that were admitted in one span of time. 
 ended (else slow ones are missing), with five or more of the canary; `verdict` reads the evidence so far. The windows
 must be closed by times and counts, never by outcomes.
 
-Guards: the error rate, the latency, and any histograms or categories of outputs. Each has an e-process, so a canary
-that is no worse fails with a probability of at most `alpha`, however often one looks (`e_processes.py`). The assumption
-is that a window's outcomes are independent given the version. So of requests with a sticky key only the first of each
-key counts, and requests rejected for the caller's mistake (4xx) or cancelled do not. A level that moves from window to
-window, alike in both arms, does no harm. Windows that slow down one arm at random do none to the latency, which bets
-once a window.
+Guards: the rate of errors, the rate of rejections, the latency, and any histograms or categories of outputs. Each has
+an e-process, so a canary that is no worse fails with a probability of at most `alpha`, however often one looks
+(`e_processes.py`). The assumption is that a window's outcomes are independent given the version. So of requests with a
+sticky key only the first of each key counts; the others are *repeats*. A level that moves from window to window, alike
+in both arms, does no harm. Windows that slow down one arm at random do none to the latency, which bets once a window.
 
 The state is immutable, bounded and JSON (`msgspec.json`): it is stored as the evidence.
 """
 
+import bisect
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,64 +22,38 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from noria.canary.arm import Arm
 from noria.canary.e_processes import bet, log_mean_exp, rate_interval, two_sample_log_factor
+from noria.canary.rates import INCREASES, Rate, increase_interval, step_rate
 from noria.errors import short_repr
-from noria.statistics.distributions import MAX_CATEGORIES, OTHER, add_counts
+from noria.statistics.distributions import MAX_CATEGORIES, OTHER, add_counts, most_frequent
 from noria.statistics.drift import MIN_SAMPLES, corrected_psi
 
-ERRORS, LATENCY = "errors", "latency"
-GUARD_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}\Z"  # of the names of variables
+ERRORS, REJECTIONS, LATENCY = "errors", "rejections", "latency"
+GUARD_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}\Z"  # matches the names of variables
 MAX_GUARDS = 16
 
-_ERROR_INCREASES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.9)  # that the errors' e-process averages over
-_PRIOR_ERRORS, _PRIOR_REQUESTS = 0.5, 50.0  # the guess of the control's error rate before the first window: 1 %
-_MAX_ERROR_RATE = 0.99  # of the alternatives, so that a success is possible under each
 _STAKES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.95)  # that the latency's e-process averages over
 _PASSING_STAKES = tuple(-stake for stake in _STAKES)
 _SHRINKAGE = 30.0  # counts of the control that the estimate of the canary's distribution begins with
 _MAX_LOG_E = 690.0  # exp of it is a float
+_MAX_NUM_TO_PASS = 10**9
 
 Outcome = Literal["pass", "fail", "inconclusive"]
 
 
-class Arm(Struct, frozen=True):
-    """What one arm did in one window. The default is an empty one. Raises ValueError if counts are impossible."""
-
-    n: int = 0  # requests
-    errors: int = 0  # of them
-    latencies: dict[str, list[float]] = {}  # by shape (only equal shapes are compared); seconds, or any unit
-    cells: dict[str, dict[str, int]] = {}  # of each user guard: counts by cell, as `distributions.py` returns them
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.errors <= self.n:
-            raise ValueError(f"{self.errors} errors of {self.n} requests; errors are 0 to the number of requests")
-        for guard, counts in self.cells.items():
-            if counts and min(counts.values()) < 0:
-                raise ValueError(f"guard {short_repr(guard)} has {short_repr(counts)}; counts are 0 or more")
-
-    def merge(self, other: "Arm") -> "Arm":
-        """Return both together: the same window of another process, or the next window."""
-        latencies = {shape: list(values) for shape, values in self.latencies.items()}
-        for shape, values in other.latencies.items():
-            latencies.setdefault(shape, []).extend(values)
-        cells = {
-            guard: add_counts(self.cells.get(guard, {}), other.cells.get(guard, {}))
-            for guard in [*self.cells, *(guard for guard in other.cells if guard not in self.cells)]
-        }
-        return Arm(self.n + other.n, self.errors + other.errors, latencies, cells)
-
-
 class JudgeSettings(Struct, frozen=True):
-    """What a canary may do, and how sure the judge must be. Fixed for a canary's life."""
+    """The limits of a canary, and how sure the judge must be. Fixed for a canary's life."""
 
     guards: tuple[str, ...] = ()  # names of histograms and categories; others in an `Arm` are ignored
     judges_latency: bool = True
     alpha: float = 0.05  # probability that a canary that is no worse ever fails
-    min_responses: int = 80  # of the canary, before it can fail
+    min_responses: int = 80  # responses of the canary, before it can fail
     hard_stop_responses: int = 10  # after so many it fails at `hard_stop_e`
     hard_stop_e: float = 1000.0
     min_error_increase: float = 0.005  # a smaller one never fails
     max_error_increase: float = 0.03  # a pass excludes a larger one
+    max_rejection_increase: float = 0.03  # a smaller one never fails, a pass excludes a larger one; at 1 none fails
     latency_tolerance: float = 1.2  # canary over control; slower ones are "slower"
     max_psi: float = 0.1  # corrected; a guard with a smaller one never fails
 
@@ -91,9 +65,12 @@ class JudgeSettings(Struct, frozen=True):
         _require(self.hard_stop_e >= 1 / self.alpha, "hard_stop_e", self.hard_stop_e, f"{1 / self.alpha:g} or more")
         _require(0 <= self.min_error_increase < 1, "min_error_increase", self.min_error_increase, "0 to below 1")
         _require(0 < self.max_error_increase <= 1, "max_error_increase", self.max_error_increase, "above 0 to 1")
+        _require(
+            0 < self.max_rejection_increase <= 1, "max_rejection_increase", self.max_rejection_increase, "above 0 to 1"
+        )
         _require(1 <= self.latency_tolerance < math.inf, "latency_tolerance", self.latency_tolerance, "1 or more")
         _require(0 <= self.max_psi < math.inf, "max_psi", self.max_psi, "0 or more")
-        if reserved := {ERRORS, LATENCY}.intersection(self.guards):
+        if reserved := {ERRORS, REJECTIONS, LATENCY}.intersection(self.guards):
             raise ValueError(f"guards are {short_repr(self.guards)}; {', '.join(sorted(reserved))} has its own guard")
         if len(set(self.guards)) < len(self.guards) or len(self.guards) > MAX_GUARDS:
             raise ValueError(f"guards are {short_repr(self.guards)}; allowed are at most {MAX_GUARDS}, each once")
@@ -108,7 +85,7 @@ def _require(holds: bool, name: str, value: float, allowed: str) -> None:
 
 
 class CellEvidence(Struct, frozen=True):
-    """What is known of one histogram or of one variable's categories."""
+    """The evidence of one histogram or of one variable's categories."""
 
     control: dict[str, int] = {}
     canary: dict[str, int] = {}
@@ -119,30 +96,49 @@ class JudgeState(Struct, frozen=True):
     """The evidence so far; the default has none. Logarithms are natural."""
 
     num_windows: int = 0  # that were not empty
-    num_control: int = 0
+    num_control: int = 0  # responses, rejections among them
     control_errors: int = 0
     num_canary: int = 0
     canary_errors: int = 0
-    errors_log_e: tuple[float, ...] = (0.0,) * len(_ERROR_INCREASES)  # of each increase
-    slower_log_e: tuple[float, ...] = (0.0,) * len(_STAKES)  # of each stake, against "not slower"
-    not_slower_log_e: tuple[float, ...] = (0.0,) * len(_STAKES)  # of each stake, against "slower"
-    num_pairs: int = 0  # of latencies
+    errors_log_e: tuple[float, ...] = (0.0,) * len(INCREASES)  # log e of each increase
+    slower_log_e: tuple[float, ...] = (0.0,) * len(_STAKES)  # log e of each stake, against "not slower"
+    not_slower_log_e: tuple[float, ...] = (0.0,) * len(_STAKES)  # log e of each stake, against "slower"
+    num_pairs: int = 0  # pairs of latencies
     num_slower: int = 0  # pairs whose canary was slower than the tolerance
     num_invalid: int = 0  # latencies that were left out: not finite, or negative
     guards: dict[str, CellEvidence] = {}
+    control_rejections: int = 0
+    canary_rejections: int = 0
+    rejections_log_e: tuple[float, ...] = (0.0,) * len(INCREASES)  # log e of each increase
+    control_repeats: int = 0
+    canary_repeats: int = 0
+    waiting_control: int = 0  # responses in windows that are not complete, so no evidence yet
+    waiting_canary: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError if the state was stored by a version with other alternatives."""
-        lengths = len(self.errors_log_e), len(self.slower_log_e), len(self.not_slower_log_e)
-        if lengths != (len(_ERROR_INCREASES), len(_STAKES), len(_STAKES)):
+        lengths = tuple(map(len, (self.errors_log_e, self.rejections_log_e, self.slower_log_e, self.not_slower_log_e)))
+        if lengths != (len(INCREASES), len(INCREASES), len(_STAKES), len(_STAKES)):
             raise ValueError("the evidence is of another version of the judge; start the canary again")
+
+    @property
+    def num_seen(self) -> int:
+        """The responses of the canary, with those that are not judged yet."""
+        return self.num_canary + self.waiting_canary
+
+    def rates(self, guard: str) -> tuple[Rate, Rate]:
+        """Return the errors or the rejections of the control and of the canary."""
+        if guard == REJECTIONS:
+            return Rate(self.control_rejections, self.num_control), Rate(self.canary_rejections, self.num_canary)
+        num_control, num_canary = self.num_control - self.control_rejections, self.num_canary - self.canary_rejections
+        return Rate(self.control_errors, num_control), Rate(self.canary_errors, num_canary)
 
 
 class GuardResult(Struct, frozen=True):
-    """What one guard says. The canary is worse with the evidence `e` if `effect` is above `floor`."""
+    """The result of one guard. The canary is worse with the evidence `e` if `effect` is above `floor`."""
 
     e: float
-    effect: float  # increase of the error rate, share of pairs that are slower, corrected PSI
+    effect: float  # increase of the rate, share of pairs that are slower, corrected PSI
     floor: float
 
     @property
@@ -157,13 +153,13 @@ class Verdict(Struct, frozen=True):
     outcome: Outcome
     e: float  # the mean of the guards' counted e
     e_by_guard: dict[str, GuardResult]
-    interval: tuple[float, float]  # of the increase of the error rate, at level 1 − alpha, valid at every look
+    interval: tuple[float, float]  # bounds of the increase of the error rate, at level 1 − alpha, valid at every look
     reason: str
 
 
 def step(state: JudgeState, control: Arm, canary: Arm, settings: JudgeSettings) -> JudgeState:
     """Return the state after one more window. An empty one changes nothing; one arm alone is no evidence."""
-    if not control.n and not canary.n:
+    if not control.n + control.repeats and not canary.n + canary.repeats:
         return state
     guards = {
         guard: _step_cells(
@@ -179,25 +175,29 @@ def step(state: JudgeState, control: Arm, canary: Arm, settings: JudgeSettings) 
         control_errors=state.control_errors + control.errors,
         num_canary=state.num_canary + canary.n,
         canary_errors=state.canary_errors + canary.errors,
-        errors_log_e=_step_errors(state, control, canary),
+        errors_log_e=step_rate(
+            state.errors_log_e,
+            state.rates(ERRORS)[0],
+            Rate(control.errors, control.n - control.rejections),
+            Rate(canary.errors, canary.n - canary.rejections),
+        ),
         slower_log_e=bet(state.slower_log_e, _STAKES, payoff),
         not_slower_log_e=bet(state.not_slower_log_e, _PASSING_STAKES, payoff),
         num_pairs=state.num_pairs + num_pairs,
         num_slower=state.num_slower + num_slower,
         num_invalid=state.num_invalid + num_invalid,
         guards=guards,
+        control_rejections=state.control_rejections + control.rejections,
+        canary_rejections=state.canary_rejections + canary.rejections,
+        rejections_log_e=step_rate(
+            state.rejections_log_e,
+            state.rates(REJECTIONS)[0],
+            Rate(control.rejections, control.n),
+            Rate(canary.rejections, canary.n),
+        ),
+        control_repeats=state.control_repeats + control.repeats,
+        canary_repeats=state.canary_repeats + canary.repeats,
     )
-
-
-def _step_errors(state: JudgeState, control: Arm, canary: Arm) -> tuple[float, ...]:
-    """Add the window's factor against "equal error rates", for each increase over the control's rate so far."""
-    rate = (state.control_errors + _PRIOR_ERRORS) / (state.num_control + _PRIOR_REQUESTS)
-    in_canary, in_control = ((arm.errors, arm.n - arm.errors) for arm in (canary, control))
-    logs = []
-    for log, increase in zip(state.errors_log_e, _ERROR_INCREASES, strict=True):
-        higher = max(rate, min(rate + increase, _MAX_ERROR_RATE))
-        logs.append(log + two_sample_log_factor(in_canary, in_control, (higher, 1 - higher), (rate, 1 - rate)))
-    return tuple(logs)
 
 
 def _step_cells(evidence: CellEvidence, control: Mapping[str, int], canary: Mapping[str, int]) -> CellEvidence:
@@ -228,7 +228,7 @@ def _step_cells(evidence: CellEvidence, control: Mapping[str, int], canary: Mapp
 def _known_names(known: Sequence[str], *windows: Mapping[str, int]) -> set[str]:
     """`known` and the window's most frequent new cells, up to the limit."""
     counts = add_counts(*windows)
-    new = sorted(counts.keys() - {*known, OTHER}, key=lambda name: (-counts[name], name))
+    new = most_frequent({name: count for name, count in counts.items() if name not in {*known, OTHER}})
     return {*known, *new[: MAX_CATEGORIES - len(known)]}
 
 
@@ -263,20 +263,18 @@ def _spread(values: Sequence[float], num: int) -> list[float]:
 def verdict(state: JudgeState, settings: JudgeSettings) -> Verdict:
     """Judge the evidence so far.
 
-    Fail: the mean of the guards' e-processes reaches 1/alpha; before `min_responses`, `hard_stop_e`. Pass: the interval
-    excludes an increase of the error rate by `max_error_increase`, the bet that the canary is not slower reaches
-    1/alpha, and each user guard has 200 values of each arm and a corrected PSI of at most `max_psi`. Passing by the
-    error rate assumes that each arm's rate is the same in all windows.
+    Fail: the mean of the guards' e-processes reaches 1/alpha; before `min_responses`, `hard_stop_e`. Pass: the
+    intervals exclude increases of the rates by `max_error_increase` and `max_rejection_increase`, the bet that the
+    canary is not slower reaches 1/alpha, and each user guard has 200 values of each arm and a corrected PSI of at most
+    `max_psi`. Passing by a rate assumes that each arm's rate is the same in all windows.
     """
     results = _guard_results(state, settings)
     e = sum(result.counted_e for result in results.values()) / len(results)
-    control = rate_interval(state.control_errors, state.num_control, settings.alpha / 2)
-    canary = rate_interval(state.canary_errors, state.num_canary, settings.alpha / 2)
-    interval = canary[0] - control[1], canary[1] - control[0]
+    interval = increase_interval(*state.rates(ERRORS), settings.alpha)
     limit = 1 / settings.alpha if state.num_canary >= settings.min_responses else settings.hard_stop_e
     if e >= limit and state.num_canary >= min(settings.hard_stop_responses, settings.min_responses):
         worst = max(results, key=lambda guard: results[guard].counted_e)
-        reason = f"{_describe(worst, state, settings)}; E = {e:.3g}, which fails from {limit:g}"
+        reason = f"{_describe(worst, state, settings)}; the evidence against it is {e:.3g}, and fails from {limit:g}"
         return Verdict("fail", e, results, interval, reason)
     if missing := _missing(state, settings, results, interval):
         return Verdict("inconclusive", e, results, interval, "; ".join(missing))
@@ -284,11 +282,13 @@ def verdict(state: JudgeState, settings: JudgeSettings) -> Verdict:
 
 
 def _guard_results(state: JudgeState, settings: JudgeSettings) -> dict[str, GuardResult]:
-    rates = [
-        errors / n if n else 0.0
-        for errors, n in ((state.canary_errors, state.num_canary), (state.control_errors, state.num_control))
-    ]
-    results = {ERRORS: GuardResult(_e(state.errors_log_e), rates[0] - rates[1], settings.min_error_increase)}
+    results = {}
+    for guard, logs, floor in (
+        (ERRORS, state.errors_log_e, settings.min_error_increase),
+        (REJECTIONS, state.rejections_log_e, settings.max_rejection_increase),
+    ):
+        control, canary = state.rates(guard)
+        results[guard] = GuardResult(_e(logs), canary.share - control.share, floor)
     if settings.judges_latency:
         share = state.num_slower / state.num_pairs if state.num_pairs else 0.0
         results[LATENCY] = GuardResult(_e(state.slower_log_e), share, 0.5)
@@ -304,10 +304,10 @@ def _e(logs: Sequence[float]) -> float:
 
 
 def _describe(guard: str, state: JudgeState, settings: JudgeSettings) -> str:
-    if guard == ERRORS:
+    if guard in (ERRORS, REJECTIONS):
+        control, canary = state.rates(guard)
         return (
-            f"errors: {state.canary_errors} of {state.num_canary} responses of the canary, {state.control_errors} of "
-            f"{state.num_control} of the control"
+            f"{guard}: {canary.bad} of {canary.n} responses of the canary, {control.bad} of {control.n} of the control"
         )
     if guard == LATENCY:
         return (
@@ -318,20 +318,34 @@ def _describe(guard: str, state: JudgeState, settings: JudgeSettings) -> str:
     return f"{guard}: another distribution, corrected PSI {corrected_psi(evidence.control, evidence.canary):.2f}"
 
 
+def describe_counts(state: JudgeState) -> str:
+    """Return what both arms did, in words."""
+    waiting = state.waiting_canary + state.waiting_control
+    return (
+        f"responses of the canary {state.num_canary}, errors {state.canary_errors}, rejections "
+        f"{state.canary_rejections}; of the control {state.num_control}, errors {state.control_errors}, rejections "
+        f"{state.control_rejections}"
+        + (f"; not judged yet, five at a time: {state.waiting_canary} and {state.waiting_control}" if waiting else "")
+    )
+
+
 def _missing(
     state: JudgeState, settings: JudgeSettings, results: Mapping[str, GuardResult], interval: tuple[float, float]
 ) -> list[str]:
-    """What a pass still needs, in words."""
+    """Return what a pass still needs, in words."""
     missing = []
     if state.num_canary < settings.min_responses:
         missing.append(f"{state.num_canary} of {settings.min_responses} responses of the canary")
-    if interval[1] >= settings.max_error_increase:
-        missing.append(
-            f"errors: at most {100 * interval[1]:.1f} points more are possible, {100 * settings.max_error_increase:g} "
-            "are allowed"
-        )
+    rejections = increase_interval(*state.rates(REJECTIONS), settings.alpha)
+    for guard, high, allowed in (
+        (ERRORS, interval[1], settings.max_error_increase),
+        (REJECTIONS, rejections[1], settings.max_rejection_increase),
+    ):
+        if high >= allowed and state.num_canary:
+            missing.append(f"{guard}: at most {100 * high:.1f} points more are possible, {100 * allowed:g} are allowed")
     if settings.judges_latency and (e := _e(state.not_slower_log_e)) < 1 / settings.alpha:
-        missing.append(f"latency: E = {e:.3g} of {1 / settings.alpha:g} that the canary is not slower")
+        passes_from = f"and passes from {1 / settings.alpha:g}"
+        missing.append(f"latency: the evidence that the canary is not slower is {e:.3g}, {passes_from}")
     for guard in settings.guards:
         evidence = state.guards.get(guard, CellEvidence())
         if (num := min(sum(evidence.control.values()), sum(evidence.canary.values()))) < MIN_SAMPLES:
@@ -340,7 +354,30 @@ def _missing(
             missing.append(
                 f"{guard}: the corrected PSI is {results[guard].effect:.2f}, {settings.max_psi:g} is allowed"
             )
+    if missing and (few := _few_users(state, settings)):
+        missing.insert(0, few)
     return missing
+
+
+def _few_users(state: JudgeState, settings: JudgeSettings) -> str:
+    """Say how many users there are and are needed; empty if most responses are first ones, or without sticky keys."""
+    if state.control_repeats + state.canary_repeats <= state.num_control + state.num_canary:
+        return ""
+    return (
+        f"too few users: {state.num_canary} of the canary and {state.num_control} of the control, whose first "
+        f"responses count (the key is sticky), and {state.canary_repeats + state.control_repeats} later ones do not; "
+        f"{settings.min_responses} users of the canary are needed to roll back, {num_to_pass(settings)} or more to "
+        "pass"
+    )
+
+
+def num_to_pass(settings: JudgeSettings) -> int:
+    """Return the fewest responses of a canary that a pass needs: none is an error or rejected."""
+    allowed = min(settings.max_error_increase, settings.max_rejection_increase)
+    return bisect.bisect_left(
+        range(_MAX_NUM_TO_PASS), True, lo=settings.min_responses,
+        key=lambda num: rate_interval(0, num, settings.alpha / 2)[1] < allowed,
+    )  # fmt: skip
 
 
 def serialize(state: JudgeState) -> bytes:

@@ -73,7 +73,7 @@ class RampState(Struct, frozen=True):
     """Where a ramp stands."""
 
     status: RampStatus
-    step: int  # of `RampPlan.percents`, from 0
+    step: int  # index in `RampPlan.percents`, from 0
     elapsed_s: float  # in this step, without pauses
     updated_at: float  # seconds, of the clock that `advance` is given
 

@@ -19,7 +19,7 @@ _FIRST_PROGRESS_S = 30.0
 
 
 class ShadowPlan(Struct, frozen=True):
-    """Which share of the requests is copied, and until when. Raises ValueError if that is not allowed."""
+    """The share of the requests that is copied, and until when. Raises ValueError if that is not allowed."""
 
     percent: float
     max_s: float | None = None
@@ -57,18 +57,18 @@ def parse_shadow(text: str) -> ShadowPlan:
 
 
 class ShadowCounts(Struct, frozen=True):
-    """What copies of requests did, beside the requests themselves; sums, so that they can be added."""
+    """The outcome of copies of requests, beside the requests themselves; sums, so that they can be added."""
 
-    num_answers: int = 0  # of the shadow, errors included
+    num_answers: int = 0  # answers of the shadow, errors included
     num_errors: int = 0
-    num_control_errors: int = 0  # of the same requests
+    num_control_errors: int = 0  # errors of the control at the same requests
     num_lost: int = 0  # copies whose engine ended; errors, too
     num_dropped: int = 0  # copies that were never computed
     num_timed: int = 0  # requests that both answered
     shadow_s: float = 0.0  # computing time of those, without the wait in queues
     control_s: float = 0.0
     num_distances: int = 0  # answers of the same form
-    distance: float = 0.0  # of their outputs
+    distance: float = 0.0  # distances of their outputs, summed
     max_distance: float = 0.0  # the largest, no sum
 
     def __add__(self, other: "ShadowCounts") -> "ShadowCounts":
@@ -78,14 +78,14 @@ class ShadowCounts(Struct, frozen=True):
 
 
 class ShadowReport(Struct, frozen=True):
-    """What one front end counted since its last report."""
+    """The counts of one front end since its last report."""
 
     deployment: int
     counts: ShadowCounts
 
 
 class ShadowState(Struct, frozen=True):
-    """What is known of a shadow."""
+    """The state of a shadow, as far as it is known."""
 
     counts: ShadowCounts = ShadowCounts()
     elapsed_s: float = 0.0  # since its first copy was possible, without outages of who counts it
@@ -98,14 +98,25 @@ def advance(state: ShadowState, counts: ShadowCounts, now: float) -> ShadowState
     return ShadowState(state.counts + counts, state.elapsed_s + passed_s, now)
 
 
-def end_reason(plan: ShadowPlan, state: ShadowState) -> str | None:
-    """Return why a shadow is over; None: it goes on."""
+class ShadowEnd(Struct, frozen=True):
+    """The end of a shadow."""
+
+    has_passed: bool  # whether it may get requests, if its deployment has a plan for that
+    reason: str
+
+
+def end_of(plan: ShadowPlan, state: ShadowState, max_error_increase: float) -> ShadowEnd | None:
+    """Return whether a shadow is over; None: it goes on. `max_error_increase` is of its share of errors, 0 to 1."""
     counts = state.counts
     if counts.num_lost >= MAX_LOST:
-        return f"engines ended {counts.num_lost} times with a copy of a request in flight; {describe(counts)}"
+        reason = f"engines ended {counts.num_lost} times with a copy of a request in flight; {describe(counts)}"
+        return ShadowEnd(False, reason)
     is_over = plan.max_answers is not None and counts.num_answers >= plan.max_answers
     if is_over or (plan.max_s is not None and state.elapsed_s >= plan.max_s):
-        return f"it was wanted for {str(plan).partition(' for ')[2]}; {describe(counts)}"
+        reason = f"it was wanted for {str(plan).partition(' for ')[2]}; {describe(counts)}"
+        if counts.num_errors - counts.num_control_errors > max_error_increase * counts.num_answers:
+            return ShadowEnd(False, f"{reason}; these are too many errors for requests")
+        return ShadowEnd(True, reason)
     return None
 
 

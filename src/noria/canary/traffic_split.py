@@ -1,4 +1,4 @@
-"""Which of two versions answers a request: a share of the keys, always the same ones, goes to the canary.
+"""The choice of one of two versions for a request: a share of the keys, always the same ones, goes to the canary.
 
 A key is whatever shall stay with one version: a user, a session, or the request's id if nothing shall. Its hash is a
 fixed point between 0 and 1, and the canary has those below its weight. So while the weight grows, keys move from the

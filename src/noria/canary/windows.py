@@ -1,27 +1,29 @@
-"""What front ends report of a canary, and the windows that the judge takes: of all front ends together, in order.
+"""The reports of front ends on a canary, and the windows that the judge takes: of all front ends together, in order.
 
 A front end counts a request in the window of its admission, once it has ended. It says from which window on requests
 may still run; an earlier one is complete. Windows are closed by time, and neighbours are merged until the canary has
-enough responses in one.
+enough responses in one. Many repeats, which are later responses to a sticky key, also make a window complete, so that
+the judge can say that the users are few.
 """
 
 from collections.abc import Iterable
 
 from msgspec import Struct
 
-from noria.canary.judge import Arm
+from noria.canary.arm import Arm
 from noria.canary.shadow import ShadowReport
 from noria.statistics.windows import CountsReport
 
 WINDOW_S = 2.0
 MIN_CANARY_RESPONSES = 5  # in a window that is judged
-MAX_CONTROL_RESPONSES = 50_000  # of windows in which the canary has fewer; then they are dropped, to bound memory
+MAX_REPEATS = 20  # repeats of both arms in a window that is judged later
+MAX_CONTROL_RESPONSES = 50_000  # responses while the canary has too few; with more, all are dropped, to bound memory
 
 
 class WindowReport(Struct, frozen=True):
-    """What the requests of one front end that were admitted in one window did, as far as they have ended."""
+    """The outcome of one front end's requests that were admitted in one window, as far as they have ended."""
 
-    deployment: int  # of the canary
+    deployment: int  # number of the canary's deployment
     window: int  # its number: Unix time divided by `WINDOW_S`
     control: Arm
     canary: Arm
@@ -36,10 +38,10 @@ class InFlight(Struct, frozen=True):
 
 
 class FrontendReport(Struct, frozen=True):
-    """What a front end tells the registrar, twice a second."""
+    """The report of a front end to the registrar, twice a second."""
 
     frontend: str
-    generation: int  # of the routes that it follows
+    generation: int  # generation of the routes that it follows
     in_flight: tuple[InFlight, ...]
     ended: tuple[WindowReport, ...]  # since its last report
     first_open: int  # all requests that were admitted in earlier windows have ended
@@ -59,12 +61,21 @@ class CanaryWindows:
         control, canary = self._arms.get(report.window, (Arm(), Arm()))
         self._arms[report.window] = control.merge(report.control), canary.merge(report.canary)
 
+    @property
+    def num_waiting(self) -> tuple[int, int]:
+        """The responses of the control and of the canary in complete windows that are too small to be judged."""
+        return self._rest[0].n, self._rest[1].n
+
     def take(self, first_open: int) -> Iterable[tuple[Arm, Arm]]:
         """Yield control and canary of the windows that are complete and can be judged; each once."""
         for window in sorted(window for window in self._arms if window < first_open):
             control, canary = self._arms.pop(window)
             self._rest = self._rest[0].merge(control), self._rest[1].merge(canary)
-            if self._rest[1].n >= MIN_CANARY_RESPONSES:
+            rest_control, rest_canary = self._rest
+            is_complete = (
+                rest_canary.n >= MIN_CANARY_RESPONSES or rest_control.repeats + rest_canary.repeats > MAX_REPEATS
+            )
+            if is_complete:
                 yield self._rest
-            if self._rest[1].n >= MIN_CANARY_RESPONSES or self._rest[0].n > MAX_CONTROL_RESPONSES:
+            if is_complete or rest_control.n > MAX_CONTROL_RESPONSES:
                 self._rest = (Arm(), Arm())

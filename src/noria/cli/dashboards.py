@@ -17,12 +17,23 @@ def add_to(commands: Any) -> list[Parser]:
     parser.add_argument(
         "--out", metavar="FOLDER", type=pathlib.Path, default=_FOLDER, help=f"for the files ({_FOLDER})"
     )
+    parser.add_argument(
+        "--rules", metavar="FOLDER", type=pathlib.Path, help="also for Prometheus' rules: alerts, and what panels query"
+    )
+    parser.add_argument(
+        "--docs",
+        metavar="URL",
+        default="",
+        help="with --rules: a server, such as http://noria.example:8000, whose /docs the alerts' runbook_url names",
+    )
     return [parser]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the Grafana dashboards as JSON files. Fails if a panel queries a metric that Noria does not export."""
-    from noria.dashboards.build import build
+    from noria.dashboards.build import build, write_rules
 
     build(arguments.out, print)
+    if arguments.rules is not None:
+        write_rules(arguments.rules, print, arguments.docs)
     return 0

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from noria.observe.logs.setup import logging_here
     from noria.protocol.text import EncoderModelSpec
 
-    spec = open_model_of(EncoderModelSpec, arguments.encoder)
+    spec = open_model_of(EncoderModelSpec, arguments.encoder, config.engine)
     if spec.task != "embedding":
         raise InvalidField(
             f"--model is {spec.name}, whose task is {spec.task}; embeddings need one of sentence-transformers."

@@ -2,11 +2,11 @@
 
 import argparse
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
-from noria.protocol.diffusion import Lora, Refinement
+from noria.protocol.diffusion import Lora, PromptSyntax, Refinement
 from noria.protocol.request import ControlField
 from noria.settings import list_settings
 
@@ -32,6 +32,9 @@ def add_to(commands: Any) -> list[Parser]:
     add("--steps", type=int, help="inference steps (the model's default)")
     add("--guidance", type=float, help="guidance scale; 1 is none (the model's default)")
     add("--scheduler", help="short name (the model's default)")
+    add("--prompt-syntax", choices=get_args(PromptSyntax), help="how prompts are read (default: the model's)")
+    add("--clip-skip", type=int, help="which layer of the text encoder is read, from the end (default: the model's)")
+    add("--calls", type=float, help="the share of the model's calls that are made (default: the model's)")
     add(
         "--lora",
         dest="adapters",
@@ -91,6 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         "inference_steps": arguments.steps,
         "guidance_scale": arguments.guidance,
         "scheduler": arguments.scheduler,
+        "calls": arguments.calls,
+        "prompt_syntax": arguments.prompt_syntax,
+        "clip_skip": arguments.clip_skip,
         "loras": arguments.adapters and tuple(arguments.adapters),
         "strength": arguments.strength,
         "refiner": None if arguments.refiner_start is None else Refinement(arguments.refiner_start),
@@ -115,9 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _parse_control(text: str) -> tuple[ControlField, pathlib.Path]:
     """Return the control and the file of `NAME:FILE` or `NAME:FILE:SCALE`; what follows the last colon may be a scale.
 
-    Raises:
-        ValueError: there is no name or no file.
-
+    Raises ValueError: there is no name or no file.
     """
     name, _, file = text.partition(":")
     rest, _, scale = file.rpartition(":")

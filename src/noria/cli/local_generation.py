@@ -6,13 +6,13 @@ import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from noria.config import Config
+from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, GenerationFailed, ImageFileError, InvalidField, short_repr
 from noria.frontend.engines.results import RawImage
 from noria.frontend.services.images.image_writer import write_images
@@ -20,16 +20,15 @@ from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImageFacts, RequestImages
+from noria.models.adapter_folders import AdapterFolders
 from noria.models.catalog import open_model_of
-from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.hub_adapters import download_hub_adapters
-from noria.models.lora_folders import LoraFolders
-from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
 from noria.protocol.request import ImageRequest, ImageRequestBody
 
 if TYPE_CHECKING:
+    from noria.engine.diffusion.executor import DiffusionExecutor
     from noria.engine.diffusion.preparation import PreparedImageRequest
 
 
@@ -103,7 +102,7 @@ def generate_files(
     """
     _check_writable(output)
     config = download_hub_adapters(config, os.environ)
-    spec = open_model_of(DiffusionModelSpec, config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model, config.engine)
     for warning in _differences(source, spec, images.facts) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)
     request = validate(
@@ -112,9 +111,7 @@ def generate_files(
         config.frontend,
         request_id="generate",
         draw_seed=lambda: secrets.randbelow(2**32),
-        complete_loras=LoraFolders.of(config.engine).complete,
-        complete_controls=ControlNetFolders.of(config.engine).complete,
-        complete_refiner=RefinerFolders.of(config.engine).complete,
+        folders=AdapterFolders.of(config.engine),
         images=images.facts,
     )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
@@ -200,26 +197,48 @@ def _run_engine(config: Config, spec: DiffusionModelSpec, request: ImageRequest,
     from tqdm import tqdm
 
     from noria.engine.diffusion.loading import load_executor
-    from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
+
+    executor, settings = load_executor(spec, config.engine, config.engine.devices[0])
+    prepared = executor.prepare(request, None if data is None else memoryview(data))
+    total = request.payload.n * prepared.num_calls
+    with tqdm(total=total, unit=" steps", desc="generating") as progress_bar:
+        return [image for _, image in run_loop(executor, settings, [prepared], progress_bar.update)]
+
+
+def run_loop(
+    executor: "DiffusionExecutor",
+    settings: EngineConfig,
+    prepared: "Sequence[PreparedImageRequest]",
+    on_steps: Callable[[int], object],
+) -> list[tuple[str, RawImage]]:
+    """Return the images of requests that run together, as they end, each with its request's id.
+
+    `settings` are those that `load_executor` returned; `on_steps` gets the number of steps of each iteration.
+
+    Raises:
+        GenerationFailed: the model failed.
+
+    """
+    from noria.engine.loop import EngineEvent, RequestEnded, ResultReady, StepLoop
     from noria.scheduling.step.scheduler import StepScheduler
     from noria.scheduling.types import FinishReason
 
-    executor, settings = load_executor(spec, config.engine, config.engine.devices[0])
     assert isinstance(settings.slots, int)
     events: list[EngineEvent[PreparedImageRequest]] = []
-    scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=request.payload.n)
-    engine_loop = EngineLoop(scheduler, executor, events.append, time.monotonic)
-    prepared = executor.prepare(request, None if data is None else memoryview(data))
-    engine_loop.submit(prepared)
-    with tqdm(total=request.payload.n * prepared.num_calls, unit=" steps", desc="generating") as progress_bar:
-        while (iteration := engine_loop.run_iteration()) is not None:
-            progress_bar.update(len(iteration.plan.steps))
+    queue_limit = sum(each.request.payload.n for each in prepared)
+    scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=queue_limit)
+    engine_loop = StepLoop(scheduler, executor, events.append, time.monotonic)
+    for each in prepared:
+        engine_loop.submit(each)
+    while (iteration := engine_loop.run_iteration()) is not None:
+        on_steps(len(iteration.plan.steps))
     images = []
     for event in events:
         if isinstance(event, ResultReady):
             done, rgb = event.result.message()
             assert isinstance(done, ImageDone)
-            images.append(RawImage(done.seed, done.width_px, done.height_px, memoryview(rgb)))
+            image = RawImage(done.seed, done.width_px, done.height_px, memoryview(rgb))
+            images.append((event.prepared.request.request_id, image))
         elif isinstance(event, RequestEnded) and event.event.finish_reason is not FinishReason.FINISHED:
             raise GenerationFailed(event.event.message)
     return images

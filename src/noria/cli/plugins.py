@@ -13,18 +13,20 @@ from noria.cli.parser import Parser
 from noria.errors import ConfigError
 
 ENTRY_POINT_GROUP = "noria.cli"
+_BENCH_COMMANDS = ("bench", "simulate")
 
 
 def add_to(commands: Any) -> list[Parser]:
     """Add the commands of all entry points; returns their parsers.
 
-    Without noria-bench, `noria bench` says how to install it.
+    Without noria-bench, its commands say how to install it.
     """
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-    if "bench" not in entry_points.names:
-        _add_unavailable(
-            commands, "bench", "it is not installed: pip install 'noria-serve[bench]' (in a checkout: make setup)"
-        )
+    for name in _BENCH_COMMANDS:
+        if name not in entry_points.names:
+            _add_unavailable(
+                commands, name, "it is not installed: pip install 'noria-serve[bench]' (in a checkout: make setup)"
+            )
     parsers: list[Parser] = []
     for entry_point in entry_points:
         try:

@@ -7,7 +7,6 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_model_and_settings, config_from
 from noria.config import Config
-from noria.protocol.process_signals import sigterm_interrupts
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -40,8 +39,8 @@ def _run_on_ray(target: str, config: Config) -> int:
 
     check_servable(config, num_nodes=1)  # at once: what more nodes forbid is said when Ray has started
 
-    # The handler of SIGTERM comes after Ray's start, which sets another one.
-    with contextlib.suppress(KeyboardInterrupt), running_on(target, config) as url, sigterm_interrupts():
+    with contextlib.suppress(KeyboardInterrupt), running_on(target, config) as url:
         print(f"noria serves on Ray at {url}", flush=True)
         threading.Event().wait()
+    print("noria has stopped", flush=True)
     return 0

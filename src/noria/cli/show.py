@@ -54,6 +54,9 @@ def format_metadata(file: pathlib.Path, metadata: "GenerationMetadata") -> str:
         "steps": metadata.inference_steps,
         "scheduler": metadata.scheduler,
         "guidance": None if metadata.guidance_scale is None else f"{metadata.guidance_scale:g}",
+        "prompt syntax": metadata.prompt_syntax,
+        "clip skip": metadata.clip_skip,
+        "calls": None if metadata.calls in (None, 1) else f"{metadata.calls:g} of them, the others skipped",
         "ControlNets": ", ".join(_describe_control(each) for each in metadata.controls) or None,
         "references": ", ".join(f"{each.width}×{each.height} ({each.digest})" for each in metadata.reference_images)
         or None,

@@ -1,6 +1,6 @@
 """Dashboard "Statistics": the distributions of requests and results over time, and their drift."""
 
-from noria.dashboards.panels import Dashboard, Panel, Query, Row, timeseries
+from noria.dashboards.panels import Dashboard, Panel, Query, row, timeseries
 from noria.statistics.variables import BUILT_IN, Variable
 
 _FILTER = 'instance=~"$instance",endpoint=~"$endpoint",version=~"$version"'
@@ -27,50 +27,46 @@ STATISTICS = Dashboard(
     "Noria: statistics",
     "Distributions of requests and results over time, and their drift from the reference.",
     (
-        Row(
+        row(
             "Drift",
-            (
-                timeseries(
-                    "PSI",
-                    "Population stability index of the last 12 windows and the reference, corrected for sample size. "
-                    "Above 0.1 the distribution has shifted.",
-                    _by_variable("noria_drift_psi"),
-                ),
-                timeseries(
-                    "Kolmogorov–Smirnov",
-                    "Largest difference of the cumulative shares of a histogram and its reference.",
-                    _by_variable("noria_drift_ks"),
-                ),
-                timeseries(
-                    "Jensen–Shannon",
-                    "Divergence from the reference, from 0 to 1 bit.",
-                    _by_variable("noria_drift_js"),
-                ),
-                timeseries(
-                    "Chi-square and Kolmogorov–Smirnov, p-value",
-                    "Probability of as large a difference without drift, at one look: by chi-square of categories, by "
-                    "Kolmogorov–Smirnov of scalars. With many values it is small for differences that do not matter.",
-                    _by_variable("noria_drift_p_value", "min"),
-                    unit="percentunit",
-                ),
-                timeseries(
-                    "Unseen categories",
-                    "Share of the values whose categories the reference does not have.",
-                    _by_variable("noria_drift_unseen_ratio"),
-                    unit="percentunit",
-                ),
-                timeseries(
-                    "Invalid values",
-                    "Values that are not finite, in five minutes; they are in no histogram.",
-                    Query(
-                        f"sum by (endpoint, variable) (increase(noria_statistics_invalid_total{{{_FILTER}}}[5m])) "
-                        "or vector(0)",
-                        "{{endpoint}} {{variable}}",
-                    ),
+            timeseries(
+                "PSI",
+                "Population stability index of the last 12 windows and the reference, corrected for sample size. "
+                "Above 0.1 the distribution has shifted.",
+                _by_variable("noria_drift_psi"),
+            ),
+            timeseries(
+                "Kolmogorov–Smirnov",
+                "Largest difference of the cumulative shares of a histogram and its reference.",
+                _by_variable("noria_drift_ks"),
+            ),
+            timeseries(
+                "Jensen–Shannon", "Divergence from the reference, from 0 to 1 bit.", _by_variable("noria_drift_js")
+            ),
+            timeseries(
+                "Chi-square and Kolmogorov–Smirnov, p-value",
+                "Probability of as large a difference without drift, at one look: by chi-square of categories, by "
+                "Kolmogorov–Smirnov of scalars. With many values it is small for differences that do not matter.",
+                _by_variable("noria_drift_p_value", "min"),
+                unit="percentunit",
+            ),
+            timeseries(
+                "Unseen categories",
+                "Share of the values whose categories the reference does not have.",
+                _by_variable("noria_drift_unseen_ratio"),
+                unit="percentunit",
+            ),
+            timeseries(
+                "Invalid values",
+                "Values that are not finite, in five minutes; they are in no histogram.",
+                Query(
+                    f"sum by (endpoint, variable) (increase(noria_statistics_invalid_total{{{_FILTER}}}[5m])) "
+                    "or vector(0)",
+                    "{{endpoint}} {{variable}}",
                 ),
             ),
         ),
-        *(Row(_TITLES[group], tuple(map(_panel, variables))) for group, variables in BUILT_IN.items()),
+        *(row(_TITLES[group], *map(_panel, variables)) for group, variables in BUILT_IN.items()),
     ),
     labels=("endpoint", "version"),
 )

@@ -14,7 +14,8 @@ from noria.jobs.stored_request import StoredTextRequest, deserialize
 from noria.jobs.tracing import job_span
 from noria.observe.logs.request_log import LogPrompts, RequestLogRecord, request_fields
 from noria.observe.metrics import declarations, outcomes
-from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, nanoseconds
+from noria.observe.request_scope import RequestScope
+from noria.observe.traces.tracer import GLOBAL_TRACER, nanoseconds
 
 
 def job_outcome(record: JobRecord) -> str:

@@ -17,7 +17,7 @@ async def run_periodically(work: Callable[[], Awaitable[None]], pause: Callable[
         try:
             await work()
         except JobsUnavailable as error:
-            log.warning("%s (%s)", error.message, error.__cause__)
+            log.debug("%s", error.message)  # the offloader logged why, once a minute
         except Exception:
             log.exception("a background task of jobs failed; it will be retried")
         await pause()

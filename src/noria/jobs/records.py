@@ -20,6 +20,8 @@ from msgspec import Struct
 
 JobStatus = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 WebhookEvent = Literal["start", "completed"]
+WantedEvent = Literal["start", "output", "logs", "completed"]
+"""Replicate's names of events, of which `output` and `logs` never come here."""
 JobEventType = Literal["status", "progress"]
 
 TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
@@ -30,7 +32,7 @@ TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
     "canceled": frozenset(),
 }
 TERMINAL_STATUSES = frozenset(status for status, next_statuses in TRANSITIONS.items() if not next_statuses)
-RESULT_FORMATS = ("npy", "jsonl")
+RESULT_FORMATS, RAGGED_FORMATS = ("npy", "jsonl"), ("npz", "jsonl")
 """Of the results of texts."""
 WEBHOOK_EVENTS: tuple[WebhookEvent, ...] = ("start", "completed")
 
@@ -74,10 +76,10 @@ class Job(Struct, frozen=True):
     output: list[str] | None  # URLs of the images, or of the results of texts, once succeeded
     logs: str
     error: str | None
-    error_code: str | None  # of docs/errors.md
+    error_code: str | None  # code of docs/errors.md
     status: JobStatus
     created_at: str
-    started_at: str | None  # of the current or last attempt
+    started_at: str | None  # start of the current or last attempt
     completed_at: str | None
     metrics: dict[str, float]  # predict_time and total_time as in Replicate's; the rest are the request's timings
     urls: JobUrls
@@ -103,15 +105,16 @@ class NewJob:
     version: str
     input: bytes  # JSON
     request: bytes  # JSON
-    base_url: str  # of the server, as the client addressed it; ends with a slash
+    base_url: str  # URL of the server, as the client addressed it; ends with a slash
     priority: str = "normal"
     webhook: str | None = None
     webhook_events: tuple[WebhookEvent, ...] = WEBHOOK_EVENTS
     made_by: str = ""  # the name of the API key; empty if the server has no keys
+    client: str = ""  # whose share its webhooks take, as messages name it: the key, or the address
     idempotency_key: str | None = None
-    body_digest: str = ""  # of the body sent with the idempotency key
-    text_bytes: int = 0  # of the texts of a job of texts, as they are stored; 0: a job of images
-    image_bytes: int = 0  # of the start image of a job of images, as it is stored; 0: there is none
+    body_digest: str = ""  # digest of the body sent with the idempotency key
+    text_bytes: int = 0  # bytes of the texts of a job of texts, as they are stored; 0: a job of images
+    image_bytes: int = 0  # bytes of the start image of a job of images, as it is stored; 0: there is none
     chunks: Iterable[bytes] = ()  # its texts, JSON, or its start image; read once
 
 
@@ -147,8 +150,9 @@ class JobRecord:
     error: str | None
     error_code: str | None
     metrics: str  # JSON
-    text_bytes: int  # of the texts of a job of texts, as they are stored; 0: a job of images
-    image_bytes: int  # of the start image of a job of images, as it is stored; 0: there is none
+    text_bytes: int  # bytes of the texts of a job of texts, as they are stored; 0: a job of images
+    image_bytes: int  # bytes of the start image of a job of images, as it is stored; 0: there is none
+    client: str  # see `NewJob`; empty in jobs of older versions
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class JobState:
-    """What tells whether a job has new events, and whose it is."""
+    """The part of a job that tells whether it has new events, and whose it is."""
 
     status: JobStatus
     last_event: int
@@ -171,7 +175,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One event of a job; `seq` counts from 1 without gaps."""
+    """An event of a job; `seq` counts from 1 without gaps."""
 
     seq: int
     at: float
@@ -208,7 +212,8 @@ def output_urls(record: JobRecord) -> list[str] | None:
         return None
     url = f"{record.base_url}v1/jobs/{record.id}"
     if record.text_bytes:
-        return [f"{url}/results.{result_format}" for result_format in RESULT_FORMATS]
+        formats = RAGGED_FORMATS if record.output.endswith(".r32") else RESULT_FORMATS
+        return [f"{url}/results.{result_format}" for result_format in formats]
     return [f"{url}/images/{index}" for index in range(len(record.output.split(",")))]
 
 

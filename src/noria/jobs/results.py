@@ -34,8 +34,7 @@ def reject_password(setting: str) -> None:
     if has_password:
         raise ConfigError(
             "setting jobs.results holds a password, and process listings would show it. Remove it from the URL, and "
-            "set it where the "
-            "filesystem reads it: in the environment, or in fsspec's configuration (~/.config/fsspec)."
+            "set it where the filesystem reads it: in the environment, or in fsspec's configuration (~/.config/fsspec)."
         )
 
 
@@ -67,8 +66,7 @@ class ResultStore:
         except Exception as error:  # fsspec's filesystems share no base class of errors
             raise ConfigError(
                 f"setting jobs.results is {short_repr(setting)}, which cannot be used: {error}. Set data_dir or "
-                "jobs.results to a "
-                "writable folder, or jobs.results to a URL such as s3://bucket/folder."
+                "jobs.results to a writable folder, or jobs.results to a URL such as s3://bucket/folder."
             ) from error
 
     def save(self, job_id: str, attempt: int, files: Sequence[bytes], suffix: str) -> list[str]:
@@ -136,7 +134,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 def _write_atomically(folder: pathlib.Path, name: str, content: bytes) -> None:
     """Write, fsync and rename: like the database, the results of a succeeded job survive a power failure."""
-    temporary = folder / f".{name}.{secrets.token_hex(4)}.part"  # of this call alone: two may write the same part
+    temporary = folder / f".{name}.{secrets.token_hex(4)}.part"  # name of this call alone: two may write the same part
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
         file.flush()

@@ -19,6 +19,7 @@ from opentelemetry.trace import Tracer, get_current_span
 from noria.config import Config, JobsConfig
 from noria.errors import JobNotFound
 from noria.folders import data_folder
+from noria.jobs.cleanup_clock import CleanupClock
 from noria.jobs.completion import JobCompletionReporter
 from noria.jobs.database.schema import open_jobs_database
 from noria.jobs.database.store import JobStore, Page
@@ -39,7 +40,8 @@ from noria.jobs.worker import JobExecutor, JobWorker
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import LogPrompts
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope
+from noria.observe.request_scope import RequestScope
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.storage.private_files import make_private_folder, warn_if_open_to_others
 
 # Then jobs that could not be requeued are left to their leases. A connection that is being made may take 4 s more; the
@@ -56,9 +58,7 @@ class JobService:
     `worker_id` is `server/front end`; only one process uses it at a time. Call `start` first and `stop` last, in one
     event loop; call the other coroutines in between.
 
-    Raises:
-        ConfigError: the database, the results folder or the webhook secret cannot be used.
-
+    Raises ConfigError: the database, the results folder or the webhook secret cannot be used.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class JobService:
         self._config, self._data_folder, self._clock, self._tracer = config, data_folder, clock, tracer
         if data_folder.exists():
             warn_if_open_to_others(data_folder)
+        self._cleanup_clock = CleanupClock(config.ttl_s, clock)
         self._results = ResultStore(config.results, data_folder)
         engine = open_jobs_database(config.database, data_folder, config.database_timeout_s)
         secrets = open_secrets(config, data_folder)
@@ -83,7 +84,7 @@ class JobService:
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{worker_id}/{uuid.uuid4().hex}"
         self._offload = ThreadOffloader(max_wait_s=config.database_timeout_s)
-        self._offload_files = ThreadOffloader(NUM_WORKER_THREADS)
+        self._offload_files = ThreadOffloader(NUM_WORKER_THREADS, outages=self._offload.outages)
         self._feed = JobEventFeed(self._states, self.events)
         self._workers: list[JobWorker] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -131,10 +132,15 @@ class JobService:
         self._offload_files.close()
         self._store.close()
 
+    @property
+    def outage(self) -> str | None:
+        """Why the database or the results could not be used, within the last minute."""
+        return self._offload.outages.reason
+
     async def accept(self, new_job: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; see `JobStore.accept`. Raises also InvalidField if its webhook URL is not allowed."""
         if new_job.webhook is not None:
-            resolve = functools.partial(self._resolver, client=new_job.made_by)
+            resolve = functools.partial(self._resolver, client=new_job.client)
             await self._webhook_client.check_url(new_job.webhook, resolve)
         max_queued, per_key = self._config.max_queued, self._config.max_queued_per_key
         record, is_new = await self._offload(
@@ -152,7 +158,7 @@ class JobService:
         return record, is_new
 
     async def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
-        """One job.
+        """Return a job.
 
         Raises JobNotFound, here and below also if `made_by` is given and another API key created the job.
         """
@@ -227,7 +233,7 @@ class JobService:
         return record, [TextPart.parse(name) for name in record.output.split(",")]
 
     async def read_part(self, job_id: str, part: TextPart) -> bytes:
-        """One part of the results of a job. Raises JobNotFound if it was deleted."""
+        """Return a part of the results of a job. Raises JobNotFound if it was deleted."""
         content = await self._offload(self._results.read, job_id, part.name)
         if content is None:
             raise JobNotFound(f"the results of job {job_id} no longer exist.")
@@ -235,7 +241,7 @@ class JobService:
 
     @property
     def text_files(self) -> TextJobFiles:
-        """What an executor of jobs of texts reads and writes."""
+        """The texts and results that an executor of jobs of texts reads and writes."""
         return TextJobFiles(self._store, self._results, self._offload_files)
 
     async def start_image(self, job_id: str) -> bytes:
@@ -262,8 +268,9 @@ class JobService:
             worker.wake()
 
     async def _clean_up(self) -> None:
-        await self._offload(self._outbox.expire, self._clock())
-        await self._offload(clean_up, self._store, self._results, self._config.ttl_s, self._clock())
+        now = self._cleanup_clock()
+        await self._offload(self._outbox.expire, now)
+        await self._offload(clean_up, self._store, self._results, self._config.ttl_s, now)
 
 
 def _open_spool(folder: pathlib.Path) -> IO[bytes]:
@@ -282,11 +289,6 @@ def open_job_service(config: Config, worker_id: str, tracer: Tracer = GLOBAL_TRA
     return JobService(
         config.jobs, data_folder(config, os.environ), worker_id, tracer=tracer, log_prompts=config.log_prompts
     )
-
-
-def random_worker_id() -> str:
-    """The worker id of a front end that no supervisor restarts."""
-    return f"{uuid.uuid4().hex}/frontend"
 
 
 def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float, batch_size: int = 100) -> None:

@@ -31,20 +31,31 @@ class StoredRequest(Struct, frozen=True):
 
 
 class TextJobRequest(Struct, frozen=True, kw_only=True):
-    """What is asked of a text encoder, and what the results are."""
+    """The request to a text encoder, and what the results are."""
 
     task: EncoderTask
     num_texts: int  # a pair counts as one
     num_chunks: int
-    num_columns: int  # numbers of a text's result
-    labels: tuple[str, ...] = ()  # of the columns; empty: an embedding
+    num_columns: int  # numbers of a text's result, or of a token's; of a sparse one with its zeros
+    labels: tuple[str, ...] = ()  # labels of the columns; empty: an embedding
     activation: Activation = "identity"  # what makes scores of logits
     dimensions: int | None = None
     normalize: bool | None = None
     truncate: bool | None = None
     prompt_name: str | None = None
+    role: Literal["query", "document"] | None = None  # the side of a search that the texts are on
     traceparent: str = ""  # as of `EngineRequest`
     tracestate: str = ""
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether texts have different numbers of rows."""
+        return self.task in ("sparse_embedding", "token_embedding")
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a row: of a sparse embedding a token's id and its number."""
+        return 2 if self.task == "sparse_embedding" else self.num_columns
 
 
 class StoredTextRequest(Struct, frozen=True):

@@ -1,7 +1,8 @@
-"""What a job of texts reads while it runs, and the parts in which its results are stored.
+"""The texts that a job of texts reads while it runs, and the parts in which its results are stored.
 
 Its texts are in the database, in chunks, from its acceptance to its end. The results of each chunk are a part: a file
-of little-endian float32, a row for each text. A part that is stored is never computed again.
+of little-endian float32, a row for each text. If texts have different numbers of rows, these numbers come first. A part
+that is stored is never computed again.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from noria.jobs.database.store import JobStore
 from noria.jobs.results import ResultStore
 from noria.jobs.thread_offloader import ThreadOffloader
 
-_NAME = re.compile(r"part-(\d+)-(\d+)-(\d+)-(\d+)\.f32")
+_NAME = re.compile(r"part-(\d+)-(\d+)-(\d+)-(\d+)\.([fr])32")
 
 
 class TextChunk(Struct, frozen=True):
@@ -29,22 +30,25 @@ class TextChunk(Struct, frozen=True):
 class TextPart(NamedTuple):
     """The results of a chunk. The name of its file has all that is known of it."""
 
-    number: int  # of the chunk
+    number: int  # number of the chunk
     num_texts: int
     num_tokens: int
     num_truncated: int
+    is_ragged: bool = False  # whether it begins with the number of rows of each text
 
     @property
     def name(self) -> str:
         """The name of its file."""
-        return f"part-{self.number:06}-{self.num_texts}-{self.num_tokens}-{self.num_truncated}.f32"
+        form = "r" if self.is_ragged else "f"
+        return f"part-{self.number:06}-{self.num_texts}-{self.num_tokens}-{self.num_truncated}.{form}32"
 
     @classmethod
     def parse(cls, name: str) -> Self:
         """Return the part whose file has this name."""
         found = _NAME.fullmatch(name)
         assert found is not None, name
-        return cls(*map(int, found.groups()))
+        number, num_texts, num_tokens, num_truncated = map(int, found.groups()[:-1])
+        return cls(number, num_texts, num_tokens, num_truncated, is_ragged=found[5] == "r")
 
 
 class TextJobFiles:

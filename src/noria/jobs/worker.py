@@ -34,7 +34,8 @@ from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import execution_span, stored_trace_context
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord
-from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail
+from noria.observe.request_scope import RequestScope
+from noria.observe.traces.tracer import GLOBAL_TRACER, fail
 from noria.protocol.model_spec import ModelKey
 
 TICK_S = 0.5  # the delay until a cancellation is noticed, and the minimum interval between two stored progress events
@@ -54,7 +55,7 @@ class JobOutput:
     """The result of an executed job: files to save, or the names of those that the execution has saved itself."""
 
     files: Sequence[bytes]
-    suffix: str  # of the files, without a dot
+    suffix: str  # suffix of the files, without a dot
     metrics: Mapping[str, float]
     saved: Sequence[str] = ()
 
@@ -68,8 +69,10 @@ class JobExecutor(Protocol):
     def capacity(self) -> int:
         """The maximum number of jobs to execute at once, of all models: the oldest jobs may be of one model."""
 
-    async def execute(self, record: JobRecord, report_progress: Callable[[bytes], None]) -> JobOutput:
-        """Execute one job; `report_progress` takes its progress as JSON.
+    async def execute(
+        self, record: JobRecord, report_progress: Callable[[bytes], None], log_record: RequestLogRecord
+    ) -> JobOutput:
+        """Execute one job; `report_progress` takes its progress as JSON, `log_record` what was measured.
 
         Raises:
             JobsUnavailable: a result could not be saved.
@@ -108,7 +111,7 @@ class _RunningJob:
     progress_written_at: float = 0.0  # event-loop time
     pending_progress: bytes | None = None  # the newest, not stored yet
     holds_claim: bool = True
-    log_record: RequestLogRecord = field(init=False)  # filled in by the executor
+    log_record: RequestLogRecord = field(default_factory=RequestLogRecord)  # filled in by the executor
     execution: asyncio.Task[JobOutput] = field(init=False)
     conclusion: asyncio.Task[None] = field(init=False)
 
@@ -134,7 +137,8 @@ class JobWorker:
         tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
         self._store, self._results, self._executor, self._tracer = store, results, executor, tracer
-        self._offload_files, self._offload_database = offload, ThreadOffloader(NUM_WORKER_THREADS)
+        self._offload_files = offload
+        self._offload_database = ThreadOffloader(NUM_WORKER_THREADS, outages=offload.outages)
         self._owner, self._clock = owner, clock
         self._running_jobs: set[_RunningJob] = set()
         self._wakeup = asyncio.Event()
@@ -212,10 +216,11 @@ class JobWorker:
     def _start(self, running_job: _RunningJob) -> None:
         record = running_job.record
         # Tasks keep the scope in which they were created.
-        with RequestScope(record.id, running_job.span), RequestLogRecord() as running_job.log_record:
+        with RequestScope(record.id, running_job.span):
             log.debug("%s is claimed", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
             running_job.execution = asyncio.create_task(
-                self._executor.execute(record, running_job.report_progress), name=f"execute {record.id}"
+                self._executor.execute(record, running_job.report_progress, running_job.log_record),
+                name=f"execute {record.id}",
             )
             running_job.conclusion = asyncio.create_task(self._conclude(running_job), name=f"conclude {record.id}")
 

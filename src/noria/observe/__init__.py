@@ -1,1 +1,1 @@
-"""What operators see of a running server: metrics, logs and traces."""
+"""The operators' view of a running server: metrics, logs and traces."""

@@ -16,10 +16,10 @@ import signal
 import time
 from collections.abc import Iterator
 
-_SLICE_S = 0.01  # of CPU time between two looks; beside others it takes two to three times as long
+_SLICE_S = 0.01  # seconds of CPU time between two looks; beside others it takes two to three times as long
 _PAUSE_S = 0.25
 _MAX_PAUSES = 240
-_BUSY_SHARE = 0.1  # of its time in which it waited for a core: others want it, too
+_BUSY_SHARE = 0.1  # share of a thread's time spent waiting for a core; above it, others want the core, too
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def escape_for_terminal(text: str) -> str:
-    r"""As `escape_unprintable`, but keep `\n`."""
+    r"""Escape as `escape_unprintable` does, but keep `\n`."""
     return "\n".join(map(escape_unprintable, text.split("\n")))
 
 

@@ -11,7 +11,9 @@ killed, an engine that was, or a registry that is away leave nothing half done: 
 """
 
 import asyncio
+import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -35,6 +37,7 @@ from noria.registrar.registry_access import RegistryAccess, RegistryAwayError, R
 from noria.registrar.running_canary import RunningCanary
 from noria.registrar.running_shadow import RunningShadow
 from noria.registry.deployments import states as rules
+from noria.registry.deployments.client_interface import check_fits
 from noria.registry.deployments.routed_models import open_target, targets_of
 from noria.registry.deployments.states import Deployment
 
@@ -43,6 +46,10 @@ _RETRY_S = 30.0  # until a version that an engine could not load again is tried 
 _NO_ENGINE_WAIT_S = 1.0
 
 log = logging.getLogger("noria.registrar")
+
+
+class _ClosedError(Exception):
+    """Ends the reading of a folder for a deployer that is closed."""
 
 
 class Deployer:
@@ -57,13 +64,16 @@ class Deployer:
         routes: Routes,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        roots: Sequence[str] = (),
     ) -> None:
         """`configured` are the models of the configuration, `routes` those that front ends follow now.
 
-        `engines` may change between polls. `publish` gives front ends other routes; it raises OSError.
+        `engines` may change between polls. `publish` gives front ends other routes; it raises OSError. `roots` are
+        `registry.source_roots`.
         """
         self._configured, self._engines, self._registry = configured, engines, registry
         self._publish, self._clock, self._monotonic = publish, clock, monotonic
+        self._roots, self._open_target = roots, functools.partial(open_target, roots=roots)
         self._routes = self._published = routes
         self._reports = FrontendReports()
         self._canaries: dict[int, RunningCanary] = {}  # by deployment
@@ -74,9 +84,10 @@ class Deployer:
         self._loading: dict[int, asyncio.Task[None]] = {}  # by deployment; each named by its endpoint
         self._changing: dict[tuple[str, ModelKey], asyncio.Task[None]] = {}  # mounts and unmounts, by engine
         self._retry_at: dict[tuple[str, ModelKey], float] = {}
-        self._specs: dict[tuple[str, str], AnyModelSpec] = {}  # of deployed versions, by endpoint and digest
+        self._specs: dict[tuple[str, str], AnyModelSpec] = {}  # specs of deployed versions, by endpoint and digest
         self._seen = {spec.key: spec for spec in configured}  # what engines have held, too
         self._look_for_jobs_at = 0.0  # by the monotonic clock
+        self._is_closed = threading.Event()
 
     def add_report(self, report: FrontendReport) -> None:
         """Take a front end's report."""
@@ -91,6 +102,8 @@ class Deployer:
     async def poll(self) -> None:
         """Do what can be done now."""
         now = self._clock()
+        for engine in self._engines:
+            self._seen.update((spec.key, spec) for spec in engine.models)
         self._reports.forget_silent(self._monotonic())
         state = await self._follow_registry()
         unfinished = () if state is None else state.unfinished
@@ -121,7 +134,8 @@ class Deployer:
             return state
 
     async def close(self) -> None:
-        """Stop; mounts that have begun are completed by their engines."""
+        """Stop, at once also while a folder is read; mounts that have begun are completed by their engines."""
+        self._is_closed.set()
         tasks = [*self._loading.values(), *self._changing.values()]
         for task in tasks:
             task.cancel()
@@ -136,9 +150,21 @@ class Deployer:
         log.info("deployment %d: loading %s for %s", deployment.id, version.name, deployment.endpoint, extra=extra)
         try:
             target = Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
+            serving = before = await self._serving(deployment.endpoint)
+            is_at_once = deployment.plan is None and deployment.shadow_plan is None
+            if is_at_once and await self._registry.was_replaced(deployment.endpoint, version):
+                before = None  # a way back: clients know it
+            if before is not None and (known := await self._open(deployment.endpoint, target)) is not None:
+                check_fits(version.name, known, before)  # before all of its files are read
             manifest = await self._registry.manifest(version)
-            spec = await asyncio.to_thread(open_target, deployment.endpoint, target, manifest)
-            await self._mount(deployment, spec)
+            spec = await asyncio.to_thread(
+                self._open_target, deployment.endpoint, target, manifest, self._end_if_closed
+            )
+            if before is not None:
+                check_fits(version.name, spec, before)
+            await self._mount(deployment, spec, serving)
+            if self._roots:  # others may have changed what the engine loaded, after it was checked
+                await asyncio.to_thread(self._open_target, deployment.endpoint, target)
         except RegistryAwayError:
             return  # the next poll begins again
         except NoriaError as error:
@@ -152,14 +178,27 @@ class Deployer:
             extra = fields(event="deployment_loaded", deployment=deployment.id, endpoint=deployment.endpoint)
             log.info("deployment %d: %s is loaded", deployment.id, version.name, extra=extra)
 
-    async def _mount(self, deployment: Deployment, spec: AnyModelSpec) -> None:
+    def _end_if_closed(self, *_: int) -> None:
+        if self._is_closed.is_set():
+            raise _ClosedError
+
+    async def _mount(self, deployment: Deployment, spec: AnyModelSpec, serving: AnyModelSpec | None) -> None:
         """Mount a version on all engines that are to hold it, unless the deployment ends. Raises RegistryError."""
         mount = swap if deployment.swap else mount_beside
         while deployment.id in self._unfinished:
-            engines = engines_for(deployment, spec, self._configured, self._routes, self._engines)
+            engines = engines_for(deployment, spec, serving, self._configured, self._engines)
             if await mount(engines, spec):
                 return
             await asyncio.sleep(_NO_ENGINE_WAIT_S)  # others take the place of those that left
+
+    async def _serving(self, endpoint: str) -> AnyModelSpec | None:
+        """Return the control of an endpoint; None: it has none, or none whose properties are known."""
+        configured = next((spec for spec in self._configured if spec.name == endpoint), None)
+        route = self._routes.find(endpoint)
+        if route is None or route.control is None:
+            return configured
+        known = self._seen.get(ModelKey(endpoint, route.control.fingerprint))
+        return known or await self._open(endpoint, route.control) or configured
 
     # ── Canaries ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,6 +231,8 @@ class Deployer:
         if not await self._registry.lease(deployment.id):  # another server's registrar goes on with it
             del self._canaries[deployment.id]
         elif rules.is_progress(deployment, rules.step(deployment, canary.ramp, canary.evidence)):
+            extra = fields(event="deployment_judged", deployment=deployment.id, endpoint=deployment.endpoint)
+            log.info("deployment %d is %s: %s", deployment.id, verdict.outcome, verdict.reason, extra=extra)
             await self._registry.step(deployment.id, canary.ramp, canary.evidence, verdict)
 
     async def _advance_shadows(self, now: float) -> None:
@@ -237,7 +278,7 @@ class Deployer:
             self._published = routes
 
     async def _wanted(self) -> dict[ModelKey, AnyModelSpec | None]:
-        """What engines are to hold: what routes need, and the configuration's models that nothing replaces.
+        """Return the models that engines are to hold: the routes', and the configuration's that nothing replaces.
 
         None: its files cannot be opened, so that it is kept where it is held, and mounted nowhere.
         """
@@ -254,7 +295,7 @@ class Deployer:
     async def _open(self, endpoint: str, target: Target) -> AnyModelSpec | None:
         if (endpoint, target.digest) not in self._specs:
             try:
-                self._specs[endpoint, target.digest] = await asyncio.to_thread(open_target, endpoint, target)
+                self._specs[endpoint, target.digest] = await asyncio.to_thread(self._open_target, endpoint, target)
             except (NoriaError, OSError):  # the supervisor has logged it, or the version was opened before
                 return None
         return self._specs[endpoint, target.digest]
@@ -267,8 +308,6 @@ class Deployer:
 
         Of endpoints that are `swapping` nothing: their versions do not fit beside each other.
         """
-        for engine in self._engines:
-            self._seen.update((spec.key, spec) for spec in engine.models)
         wanted = await self._wanted()
         missing = [spec for spec in wanted.values() if spec is not None and spec.name not in swapping]
         missing += [spec for spec in await self._needed_by_jobs() if spec.key not in wanted]
@@ -286,7 +325,7 @@ class Deployer:
                     self._change(place, self._mount_again(engine, spec, surplus if spec.key in wanted else []))
 
     async def _needed_by_jobs(self) -> list[AnyModelSpec]:
-        """What an engine has lost by starting again, though jobs or requests still need it."""
+        """Return the models that engines have lost by starting again, though jobs or requests still need them."""
         if self._monotonic() < self._look_for_jobs_at:
             return []
         self._look_for_jobs_at = self._monotonic() + _LOOK_FOR_JOBS_S

@@ -1,4 +1,4 @@
-"""What the living front ends said last: which routes they follow, and which versions their requests need."""
+"""The last reports of the living front ends: which routes they follow, and which versions their requests need."""
 
 from noria.canary.windows import FrontendReport
 from noria.protocol.model_spec import ModelKey

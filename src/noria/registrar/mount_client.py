@@ -1,4 +1,4 @@
-"""One engine as the registrar sees it: which models it holds, and how a model is mounted and unmounted there."""
+"""An engine as the registrar sees it: which models it holds, and how a model is mounted and unmounted there."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ class MountClient:
                 match event:
                     case Connected():
                         with contextlib.suppress(zmq.Again):  # disconnected again: another `Connected` follows
-                            await self._connection.send(Hello(_CLIENT_NAME))
+                            self._connection.send(Hello(_CLIENT_NAME))
                     case Disconnected():
                         self._lose()
                     case (EngineState(state=state, models=models), _):
@@ -94,7 +94,7 @@ class MountClient:
         result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._results[message.change_id] = result
         try:
-            await self._connection.send(message)
+            self._connection.send(message)
             return await result
         except zmq.Again as error:
             raise EngineGoneError(self.name) from error

@@ -5,38 +5,29 @@ behind, on the engines before the one where it did, `Deployer` brings back: it d
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from noria.errors import RegistryError
 from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.routes import Routes
 from noria.registrar.mount_client import EngineGoneError, MountClient
 from noria.registry.deployments.states import Deployment
 
-_MAX_CRASHES = 2  # of engines that load a version, before its deployment fails
+_MAX_CRASHES = 2  # crashes of an engine that loads a version, before its deployment fails
 
 
 def engines_for(
     deployment: Deployment,
     spec: AnyModelSpec,
-    configured: Sequence[AnyModelSpec],
-    routes: Routes,
+    serving: AnyModelSpec | None,
+    configured: Iterable[AnyModelSpec],
     engines: Sequence[MountClient],
 ) -> list[MountClient]:
     """Return the engines that are to load a deployment's version; none if those of its kind are not there now.
 
-    Raises RegistryError: it cannot be deployed here.
+    `serving` is the endpoint's control, None if it has none. Raises RegistryError: it cannot be deployed here.
     """
-    known = next((each for each in configured if each.name == spec.name), spec)
     version = deployment.version.name
-    if known.kind != spec.kind:
-        raise RegistryError(
-            f"{version} is of kind {spec.kind}, and {spec.name} answers requests to a model of kind {known.kind}. "
-            "Deploy it to another endpoint."
-        )
-    route = routes.find(spec.name)
-    has_control = known is not spec or (route is not None and route.control is not None)
-    if (deployment.plan is not None or deployment.shadow_plan is not None) and not has_control:
+    if serving is None and (deployment.plan is not None or deployment.shadow_plan is not None):
         raise RegistryError(
             f"{spec.name} has no model that a canary or a shadow could be compared with; deploy {version} without "
             "--canary, --ramp and --shadow."

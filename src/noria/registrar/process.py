@@ -9,12 +9,12 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import sys
 import time
 
 import msgspec
 import setproctitle
+import sqlalchemy as sa
 import zmq
 
 from noria.canary.windows import FrontendReport
@@ -23,46 +23,28 @@ from noria.errors import ConfigError, SetupError
 from noria.folders import data_folder
 from noria.jobs.database.schema import open_jobs_database
 from noria.observe.logs.setup import fields, logging_here
-from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.process_signals import die_with_parent
+from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
 from noria.protocol.routes import Routes
+from noria.protocol.supervisor_link import follow_supervisor
+from noria.protocol.tasks import RegistrarTask
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
 from noria.registrar.statistics import StatisticsKeeper
 from noria.registry.deployments.routes_file import read_routes, routes_file, write_routes
-from noria.registry.schema import open_registry
+from noria.registry.schema import open_registry, registry_url
 from noria.registry.statistics.file import statistics_file
+from noria.registry.watching import watch
 
 POLL_S = 0.5
 
 log = logging.getLogger("noria.registrar")
 
 
-class EngineAddress(msgspec.Struct, frozen=True):
-    """Where an engine is, and the kind of its models."""
-
-    name: str
-    address: str
-    kind: str
-
-
-class RegistrarTask(msgspec.Struct, frozen=True):
-    """The task of the registrar, which the supervisor passes as JSON in the first argument."""
-
-    config: Config
-    engines: tuple[EngineAddress, ...]
-    models: tuple[AnyModelSpec, ...]  # of the configuration
-    reports_address: str  # where it takes the front ends' reports
-    owner: str  # of leases: the server's id, the same after a restart of the registrar
-    parent_pid: int | None = None  # the supervisor's
-
-
 async def run(task: RegistrarTask) -> None:
-    """Carry out deployments until SIGTERM."""
+    """Carry out deployments until the supervisor's order to end."""
     stopping = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    asyncio.get_running_loop().add_signal_handler(STOP_SIGNAL, stopping.set)
     file = routes_file(task.config)
     try:
         routes = read_routes(file)
@@ -71,13 +53,22 @@ async def run(task: RegistrarTask) -> None:
         routes = Routes()
     engines = [MountClient(each.name, each.address, each.kind) for each in task.engines]
     registry = open_access(task.config, task.owner)
-    deployer = Deployer(task.models, engines, registry, functools.partial(write_routes, file), routes)
+    deployer = Deployer(
+        task.models,
+        engines,
+        registry,
+        functools.partial(write_routes, file),
+        routes,
+        roots=task.config.registry.source_roots,
+    )
     keeper = StatisticsKeeper(task.config.statistics.window_s, statistics_file(task.config), registry)
     keeper.restore()
     background = [asyncio.create_task(engine.run()) for engine in engines]
     background.append(asyncio.create_task(take_reports(deployer, keeper, task.reports_address)))
     background.append(asyncio.create_task(keeper.run()))
     background.append(asyncio.create_task(poll_until(stopping, deployer)))
+    if task.control_fd is not None:
+        background.append(asyncio.create_task(answer_pings(task.control_fd)))
     try:
         done, _ = await asyncio.wait(background, return_when=asyncio.FIRST_COMPLETED)
         for ended in done:
@@ -96,7 +87,13 @@ def open_access(config: Config, owner: str) -> RegistryAccess:
     open_jobs = functools.partial(
         open_jobs_database, jobs.database, data_folder(config, os.environ), jobs.database_timeout_s
     )
-    return RegistryAccess(functools.partial(open_registry, config), open_jobs, owner)
+    return RegistryAccess(functools.partial(_open_and_watch, config), open_jobs, owner)
+
+
+def _open_and_watch(config: Config) -> sa.Engine:
+    engine = open_registry(config)
+    watch(registry_url(config))
+    return engine
 
 
 async def poll_until(stopping: asyncio.Event, deployer: Deployer) -> None:
@@ -110,6 +107,12 @@ async def poll_until(stopping: asyncio.Event, deployer: Deployer) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, started + POLL_S - time.monotonic())):
                 await stopping.wait()
+
+
+async def answer_pings(control_fd: int) -> None:
+    """Answer the supervisor's pings, until cancelled."""
+    async for _ in follow_supervisor(control_fd):
+        pass
 
 
 async def take_reports(deployer: Deployer, keeper: StatisticsKeeper, address: str) -> None:
@@ -143,7 +146,8 @@ async def take_reports(deployer: Deployer, keeper: StatisticsKeeper, address: st
 def main() -> None:
     """Read the task from the command line and run it."""
     task = msgspec.json.decode(sys.argv[1], type=RegistrarTask)
-    die_with_parent(parent_pid=task.parent_pid)
+    leave_signals_to_supervisor()
+    die_with_parent(STOP_SIGNAL, task.parent_pid)
     setproctitle.setproctitle("noria registrar")
     with logging_here("registrar", task.config.log_level, task.config.log_format):
         try:

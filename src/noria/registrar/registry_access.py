@@ -19,11 +19,12 @@ from noria.jobs.database.store import is_version_needed
 from noria.observe.logs.log_record import fields
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.routes import Routes
+from noria.registry.changes import Change
 from noria.registry.deployments.states import Deployment
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
 from noria.registry.statistics.baselines import BaselineStore
-from noria.registry.versions import Change, Version
+from noria.registry.versions import Version
 from noria.statistics.windows import Reference
 
 _LEASE_S = 15.0
@@ -40,14 +41,14 @@ class RegistryAwayError(Exception):
 
 @dataclass(frozen=True)
 class RegistryState:
-    """What the registry wants now."""
+    """The state that the registry wants now."""
 
     routes: Routes
     unfinished: tuple[Deployment, ...]
 
 
 class RegistryAccess:
-    """What one registrar, `owner`, reads and writes."""
+    """The registry and the jobs, as one registrar, `owner`, reads and writes them."""
 
     def __init__(
         self,
@@ -99,6 +100,16 @@ class RegistryAccess:
         if manifest is None:
             raise RegistryAwayError
         return manifest
+
+    async def was_replaced(self, endpoint: str, version: Version) -> bool:
+        """Return whether the content of a version served an endpoint until another one did. Raises RegistryAwayError.
+
+        What was rolled back counts no longer.
+        """
+        found = await self._try(lambda: self._store().all(endpoint))
+        if found is None:
+            raise RegistryAwayError
+        return any(one.state == "replaced" and one.version.digest == version.digest for one in found)
 
     async def begin(self, deployment_id: int) -> bool:
         """Record that a pending deployment is loaded, so that it gets its first requests; return whether it was so."""

@@ -1,5 +1,7 @@
 """A canary while it runs: its windows, the judge's evidence, and its ramp. Knows no database and no clock."""
 
+import msgspec
+
 from noria.canary import judge, ramp
 from noria.canary.judge import JudgeState
 from noria.canary.ramp import RampState
@@ -8,7 +10,7 @@ from noria.registry.deployments.states import Deployment
 
 
 class RunningCanary:
-    """What the registrar keeps of one canary."""
+    """The state that the registrar keeps of one canary."""
 
     def __init__(self, deployment: Deployment, now: float) -> None:
         """`deployment` is as the registry has it; the time since its last event was an outage of the registrar."""
@@ -28,6 +30,10 @@ class RunningCanary:
         """Judge the windows before `first_open`, which are complete, and advance the ramp; return the verdict."""
         for control, canary in self._windows.take(first_open):
             self.evidence = judge.step(self.evidence, control, canary, self._settings)
+        waiting_control, waiting_canary = self._windows.num_waiting
+        self.evidence = msgspec.structs.replace(
+            self.evidence, waiting_control=waiting_control, waiting_canary=waiting_canary
+        )
         verdict = judge.verdict(self.evidence, self._settings)
         self.ramp = ramp.advance(self.plan, self.ramp, verdict.outcome, now, registry_answers=registry_answers)
         return verdict

@@ -8,12 +8,12 @@ from noria.registry.deployments.states import Deployment
 
 
 class RunningShadow:
-    """What the registrar keeps of one shadow."""
+    """The state that the registrar keeps of one shadow."""
 
     def __init__(self, deployment: Deployment, now: float) -> None:
         """`deployment` is as the registry has it; the time since its last event was an outage of the registrar."""
         assert deployment.shadow_plan is not None, "a shadow has a plan"
-        self._plan = deployment.shadow_plan
+        self._plan, self._max_error_increase = deployment.shadow_plan, deployment.judge_settings.max_error_increase
         self.state = msgspec.structs.replace(deployment.shadow or ShadowState(), updated_at=now)
         self._counts = ShadowCounts()
 
@@ -24,4 +24,5 @@ class RunningShadow:
     def advance(self, now: float) -> str | None:
         """Take what was counted; return why the shadow is over, None if it goes on."""
         self.state, self._counts = shadow.advance(self.state, self._counts, now), ShadowCounts()
-        return shadow.end_reason(self._plan, self.state)
+        end = shadow.end_of(self._plan, self.state, self._max_error_increase)
+        return None if end is None else end.reason

@@ -21,7 +21,7 @@ from noria.errors import RegistryError
 from noria.registry.schema import SCHEMA, metadata
 from noria.storage.database import write_transaction
 
-_NUM_ROWS = 500  # of one statement
+_NUM_ROWS = 500  # rows of one statement
 
 
 class _Header(Struct, frozen=True):
@@ -42,9 +42,7 @@ class _Footer(Struct, frozen=True):
 def backup(engine: Engine, file: pathlib.Path, now: float) -> int:
     """Write all rows, as of one instant, to a new file that only its owner reads. Returns their number.
 
-    Raises:
-        RegistryError: the file exists, or cannot be written; there is no part of it then.
-
+    Raises RegistryError: the file exists, or cannot be written; there is no part of it then.
     """
     partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     try:
@@ -89,9 +87,7 @@ def _row_lines(connection: Connection) -> Iterator[bytes]:
 def restore(engine: Engine, file: pathlib.Path) -> int:
     """Insert all rows of a backup into an empty registry, in one transaction. Returns their number.
 
-    Raises:
-        RegistryError: the file cannot be read, is damaged, or of another version; or the registry is not empty.
-
+    Raises RegistryError: the file cannot be read, is damaged, or of another version; or the registry is not empty.
     """
     try:
         _check_file(file)

@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from noria.errors import NoriaError, RequestError
+from noria.errors import NoriaError, RequestError, short_list
 from noria.protocol.routes import Route, Target
 from noria.registry.deployments.rows import read_routed, read_routes
-from noria.registry.deployments.states import UNFINISHED, routes_of
+from noria.registry.deployments.states import STATELESS, UNFINISHED, routes_of
 from noria.registry.lineage.openlineage import DatasetRef, Event, fold, parse_event
-from noria.registry.lineage.store import io_rows, run_row
-from noria.registry.manifest import differences
+from noria.registry.lineage.run_rows import STRUCK_OUT, EntryRow, IoRow, entry_rows, io_rows, run_row
+from noria.registry.manifest import OnRead, differences, report_nothing
 from noria.registry.model_folder import folder_of
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import (
@@ -30,15 +30,17 @@ from noria.registry.schema import (
     deployments,
     endpoints,
     lineage_events,
+    run_entries,
     run_io,
     runs,
+    struck_events,
 )
 
 _NUM_ROWS = 500  # read at once
 _MAX_NAMED = 3  # files of a folder in one message
 
 
-def check(engine: Engine, *, with_files: bool = True) -> Iterator[str]:
+def check(engine: Engine, *, with_files: bool = True, on_read: OnRead = report_nothing) -> Iterator[str]:
     """Yield a sentence for each thing that is wrong. `with_files` also reads all files of all models."""
     with engine.connect() as connection:
         damage = list(_check_sqlite(connection)) if connection.dialect.name == "sqlite" else []
@@ -50,7 +52,7 @@ def check(engine: Engine, *, with_files: bool = True) -> Iterator[str]:
         yield from _check_manifests(connection)
         yield from _check_deployments(connection)
     if with_files:
-        yield from _check_files(ModelStore(engine))
+        yield from _check_files(ModelStore(engine), on_read)
 
 
 def _check_sqlite(connection: Connection) -> Iterator[str]:
@@ -71,6 +73,7 @@ def _check_events(connection: Connection) -> Iterator[str]:
     query = sa.select(lineage_events).order_by(lineage_events.c.run_id, lineage_events.c.seq)
     rows = connection.execution_options(yield_per=_NUM_ROWS).execute(query)
     seen = set()
+    struck = set(connection.scalars(sa.select(struck_events.c.event_seq)))
     for run_id, of_run in itertools.groupby(rows, lambda row: row.run_id):
         events: list[Event] = []
         for row in of_run:
@@ -81,20 +84,21 @@ def _check_events(connection: Connection) -> Iterator[str]:
                 continue
             if event.digest != row.digest:
                 yield f"event {row.seq} was changed: its digest is {event.digest}, not {row.digest}."
-            events.append(event)
+            if row.seq not in struck:
+                events.append(event)
         if run_id is not None:
             seen.add(run_id)
-            if events:
-                yield from _check_run(connection, run_id, events)
+            yield from _check_run(connection, run_id, events)
     for run_id in connection.scalars(sa.select(runs.c.run_id)):
         if run_id not in seen:
             yield f"run {run_id} has no events."
 
 
 def _check_run(connection: Connection, run_id: str, events: list[Event]) -> Iterator[str]:
-    state = fold(events)
+    """Check a run against its events that are not struck out."""
+    state = fold(events) if events else None
     row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
-    expected = run_row(state)
+    expected = {"status": STRUCK_OUT} if state is None else run_row(state)
     if row is None:
         yield f"run {run_id} has events and is missing."
         return
@@ -102,14 +106,21 @@ def _check_run(connection: Connection, run_id: str, events: list[Event]) -> Iter
         if row._mapping[name] != value:
             yield f"run {run_id}: {name} is not what its events say."
     query = (
-        sa.select(run_io.c.direction, datasets.c.namespace, datasets.c.name, dataset_versions.c.version, run_io.c.uri)
+        sa.select(datasets.c.namespace, datasets.c.name, dataset_versions.c.version)
+        .add_columns(run_io.c.direction, run_io.c.uri, run_io.c.at, run_io.c.digest)
         .join(dataset_versions, run_io.c.dataset_version_id == dataset_versions.c.id)
         .join(datasets)
         .where(run_io.c.run_id == run_id)
     )
-    stored = {(direction, DatasetRef(*ref), uri) for direction, *ref, uri in connection.execute(query)}
-    if stored != {(io.direction, io.ref, io.uri) for io in io_rows(state)}:
+    io = {
+        IoRow(row.direction, DatasetRef(row.namespace, row.name, row.version), row.uri, row.at, row.digest)
+        for row in connection.execute(query)
+    }
+    if io != set(() if state is None else io_rows(state)):
         yield f"run {run_id}: its inputs and outputs are not what its events say."
+    of_run = connection.execute(sa.select(*run_entries.c[1:]).where(run_entries.c.run_id == run_id))
+    if {EntryRow(*row) for row in of_run} != set(() if state is None else entry_rows(state)):
+        yield f"run {run_id}: its parameters, metrics and error are not what its events say."
 
 
 def _check_aliases(connection: Connection) -> Iterator[str]:
@@ -133,7 +144,7 @@ def _check_deployments(connection: Connection) -> Iterator[str]:
     states: dict[int, str] = {}
     query = sa.select(deployment_events).order_by(deployment_events.c.deployment_id, deployment_events.c.number)
     for event in connection.execute(query):
-        if event.type != "step":
+        if event.type not in STATELESS:
             states[event.deployment_id] = event.type
     heads = sa.outerjoin(deployments, deployment_heads).join(endpoints, deployments.c.endpoint_id == endpoints.c.id)
     columns = (deployments.c.id, endpoints.c.name, deployment_heads.c.state, deployment_heads.c.finished_at)
@@ -169,26 +180,25 @@ def _without_urls(routes: tuple[Route, ...]) -> list[Route]:
     ]
 
 
-def _check_files(store: ModelStore) -> Iterator[str]:
+def _check_files(store: ModelStore, on_read: OnRead) -> Iterator[str]:
     """Check that each version's files are as they were added, in at least one of its places."""
     problems: dict[str, list[str]] = {}
     for version in store.all_versions():
         if version.digest not in problems:
             manifest = store.manifest(version)
-            found = [_problem(url, manifest) for url in version.urls]
+            found = [_problem(url, manifest, on_read) for url in version.urls]
             problems[version.digest] = [] if "" in found else found
         if problems[version.digest]:
             yield f"{version.name}: {' '.join(problems[version.digest])}"
 
 
-def _problem(url: str, manifest: str) -> str:
+def _problem(url: str, manifest: str, on_read: OnRead) -> str:
     """Return what is wrong with the files in a place; empty: nothing, or this machine cannot tell."""
     try:
         folder = folder_of(url)
-        changed = [] if folder is None else differences(manifest, folder)
+        changed = [] if folder is None else differences(manifest, folder, on_read)
     except NoriaError as error:
         return error.message
     if not changed:
         return ""
-    more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
-    return f"in {url} {', '.join(changed[:_MAX_NAMED])}{more} changed since it was added."
+    return f"in {url} {short_list(changed, _MAX_NAMED)} changed since it was added."

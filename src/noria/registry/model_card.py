@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from huggingface_hub import ModelCardData
 
 from noria.observe.terminal_text import UNPRINTABLE
-from noria.registry.lineage.trace import DatasetNode, DeploymentNode, Graph, RunNode
+from noria.registry.lineage.nodes import DatasetNode, DeploymentNode, RunNode
+from noria.registry.lineage.trace import Graph
 from noria.registry.versions import Version
 
 _LIBRARIES = {"diffusion": ("diffusers", "text-to-image"), "encoder": ("transformers", None)}

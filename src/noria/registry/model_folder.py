@@ -8,7 +8,7 @@ from noria.errors import ModelError, RequestError
 from noria.models.catalog import open_model
 from noria.models.location import locate
 from noria.registry.lineage.openlineage import Event, parse_event
-from noria.registry.manifest import LINEAGE_FILE, Manifest, read_manifest
+from noria.registry.manifest import LINEAGE_FILE, Manifest, OnRead, read_manifest, report_nothing
 
 PACKAGED = ("bundled", "minilm")  # models in Python packages: their folders move with the environment
 _PACKAGED_SCHEME = "noria"
@@ -20,15 +20,15 @@ class ModelFolder:
     """A model folder that was read and checked."""
 
     source: str  # as it was named
-    url: str  # of the folder
+    url: str  # URL of the folder
     kind: str
     fingerprint: str
     manifest: Manifest
-    events: list[Event]  # of its lineage file, and of the run that its source knows
-    revision: str | None = None  # of a source that has revisions
+    events: list[Event]  # events of its lineage file, and of the run that its source knows
+    revision: str | None = None  # set if its source has revisions
 
 
-def read_model(source: str) -> ModelFolder:
+def read_model(source: str, on_read: OnRead = report_nothing) -> ModelFolder:
     """Read and check a folder, or one of the models in packages, `bundled` and `minilm`.
 
     Raises:
@@ -44,7 +44,7 @@ def read_model(source: str) -> ModelFolder:
     spec = open_model(source)
     folder = pathlib.Path(spec.folder)
     url = f"{_PACKAGED_SCHEME}:{source}" if source in PACKAGED else folder.as_uri()
-    return ModelFolder(source, url, spec.kind, spec.fingerprint, read_manifest(folder), _read_lineage(folder))
+    return ModelFolder(source, url, spec.kind, spec.fingerprint, read_manifest(folder, on_read), _read_lineage(folder))
 
 
 def check_model(folder: pathlib.Path) -> None:
@@ -56,9 +56,7 @@ def check_model(folder: pathlib.Path) -> None:
 def folder_of(url: str) -> pathlib.Path | None:
     """Return the folder that a location's URL names on this machine; None: it names none.
 
-    Raises:
-        MissingExtra: the package that it is in is not installed.
-
+    Raises MissingExtra: the package that it is in is not installed.
     """
     parts = urlsplit(url)
     if parts.scheme == _PACKAGED_SCHEME:

@@ -18,8 +18,10 @@ from msgspec import Struct
 from sqlalchemy import Connection, Engine
 
 from noria.errors import RegistryError, short_repr
+from noria.registry.changes import Change
 from noria.registry.lineage.openlineage import DatasetRef, Event, EventType, parse_event
 from noria.registry.lineage.run_events import MODELS_NAMESPACE, RunId, model_ref, run_event
+from noria.registry.lineage.run_rows import STRUCK_OUT
 from noria.registry.lineage.store import record_events
 from noria.registry.model_folder import ModelFolder
 from noria.registry.schema import (
@@ -38,7 +40,6 @@ from noria.registry.schema import (
 )
 from noria.registry.tags import delete_tag, set_tag
 from noria.registry.versions import (
-    Change,
     Version,
     find_version,
     model_id_of,
@@ -65,7 +66,7 @@ class AliasChange(Struct, frozen=True):
     """An event of an alias."""
 
     alias: str
-    number: int | None  # of the version that it names from then on; None: the alias is deleted
+    number: int | None  # number of the version that it names from then on; None: the alias is deleted
     change: Change
 
 
@@ -90,6 +91,7 @@ class ModelStore:
         `run_id` is the run that made it, `inputs` are data that it was made from. All is one transaction.
 
         Raises:
+            ForeignRun, InvalidField, RegistryError: the folder's lineage is rejected, as `LineageStore.record` says.
             RegistryError: a name is not allowed, or there is no such run.
 
         """
@@ -99,8 +101,9 @@ class ModelStore:
             version_id, was_there = _insert_version(connection, model_id, folder, change)
             if alias is not None:
                 _set_alias(connection, model_id, alias, version_id, change)
-            events = [*folder.events, *_lineage(connection, name, folder, change, run_id, inputs or {})]
-            record_events(connection, events, change.by, change.at)
+            record_events(connection, folder.events, change.by, change.at)
+            own = _lineage(connection, name, folder, change, run_id, inputs or {})
+            record_events(connection, own, change.by, change.at, is_operator=True)
             version = read_version(connection, version_id)
         return version, was_there
 
@@ -118,9 +121,7 @@ class ModelStore:
     ) -> list[Version]:
         """The versions of all models or of one that have all `tags`, by model and number.
 
-        Raises:
-            RegistryError: there is no such model.
-
+        Raises RegistryError: there is no such model.
         """
         with self._engine.connect() as connection:
             if model is not None:
@@ -134,11 +135,6 @@ class ModelStore:
         """The version that a text names: see `versions.find_version`. Raises RegistryError: there is none."""
         with self._engine.connect() as connection:
             return find_version(connection, spec)
-
-    def by_fingerprint(self, fingerprint: str) -> list[Version]:
-        """The versions whose models have the fingerprint, which image files carry."""
-        with self._engine.connect() as connection:
-            return read_versions(connection, versions.c.fingerprint == fingerprint)
 
     def manifest(self, version: Version) -> str:
         """The manifest of a version."""
@@ -180,9 +176,7 @@ class ModelStore:
     def tag(self, spec: str, tags: Collection[str], change: Change, *, delete: bool = False) -> Version:
         """Give the version of `spec` tags, each instead of one with the same key, or delete them; returns the version.
 
-        Raises:
-            RegistryError: there is no such version, or it does not have a tag that is to be deleted.
-
+        Raises RegistryError: there is no such version, or it does not have a tag that is to be deleted.
         """
         with write_transaction(self._engine) as connection:
             lock_known_model(connection, spec.partition("@")[0])
@@ -197,9 +191,7 @@ class ModelStore:
     def remove(self, spec: str, change: Change) -> Version:
         """Remove a version from the lists; its history stays. Returns it.
 
-        Raises:
-            RegistryError: there is none, or an alias or a deployment uses it.
-
+        Raises RegistryError: there is none, or an alias or a deployment uses it.
         """
         with write_transaction(self._engine) as connection:
             lock_known_model(connection, spec.partition("@")[0])
@@ -303,6 +295,8 @@ def _find_run(connection: Connection, run_id: str) -> RunId:
             f"there is no run {short_repr(run_id)}. Send its OpenLineage events first, or name no run: those whose "
             "outputs name the digest of this folder are found without it."
         )
+    if row.status == STRUCK_OUT:
+        raise RegistryError(f"the run {run_id} is struck out; name another one.")
     return RunId(run_id, row.job_namespace, row.job_name)
 
 

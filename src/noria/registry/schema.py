@@ -1,8 +1,8 @@
 """The tables of the registry.
 
 **History** is append-only, by triggers: events, versions, deployments, routes. What is derived from it is an ordinary
-table: `runs` and `run_io` are folded from `lineage_events`, `aliases` from `alias_events`, and a deployment's head
-follows its events in the same transaction. `check.py` compares both.
+table: `runs`, `run_entries` and `run_io` are folded from the `lineage_events` that are not struck out, `aliases` from
+`alias_events`, and a deployment's head follows its events in the same transaction. `check.py` compares both.
 
 **Digests** are `sha256:` and 64 hexadecimal digits. Times are Unix times in seconds.
 
@@ -25,8 +25,11 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
+    select,
     text,
 )
+from sqlalchemy.engine.url import URL
 
 from noria.config import Config
 from noria.folders import data_folder
@@ -59,6 +62,11 @@ def _time(name: str = "at") -> Column[float]:
     return Column(name, Float(53), nullable=False)
 
 
+def _change() -> tuple[Column[float], Column[str], Column[str]]:
+    """When something was changed, by whom and why."""
+    return _time(), Column("by", Text, nullable=False), Column("why", Text, nullable=False)
+
+
 # ── Data and runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 datasets = Table(
@@ -86,7 +94,7 @@ lineage_events = Table(
     "noria_lineage_events",
     metadata,
     _number("seq"),
-    Column("digest", Text, nullable=False, unique=True),  # of the body; a repeated event has the same
+    Column("digest", Text, nullable=False, unique=True),  # digest of the body; a repeated event has the same
     Column("run_id", Text),  # null: an event about no run
     _time(),  # as the event says
     _time("received_at"),
@@ -105,8 +113,37 @@ runs = Table(
     Column("status", Text, nullable=False),
     Column("started_at", Float(53)),
     Column("ended_at", Float(53)),
-    Column("state", Text, nullable=False),  # JSON of `openlineage.RunState`, which has parameters and metrics, too
+    Column("state", Text, nullable=False),  # JSON of `openlineage.RunState` without what is in `run_entries`, `run_io`
+    Column("owner", Text, nullable=False, server_default=""),  # `store.py`; empty: its events are struck out
+    Column("num_events", _BigInt, nullable=False, server_default="0"),  # received, struck out or not
+    Column("num_bytes", _BigInt, nullable=False, server_default="0"),  # size of their bodies
     Index("noria_runs_steps", "parent_id"),
+)
+
+run_entries = Table(  # the latest statement of each
+    "noria_run_entries",
+    metadata,
+    Column("run_id", Text, ForeignKey("noria_runs.run_id"), primary_key=True),
+    Column("field", Text, primary_key=True),  # "error", "metric" or "param"
+    Column("key", Text, primary_key=True),  # a digest of the name
+    Column("name", Text, nullable=False),
+    Column("value", Text),  # as JSON; null: none
+    _time(),  # time of the event that states it, as in `run_io`
+    Column("digest", Text, nullable=False),  # digest of that event
+)
+
+struck_events = Table(  # events that count no more
+    "noria_struck_events",
+    metadata,
+    _reference("event_seq", "lineage_events.seq", primary_key=True),
+    *_change(),
+)
+
+lineage_senders = Table(
+    "noria_lineage_senders",
+    metadata,
+    Column("sender", Text, primary_key=True),  # `lineage_events.received_from`
+    Column("num_bytes", _BigInt, nullable=False),  # the price (`run_rows.price_of`) of its events that count
 )
 
 run_io = Table(
@@ -116,6 +153,8 @@ run_io = Table(
     Column("direction", Text, primary_key=True),  # "input" or "output"
     _reference("dataset_version_id", "dataset_versions.id", primary_key=True),
     Column("uri", Text),  # where the run read or wrote it
+    Column("at", Float(53), nullable=False, server_default="0"),
+    Column("digest", Text, nullable=False, server_default=""),
     Index("noria_run_io_versions", "dataset_version_id", "direction"),
 )
 
@@ -125,7 +164,7 @@ artifacts = Table(
     "noria_artifacts",
     metadata,
     Column("digest", Text, primary_key=True),
-    Column("size_bytes", _BigInt, nullable=False),  # of all files
+    Column("size_bytes", _BigInt, nullable=False),  # size of all files
     Column("manifest", Text, nullable=False),  # `manifest.py`; its own digest is `digest`
 )
 
@@ -145,11 +184,11 @@ versions = Table(
     _reference("model_id", "models.id"),
     Column("number", Integer, nullable=False),
     Column("manifest_digest", Text, ForeignKey("noria_artifacts.digest"), nullable=False),
-    Column("code_digest", Text, nullable=False),  # of user code; empty without, as two nulls would differ
+    Column("code_digest", Text, nullable=False),  # digest of user code; empty without, as two nulls would differ
     Column("kind", Text, nullable=False),  # `ModelSpec.kind`
     Column("fingerprint", Text, nullable=False),  # `ModelSpec.fingerprint`, which image files have
     Column("source", Text, nullable=False),  # as it was named: a folder, "bundled"
-    Column("revision", Text),  # of a source that has revisions
+    Column("revision", Text),  # set if the source has revisions
     UniqueConstraint("model_id", "number"),
     UniqueConstraint("model_id", "manifest_digest", "code_digest"),
     Index("noria_versions_manifests", "manifest_digest"),
@@ -162,9 +201,7 @@ version_events = Table(
     _number("seq"),
     _reference("version_id", "versions.id"),
     Column("type", Text, nullable=False),  # "added" or "removed"; the last one holds
-    _time(),
-    Column("by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    *_change(),
     Index("noria_version_events_versions", "version_id"),
 )
 
@@ -175,9 +212,7 @@ alias_events = Table(
     _reference("model_id", "models.id"),
     Column("alias", Text, nullable=False),
     _reference("version_id", "versions.id", nullable=True),  # null: the alias is deleted
-    _time(),
-    Column("by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    *_change(),
     Index("noria_alias_events_aliases", "model_id", "alias"),
 )
 
@@ -189,9 +224,7 @@ tag_events = Table(
     _reference("version_id", "versions.id"),
     Column("key", Text, nullable=False),
     Column("value", Text),  # null: the tag is deleted
-    _time(),
-    Column("by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    *_change(),
     Index("noria_tag_events_versions", "version_id"),
 )
 
@@ -222,9 +255,7 @@ deployments = Table(
     _reference("version_id", "versions.id"),
     Column("settings", Text, nullable=False),
     Column("plan", Text, nullable=False),
-    _time(),
-    Column("by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    *_change(),
     UniqueConstraint("endpoint_id", "request_key"),
     Index("noria_deployments_versions", "version_id"),
 )
@@ -236,11 +267,9 @@ deployment_events = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("type", Text, nullable=False),
     Column("traffic", Float(53)),  # share of the endpoint's requests from now on
-    Column("generation", _BigInt),  # of the routes that it wrote
+    Column("generation", _BigInt),  # generation of the routes that it wrote
     Column("evidence", Text),
-    _time(),
-    Column("by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    *_change(),
 )
 
 deployment_heads = Table(
@@ -273,7 +302,7 @@ routes = Table(
     _time(),
 )
 
-baselines = Table(  # of a version's variable at an endpoint the last one holds
+baselines = Table(  # the last row of a version's variable at an endpoint holds
     "noria_baselines",
     metadata,
     _number("seq"),
@@ -281,15 +310,14 @@ baselines = Table(  # of a version's variable at an endpoint the last one holds
     Column("endpoint", Text, nullable=False),
     Column("variable", Text, nullable=False),
     Column("counts", Text),  # JSON of a histogram or of counts of categories; null: it has no reference any more
-    _time(),
-    Column("by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    *_change(),
     Index("noria_baselines_versions", "version_id", "endpoint", "variable"),
 )
 
 HISTORY = (
     dataset_versions,
     lineage_events,
+    struck_events,
     artifacts,
     versions,
     version_events,
@@ -310,26 +338,54 @@ def _add_tags_and_references(connection: Connection) -> None:
     metadata.create_all(connection, tables=[tag_events, baselines])
 
 
+def _divide_states(connection: Connection) -> None:
+    """Take parameters, metrics, inputs and outputs out of the state of each run, whose row every event wrote anew."""
+    from noria.registry.lineage.run_rows import body_bytes, divide_state
+
+    text = "TEXT NOT NULL DEFAULT ''"
+    for table, column, kind in (
+        (runs, "owner", text),
+        (runs, "num_events", "BIGINT NOT NULL DEFAULT 0"),
+        (runs, "num_bytes", "BIGINT NOT NULL DEFAULT 0"),
+        (run_io, "at", "DOUBLE PRECISION NOT NULL DEFAULT 0"),
+        (run_io, "digest", text),
+    ):
+        connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
+    metadata.create_all(connection, tables=[run_entries, struck_events, lineage_senders])
+    num_bytes = func.sum(body_bytes(connection))
+    by_sender = select(lineage_events.c.received_from, num_bytes).group_by(lineage_events.c.received_from)
+    connection.execute(lineage_senders.insert().from_select(["sender", "num_bytes"], by_sender))
+    for run_id in connection.scalars(select(runs.c.run_id)).all():
+        divide_state(connection, run_id)
+
+
 SCHEMA = database.Schema(
     "registry",
     setting="registry.database",
     version_key="registry",
     metadata=metadata,
-    migrations=(_add_tags_and_references,),
+    migrations=(_add_tags_and_references, _divide_states),
+    orders_writers=True,  # those of lineage yield to those of deployments
 )
 
 
 def open_registry(config: Config) -> Engine:
     """The database that `registry.database` names, with the registry's tables; `auto` is a SQLite file in `data_dir`.
 
-    Raises:
-        ConfigError: see `storage.database`.
-
+    Raises ConfigError: see `storage.database`.
     """
     return open_registry_database(config.registry.database, data_folder(config, os.environ))
 
 
 def open_registry_database(setting: str, folder: pathlib.Path) -> Engine:
-    """As `open_registry`, with the setting and the data folder."""
-    url = database.database_url(SCHEMA, setting, folder / "registry.sqlite")
-    return database.open_database(SCHEMA, url, _NUM_CONNECTIONS)
+    """The database of `open_registry`, from the setting and the data folder."""
+    return database.open_database(SCHEMA, _url(setting, folder), _NUM_CONNECTIONS)
+
+
+def registry_url(config: Config) -> URL:
+    """The URL of the database that `open_registry` opens. Raises ConfigError."""
+    return _url(config.registry.database, data_folder(config, os.environ))
+
+
+def _url(setting: str, folder: pathlib.Path) -> URL:
+    return database.database_url(SCHEMA, setting, folder / "registry.sqlite")

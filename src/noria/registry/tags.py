@@ -2,17 +2,14 @@
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from noria.errors import RegistryError, short_repr
+from noria.errors import RegistryError, short_list, short_repr
+from noria.registry.changes import Change
 from noria.registry.schema import tag_events
-
-if TYPE_CHECKING:
-    from noria.registry.versions import Change
 
 _TAG = re.compile(r"[A-Za-z0-9_.+-]{1,64}=[A-Za-z0-9_.+:/-]{1,128}")
 
@@ -41,22 +38,22 @@ def read_tags(connection: Connection, version_ids: Collection[int]) -> dict[int,
     }
 
 
-def set_tag(connection: Connection, version_id: int, tag: str, change: "Change") -> None:
+def set_tag(connection: Connection, version_id: int, tag: str, change: Change) -> None:
     """Give a version a tag, instead of one with the same key; nothing is written if it has it."""
     if tag not in read_tags(connection, [version_id]).get(version_id, ()):
         key, _, value = tag.partition("=")
         _write_event(connection, version_id, key, value, change)
 
 
-def delete_tag(connection: Connection, version_id: int, name: str, tag: str, change: "Change") -> None:
+def delete_tag(connection: Connection, version_id: int, name: str, tag: str, change: Change) -> None:
     """Take a tag from the version `name`. Raises RegistryError: it does not have it."""
     tags = read_tags(connection, [version_id]).get(version_id, ())
     if tag not in tags:
-        listed = f"Its tags are {', '.join(tags)}." if tags else "It has none."
+        listed = f"Its tags are {short_list(tags)}." if tags else "It has none."
         raise RegistryError(f"{name} has no tag {short_repr(tag)}. {listed}")
     _write_event(connection, version_id, tag.partition("=")[0], None, change)
 
 
-def _write_event(connection: Connection, version_id: int, key: str, value: str | None, change: "Change") -> None:
+def _write_event(connection: Connection, version_id: int, key: str, value: str | None, change: Change) -> None:
     values = {"version_id": version_id, "key": key, "value": value, **msgspec.structs.asdict(change)}
     connection.execute(tag_events.insert().values(values))

@@ -1,20 +1,15 @@
 """The versions of models: what is known of each, and which one a name means. Calls block."""
 
+import shlex
+
 import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy import Connection
 
-from noria.errors import RegistryError, did_you_mean, short_repr
+from noria.errors import RegistryError, did_you_mean, short_list, short_repr
+from noria.registry.changes import Change
 from noria.registry.schema import aliases, artifacts, locations, models, version_events, versions
 from noria.registry.tags import parse_tags, read_tags
-
-
-class Change(Struct, frozen=True):
-    """Who asked for a change, when and why."""
-
-    at: float
-    by: str
-    why: str = ""
 
 
 class Version(Struct, frozen=True):
@@ -23,7 +18,7 @@ class Version(Struct, frozen=True):
     id: int
     model: str
     number: int
-    digest: str  # of its manifest
+    digest: str  # digest of its manifest
     kind: str
     fingerprint: str
     source: str
@@ -34,7 +29,7 @@ class Version(Struct, frozen=True):
     added: Change  # the last time
     removed: Change | None  # None: it is there
     tags: tuple[str, ...] = ()  # KEY=VALUE
-    revision: str | None = None  # of its source: a commit of the hub, NAME/NUMBER of MLflow
+    revision: str | None = None  # revision of its source: a commit of the hub, NAME/NUMBER of MLflow
 
     @property
     def name(self) -> str:
@@ -47,7 +42,7 @@ def model_id_of(connection: Connection, name: str) -> int:
     found: int | None = connection.scalar(sa.select(models.c.id).where(models.c.name == name))
     if found is None:
         known = sorted(connection.scalars(sa.select(models.c.name)))
-        listed = f"Known are {', '.join(known[:20])}." if known else "There is none yet: noria models add NAME SOURCE."
+        listed = f"Known are {short_list(known, 20)}." if known else "There is none yet: noria models add NAME SOURCE."
         raise RegistryError(f"there is no model {short_repr(name)}.{did_you_mean(name, known)} {listed}")
     return found
 
@@ -56,7 +51,7 @@ def unknown_alias(connection: Connection, model: str, alias: str) -> RegistryErr
     """Return the error that names the aliases of a model."""
     query = sa.select(aliases.c.alias).join(models).where(models.c.name == model)
     known = sorted(connection.scalars(query))
-    listed = f"Its aliases are {', '.join(known)}." if known else "It has none."
+    listed = f"Its aliases are {short_list(known)}." if known else "It has none."
     return RegistryError(f"the model {model} has no alias {short_repr(alias)}.{did_you_mean(alias, known)} {listed}")
 
 
@@ -65,9 +60,7 @@ def find_version(connection: Connection, spec: str) -> Version:
 
     Of a model alone, and of those with all tags of `KEY=VALUE,…`, that is the latest.
 
-    Raises:
-        RegistryError: there is none.
-
+    Raises RegistryError: there is none.
     """
     model, _, wanted = spec.partition("@")
     model_id_of(connection, model)
@@ -89,11 +82,12 @@ def find_version(connection: Connection, spec: str) -> Version:
             if version.removed is not None:
                 raise RegistryError(
                     f"{version.name} was removed by {version.removed.by}. Add it again: noria models add {model} "
-                    f"{version.source}."
+                    f"{shlex.quote(version.source)}."
                 )
             return version
-    numbers = ", ".join(str(version.number) for version in present) or "none"
-    raise RegistryError(f"the model {model} has no version {wanted}. Its versions are {numbers}.")
+    numbers = ", ".join(str(version.number) for version in present[-20:]) or "none"
+    latest = "latest " if len(present) > 20 else ""
+    raise RegistryError(f"the model {model} has no version {wanted}. Its {latest}versions are {numbers}.")
 
 
 def _find_tagged(model: str, wanted: str, present: list[Version]) -> Version:
@@ -103,7 +97,7 @@ def _find_tagged(model: str, wanted: str, present: list[Version]) -> Version:
         if tags <= set(version.tags):
             return version
     known = sorted({tag for version in present for tag in version.tags})
-    listed = f"Its versions have the tags {', '.join(known[:20])}." if known else "Its versions have no tags."
+    listed = f"Its versions have the tags {short_list(known, 20)}." if known else "Its versions have no tags."
     raise RegistryError(
         f"no version of {model} has the tag{'s' if len(tags) > 1 else ''} {wanted}.{did_you_mean(wanted, known)} "
         f"{listed} To give it: noria models tag {model}@NUMBER {wanted.replace(',', ' ')}."

@@ -1,20 +1,21 @@
 """Distributions as counts: histograms with fixed edges, and counters of categories with a limit.
 
-Counts of several processes merge exactly, because every process has the same edges. Comparisons read both kinds through
-`cells`: counts by name. `drift.py` compares them.
+Histograms of several processes merge exactly, because every process has the same edges. Comparisons read both kinds
+through `cells`: counts by name. `drift.py` compares them.
 """
 
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
 from noria.errors import short_repr
 
 OTHER = "other"
-MAX_CATEGORIES = 64  # of one variable; a time series and some 100 bytes each
+MAX_CATEGORIES = 64  # categories of one variable that are compared, or have time series
+MAX_NAMES = 500  # names of one variable, of some 100 bytes each
 _MAX_CATEGORY_CHARS = 100
 
 
@@ -95,11 +96,16 @@ def category_name(text: str) -> str:
 
 
 class CategoryCounts(Struct, tag="categories"):
-    """Counts of at most `max_categories` categories; later ones count as "other", so hostile names take no memory."""
+    """Counts by category. Of more than twice `max_names`, the most frequent keep their names; the rest is "other".
 
-    max_categories: int = MAX_CATEGORIES
+    So hostile names take no memory, and counts of several processes merge in any order: `missed` bounds what a name has
+    lost (a mergeable summary: Misra and Gries, 1982; Agarwal et al., 2012). Up to twice `max_names`, counts are exact.
+    """
+
+    max_names: int = MAX_NAMES
     counts: dict[str, int] = {}
     other: int = 0
+    missed: int = 0  # values of one name that are in `other`, at most
 
     @property
     def total(self) -> int:
@@ -109,18 +115,48 @@ class CategoryCounts(Struct, tag="categories"):
     def record(self, category: str, count: int = 1) -> None:
         """Count a category, by `category_name`."""
         category = category_name(category)
-        if category in self.counts or (len(self.counts) < self.max_categories and category != OTHER):
-            self.counts[category] = self.counts.get(category, 0) + count
-        else:
+        if category == OTHER:
             self.other += count
+            return
+        self.counts[category] = self.counts.get(category, 0) + count
+        if len(self.counts) > 2 * self.max_names:
+            self._drop_names()
 
     def merge(self, other: "CategoryCounts") -> "CategoryCounts":
-        """Return the sums of both. Of more categories than the limit, the most frequent keep their names."""
-        merged = CategoryCounts(self.max_categories, {}, self.other + other.other)
-        sums = add_counts(self.counts, other.counts)
-        for category in sorted(sums, key=lambda name: (-sums[name], name)):
-            merged.record(category, sums[category])
+        """Return the sums of both."""
+        merged = CategoryCounts(
+            max(self.max_names, other.max_names),
+            add_counts(self.counts, other.counts),
+            self.other + other.other,
+            self.missed + other.missed,
+        )
+        if len(merged.counts) > 2 * merged.max_names:
+            merged._drop_names()
         return merged
+
+    def _drop_names(self) -> None:
+        """Let only the most frequent names keep their counts."""
+        ranked = most_frequent(self.counts)
+        dropped = [self.counts[name] for name in ranked[self.max_names :]]
+        self.counts = {name: self.counts[name] for name in ranked[: self.max_names]}
+        self.other += sum(dropped)
+        self.missed += dropped[0]
+
+    def knows(self, name: str) -> bool:
+        """Whether its count of a name is right, to about 5 %; also of a name that it has not, if it has them all."""
+        if name in self.counts:
+            return self.counts[name] >= 20 * self.missed
+        return self.is_complete
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a name that it has not was not counted. Counts of earlier versions of Noria have 64 names at most."""
+        return not self.missed and (not self.other or len(self.counts) < MAX_CATEGORIES)
+
+    def only(self, names: Collection[str]) -> "CategoryCounts":
+        """Return the counts of these names; the rest is "other"."""
+        counts = {name: count for name, count in self.counts.items() if name in names}
+        return CategoryCounts(self.max_names, counts, self.total - sum(counts.values()))
 
     def cells(self) -> dict[str, int]:
         """Counts by category, "other" among them if there are any."""
@@ -137,6 +173,11 @@ def merge_counts(first: Counts, second: Counts) -> Counts:
     if isinstance(first, CategoryCounts) and isinstance(second, CategoryCounts):
         return first.merge(second)
     raise ValueError("a histogram and counts of categories cannot be merged")
+
+
+def most_frequent(counts: Mapping[str, int]) -> list[str]:
+    """Return the names by count, the largest first, and of equal ones by name."""
+    return sorted(counts, key=lambda name: (-counts[name], name))
 
 
 def add_counts(*counts: Mapping[str, int]) -> dict[str, int]:

@@ -11,12 +11,19 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from noria.statistics.distributions import CategoryCounts, Histogram, check_same_edges
+from noria.statistics.distributions import (
+    MAX_CATEGORIES,
+    CategoryCounts,
+    Histogram,
+    add_counts,
+    check_same_edges,
+    most_frequent,
+)
 
 MIN_SAMPLES = 200
 """Of each side. Without drift the corrected PSI of ten cells exceeds 0.1 in 0.1 % of the cases with so many, and in
 2.5 % with 100 (docs/benchmarks/canary.md)."""
-_MIN_EXPECTED = 5.0  # a cell of the chi-square test expects at least that many (Cochran, 1954)
+_MIN_EXPECTED = 5.0  # the least expected count of a category, or of a cell of the chi-square test (Cochran, 1954)
 
 Cells = Mapping[str, int]
 
@@ -35,8 +42,8 @@ class Drift(Struct, frozen=True):
     num_current: int
     psi: float | None = None  # corrected for sample size: about 0 without drift, also a little below
     js: float | None = None
-    ks: float | None = None  # of histograms
-    p_value: float | None = None  # of histograms by Kolmogorov–Smirnov, of categories by chi-square
+    ks: float | None = None  # statistic of histograms
+    p_value: float | None = None  # p-value of histograms by Kolmogorov–Smirnov, of categories by chi-square
     unseen: dict[str, int] = {}  # categories that the reference does not have, and their counts
 
 
@@ -52,12 +59,29 @@ def compare_histograms(reference: Histogram, current: Histogram) -> Drift:
 
 def compare_categories(reference: CategoryCounts, current: CategoryCounts) -> Drift:
     """Compare two counts of categories. Unseen ones are reported however few samples there are."""
-    mine, theirs = reference.cells(), current.cells()
-    unseen = {category: count for category, count in current.counts.items() if not reference.counts.get(category)}
+    names = compared_names(reference, current)
+    mine, theirs = (side.only(names).cells() for side in (reference, current))
+    unseen = {name: count for name, count in current.counts.items() if not reference.counts.get(name)}
+    unseen = unseen if reference.is_complete else {}  # else nobody knows
     if min(reference.total, current.total) < MIN_SAMPLES:
         return Drift(reference.total, current.total, unseen=unseen)
     psi, js, p_value = corrected_psi(mine, theirs), jensen_shannon(mine, theirs), chi_square(mine, theirs).p_value
     return Drift(reference.total, current.total, psi, js, None, p_value, unseen)
+
+
+def compared_names(reference: CategoryCounts, current: CategoryCounts) -> set[str]:
+    """Return the categories by which both sides are compared; the others are one cell, "other".
+
+    Each is known to both sides, which expect five or more of its values. They are the most frequent ones of both
+    together, which is fair: without drift, chance alone decides on which side a value is. The more values, the more
+    they are, up to 64, so that the deviation of the corrected PSI without drift, √(2 · cells) (1/n + 1/m), is at most
+    that of ten cells and `MIN_SAMPLES`.
+    """
+    both, num_values = add_counts(reference.counts, current.counts), min(reference.total, current.total)
+    least = _MIN_EXPECTED * (reference.total + current.total) / max(num_values, 1)
+    known = {name: n for name, n in both.items() if n >= least and reference.knows(name) and current.knows(name)}
+    max_names = int(10 * max(1.0, num_values / MIN_SAMPLES) ** 2)
+    return set(most_frequent(known)[: min(MAX_CATEGORIES, max_names)])
 
 
 def psi(reference: Cells, current: Cells) -> float:
@@ -102,9 +126,7 @@ def kolmogorov_smirnov(reference: Histogram, current: Histogram) -> HypothesisTe
     Between edges the difference may be larger, so the test rejects less often than its level: 1.7 % for 5 % with ten
     cells. The p-value is 2 Σ (−1)^(k−1) exp(−2 k² x²) with x = √(nm/(n+m)) · D (Kolmogorov, 1933; Smirnov, 1948).
 
-    Raises:
-        ValueError: the edges differ.
-
+    Raises ValueError: the edges differ.
     """
     check_same_edges(reference, current)
     n, m = reference.total, current.total

@@ -34,7 +34,7 @@ _OF_PROMPTS: Mapping[str, Callable[[str], float]] = {
 _OF_TEXTS: Mapping[str, Callable[[str], float]] = {"text_chars": len, "text_non_latin_ratio": non_latin_ratio}
 
 TEXT_COLUMNS = {"prompt": _OF_PROMPTS, "text": _OF_TEXTS}
-"""What is computed of a prompt or a text alone; by the name of a column in files of training data."""
+"""The values that are computed of a prompt or a text alone; by the name of a column in files of training data."""
 
 
 def prompt_values(prompt: str, wanted: Container[str]) -> Values:

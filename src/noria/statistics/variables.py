@@ -15,17 +15,17 @@ from noria.config import StatisticsConfig, VariableConfig, VariableKind
 from noria.errors import ConfigError, did_you_mean, short_repr
 from noria.statistics.distributions import CategoryCounts, Counts, Histogram, category_name, cell_name, check_edges
 
-MAX_EDGES = 64  # of a scalar; each is a series in Prometheus
+MAX_EDGES = 64  # edges of a scalar; each is a series in Prometheus
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
-_RESERVED_ENDS = ("_total", "_bucket", "_sum", "_count", "_created", "_info")  # of names, by OpenMetrics
+_RESERVED_ENDS = ("_total", "_bucket", "_sum", "_count", "_created", "_info")  # ends of names, by OpenMetrics
 
 
 class Variable(Struct, frozen=True):
-    """What is counted under one name. Raises ValueError if it is not allowed."""
+    """A variable that is counted under one name. Raises ValueError if it is not allowed."""
 
     name: str
     kind: VariableKind
-    edges: tuple[float, ...] = ()  # of a scalar
+    edges: tuple[float, ...] = ()  # edges of a scalar
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -207,9 +207,7 @@ def _describe(variable: Variable) -> str:
 def code_variables(declared: Mapping[str, object]) -> dict[str, Variable]:
     """Return the variables that a class declares in `statistics`: edges of a scalar, or the word of another kind.
 
-    Raises:
-        ValueError: one is not allowed.
-
+    Raises ValueError: one is not allowed.
     """
     variables = {}
     for name, how in declared.items():

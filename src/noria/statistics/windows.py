@@ -5,23 +5,25 @@ report; a value is in the window in which it is reported, at most half a second 
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from noria.config import VariableKind
 from noria.statistics.distributions import CategoryCounts, Counts, Histogram, merge_counts
-from noria.statistics.drift import Drift, compare_categories, compare_histograms
+from noria.statistics.drift import Drift, compare_categories, compare_histograms, compared_names
 
 NUM_WINDOWS = 288  # that are kept: of 5 minutes, a day
 NUM_CURRENT = 12  # that are compared with the reference, together: of 5 minutes, an hour
 MAX_SERIES = 1000
-MAX_CELLS = 500_000  # of all windows; older windows are dropped before the file has 10 MB
+NO_VERSION = "none"  # the version of values that were recorded without a model
+MAX_CELLS = 500_000  # cells of all windows; older windows are dropped before the file has 10 MB
 
 
 class SeriesKey(NamedTuple):
-    """What tells series apart."""
+    """The names that tell series apart."""
 
     endpoint: str
     version: str  # MODEL@NUMBER, or the fingerprint of a model of the configuration
@@ -29,7 +31,7 @@ class SeriesKey(NamedTuple):
 
 
 class CountsReport(Struct, frozen=True):
-    """What a front end has counted of one series since its last report."""
+    """The counts of one series by a front end since its last report."""
 
     series: SeriesKey
     kind: VariableKind
@@ -42,7 +44,7 @@ class Reference(Struct, frozen=True):
 
     endpoint: str
     version: str  # MODEL@NUMBER
-    fingerprint: str  # of the version
+    fingerprint: str  # fingerprint of the version
     variable: str
     counts: Counts
     at: float  # when it was chosen, Unix time
@@ -64,7 +66,7 @@ class Series(Struct):
     kind: VariableKind
     windows: dict[int, Counts] = {}  # by number; those without a value are missing
     reference: Reference | None = None
-    drift: Drift | None = None  # of the current windows from the reference
+    drift: Drift | None = None  # drift of the current windows from the reference
 
     @property
     def has_distribution(self) -> bool:
@@ -91,14 +93,28 @@ class Series(Struct):
     def over_time(self) -> Iterator[tuple[int, Counts, Drift | None]]:
         """Yield number and counts of each window, the oldest first, and the drift of the windows up to it."""
         recent: deque[tuple[int, Counts]] = deque()
+        reference, windows = self._comparable()
         for window, counts in sorted(self.windows.items()):
-            recent.append((window, counts))
+            recent.append((window, windows[window]))
             while recent[0][0] <= window - NUM_CURRENT:
                 recent.popleft()
             total = recent[0][1]
             for _, each in list(recent)[1:]:
                 total = merge_counts(total, each)
-            yield window, counts, compare(self.reference, total)
+            yield window, counts, compare(reference, total)
+
+    def _comparable(self) -> "tuple[Reference | None, Mapping[int, Counts]]":
+        """Return the reference and the windows with few categories: those that all windows are compared by."""
+        total = self.between(min(self.windows), max(self.windows))
+        before = None if self.reference is None else self.reference.counts
+        if self.reference is None or not isinstance(before, CategoryCounts) or not isinstance(total, CategoryCounts):
+            return self.reference, self.windows
+        names = compared_names(before, total)
+        reference = msgspec.structs.replace(self.reference, counts=before.only(names))
+        windows = {
+            window: counts.only(names) for window, counts in self.windows.items() if isinstance(counts, CategoryCounts)
+        }
+        return reference, windows
 
 
 class Snapshot(Struct):

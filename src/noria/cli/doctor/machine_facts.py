@@ -1,27 +1,33 @@
 """Gathers the facts that `noria doctor` reports: machine, installation, model, settings. Does not judge them."""
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
 import platform
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from noria.cli.doctor import encoder_checks
 from noria.config import Config, EngineConfig, FrontendConfig
-from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
-from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
+from noria.engine.diffusion.loading import max_rows
+from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
+from noria.engine.diffusion.warmup.calibration import cost_cache, device_name
+from noria.engine.resources.fidelity import read_fidelity
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
-from noria.frontend.http.tls import check_certificate
+from noria.frontend.server.tls import check_certificate
 from noria.models.catalog import count_parameters, open_model
 from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.diffusion.single_file.checkpoint import read_checkpoint
+from noria.models.diffusion.single_file.checkpoint_header import SUFFIX
+from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.hub_adapters import download_hub_adapters
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
@@ -45,7 +51,7 @@ _PACKAGES = ("torch", "diffusers", "transformers", "xformers", "onnxruntime", "t
 
 @dataclass(frozen=True)
 class Gpu:
-    """One CUDA device, as torch sees it."""
+    """A CUDA device, as torch sees it."""
 
     name: str
     memory_bytes: int
@@ -53,10 +59,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found; `machine_checks.py` judges it."""
+    """The facts that were found; `machine_checks.py` judges them."""
 
     python: tuple[int, int, int]
-    versions: Mapping[str, str | None]  # of `_PACKAGES`; None is not installed
+    versions: Mapping[str, str | None]  # versions of `_PACKAGES`; None is not installed
     torch_error: str | None  # why torch cannot be imported or used
     has_sdpa: bool
     gpus: tuple[Gpu, ...]
@@ -71,26 +77,38 @@ class Facts:
     model: AnyModelSpec | str  # or why it cannot be served
     additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
     adapter_errors: tuple[str, ...]  # or with its LoRAs, ControlNets and refiners
-    num_parameters: int  # of all the model's parts
+    num_parameters: int  # parameters of all the model's parts
     memory: "MemoryEstimate | str | None"  # or why the libraries cannot build it; None: of no diffusion model
     changes: "tuple[MemoryChange, ...]"  # if it does not fit, what would take less memory
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
     num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
     port_error: str | None  # why the server cannot listen, or cannot use its certificate
     encoder: encoder_checks.EncoderFacts | None = None  # if the model is one
+    additional_models: tuple[AnyModelSpec, ...] = ()
+    checkpoints: tuple[str, ...] = ()  # what each model in a single file is, in words
+    # The weights of these and of a first model that is an encoder, estimated from the number of parameters.
+    weight_bytes: Mapping[str, int] = field(default_factory=dict)
+    quantizations: "tuple[MemoryChange, ...]" = ()  # what the model would take with each quantization, if it has none
+    quantization: str = ""  # what is known of that of the settings; empty: there is none
+    quantization_error: str = ""  # why it cannot be used; empty: it can
 
 
 def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     """Gather all facts. Imports torch, and downloads the model of a hub id. Does not raise: errors are facts, too."""
     torch_error, has_sdpa, gpus = _inspect_torch()
-    model, num_parameters = _inspect_model(config.model)
+    model, num_parameters = _inspect_model(config.model, config.engine)
     additional_models, additional_model_errors = _open_additional_models(config, model)
     config, adapter_errors = _check_adapters(config, () if isinstance(model, str) else (model, *additional_models))
     memory_bytes = _available_bytes()
-    memory, changes = (
+    memory, changes, quantizations = (
         _estimate_memory(config, model, memory_bytes, gpus)
         if torch_error is None and isinstance(model, DiffusionModelSpec)
-        else (None, ())
+        else (None, (), ())
+    )
+    quantization, quantization_error = (
+        _inspect_quantization(config.engine, model)
+        if torch_error is None and isinstance(model, DiffusionModelSpec)
+        else ("", "")
     )
     return Facts(
         python=sys.version_info[:3],
@@ -112,10 +130,19 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         num_parameters=num_parameters,
         memory=memory,
         changes=changes,
+        quantizations=quantizations,
+        quantization=quantization,
+        quantization_error=quantization_error,
         costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
         num_keys=_count_keys(config.frontend.api_keys_file),
         port_error=_check_listeners(config.frontend, open_listeners),
         encoder=encoder_checks.gather(config.engine, model) if isinstance(model, EncoderModelSpec) else None,
+        additional_models=additional_models,
+        checkpoints=tuple(_describe_checkpoints((config.model, *config.additional_models))),
+        weight_bytes={
+            spec.name: _weight_bytes(spec, config.engine, bool(gpus))
+            for spec in (*((model,) if isinstance(model, EncoderModelSpec) else ()), *additional_models)
+        },
     )
 
 
@@ -143,12 +170,21 @@ def _inspect_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
     return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
 
 
-def _inspect_model(name: str) -> tuple[AnyModelSpec | str, int]:
+def _inspect_model(name: str, engine: EngineConfig) -> tuple[AnyModelSpec | str, int]:
     try:
-        spec = open_model(name)
+        spec = open_model(name, engine)
     except NoriaError as error:
         return error.message, 0
     return spec, count_parameters(spec)
+
+
+def _describe_checkpoints(models: Sequence[str]) -> Iterator[str]:
+    """Yield what the models in files are, also of those that cannot be served because a part is missing."""
+    for name in models:
+        file = pathlib.Path(name).expanduser()
+        if file.suffix.lower() == SUFFIX and file.is_file():
+            with contextlib.suppress(NoriaError):  # which opening the model says
+                yield f"{name}: {read_checkpoint(file).describe()}"
 
 
 def _open_additional_models(
@@ -158,7 +194,7 @@ def _open_additional_models(
     errors, found = [], {} if isinstance(first, str) else {first.name: first}
     for name in config.additional_models:
         try:
-            spec = open_model(name)
+            spec = open_model(name, config.engine)
         except NoriaError as error:
             errors.append(error.message)
             continue
@@ -169,13 +205,20 @@ def _open_additional_models(
     return tuple(spec for spec in found.values() if spec is not first), tuple(errors)
 
 
+def _weight_bytes(spec: AnyModelSpec, engine: EngineConfig, has_gpus: bool) -> int:
+    """Return the bytes of all parts, by the dtype of the settings; `auto` is 4 bytes a parameter on a CPU."""
+    is_half = engine.dtype != "float32" and (engine.dtype != "auto" or (has_gpus and engine.devices[0] != "cpu"))
+    return count_parameters(spec) * (2 if is_half else 4)
+
+
 def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Config, tuple[str, ...]]:
-    """Return `config` with only the LoRAs, ControlNets and refiners that can be served, and why others cannot.
+    """Return `config` with only the adapters, refiners and embeddings that can be served, and why others cannot.
 
     Those of the hub are downloaded. Without models, whether they fit is unknown.
     """
     checks: dict[str, Callable[[EngineConfig], None]] = {
         "loras": lambda engine: LoraFolders.of(engine).check(),
+        "embeddings": lambda engine: EmbeddingFolders.of(engine).check(),
         "controlnets": lambda engine: ControlNetFolders.of(engine).check(models) if models else None,
         "refiners": lambda engine: RefinerFolders.of(engine).check(models) if models else None,
     }
@@ -201,9 +244,12 @@ def available_bytes(memory_bytes: int, gpus: tuple[Gpu, ...], devices: list[str]
 
 def _estimate_memory(
     config: Config, spec: DiffusionModelSpec, memory_bytes: int, gpus: tuple[Gpu, ...]
-) -> "tuple[MemoryEstimate | str, tuple[MemoryChange, ...]]":
-    """Return the estimate, or why there is none; and the changes, which take seconds each, if it does not fit."""
-    from noria.engine.diffusion.sizing.memory_estimate import estimate_memory, find_changes
+) -> "tuple[MemoryEstimate | str, tuple[MemoryChange, ...], tuple[MemoryChange, ...]]":
+    """Return the estimate, or why there is none; the changes, which take seconds each, if it does not fit.
+
+    And what it would be with each quantization.
+    """
+    from noria.engine.diffusion.sizing.memory_estimate import estimate_memory, find_changes, find_quantizations
 
     machine = detect_machine()
     devices = [resolve_device(name, machine) for name in config.engine.devices]
@@ -213,9 +259,33 @@ def _estimate_memory(
         estimate = estimate_memory(spec, engine)
         available = available_bytes(memory_bytes, gpus, devices)
         fits = available is None or estimate.needed(engine.slots) <= MEMORY_SHARE * available
-        return estimate, () if fits else find_changes(spec, engine, devices[0])
+        changes = () if fits else find_changes(spec, engine, devices[0])
+        return estimate, changes, find_quantizations(spec, engine, estimate, devices[0])
     except NoriaError as error:
-        return error.message, ()
+        return error.message, (), ()
+
+
+def _inspect_quantization(config: EngineConfig, spec: DiffusionModelSpec) -> tuple[str, str]:
+    """Return what is known of the quantization of the settings, and why it cannot be used; both empty: none is set."""
+    if config.quantize == "none":
+        return "", ""
+    import torch
+
+    from noria.engine.diffusion.warmup.quantized_loading import fidelity_file
+    from noria.models.diffusion.block_quantization import check_device, check_quantizable
+
+    machine = detect_machine()
+    device = resolve_device(config.devices[0], machine)
+    try:
+        check_quantizable(spec, config.quantize)
+        if device != "cpu" and not machine.has_cuda:
+            return f"{config.quantize}", ""
+        check_device(config, device)
+    except NoriaError as error:
+        return "", error.message
+    resolved = resolve_auto(config, spec, device, machine)
+    fidelity = read_fidelity(fidelity_file(spec, resolved, device_name(torch.device(device))))
+    return f"{config.quantize}; fidelity {fidelity or 'measured at the next start'}", ""
 
 
 def _load_costs(config: Config, spec: DiffusionModelSpec) -> CostModel | None:

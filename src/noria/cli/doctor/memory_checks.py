@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from noria.cli.doctor.finding import Finding, Verdict
+from noria.cli.doctor.finding import Finding, Verdict, fail, ok
 from noria.cli.doctor.machine_facts import MEMORY_SHARE, Facts, available_bytes
 from noria.config import EngineConfig
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -12,19 +12,18 @@ if TYPE_CHECKING:
     from noria.engine.diffusion.sizing.memory_estimate import MemoryEstimate
 
 _GIB = 2**30
-_MAX_SLOTS = 256  # of engine.slots
+_MAX_SLOTS = 256  # maximum of engine.slots
 
 
 def check_memory(
     estimate: "MemoryEstimate", facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig, devices: list[str]
 ) -> Iterator[Finding]:
-    """What the model needs, and whether the device has it; what a GPU needs that is not here is said, too."""
+    """Yield the memory that the model needs, also if its GPU is not here, and whether the device has that much."""
     assert isinstance(engine.slots, int)
-    rows = engine.slots * estimate.rows_per_image
+    rows = estimate.rows(engine.slots)
     elsewhere = sum(estimate.elsewhere.values())
     graphs = _gib(estimate.graphs(engine.slots))
-    yield Finding(
-        "ok",
+    yield ok(
         "memory",
         f"weights {_gib(sum(estimate.weights.values()))} GiB in {engine.dtype} ({_list(estimate.weights)})"
         + (
@@ -41,27 +40,62 @@ def check_memory(
     if available is None:
         return
     where = "free memory" if devices[0] == "cpu" else "GPU memory"
-    needed, smallest, usable = estimate.needed(engine.slots), estimate.needed(1), int(MEMORY_SHARE * available)
+    others = sum(facts.weight_bytes.values())
+    needed, smallest = (others + estimate.needed(slots) for slots in (engine.slots, 1))
+    usable = int(MEMORY_SHARE * available)
     text = (
         f"{_gib(needed)} GiB in {engine.dtype} with {engine.slots} slots, {_gib(smallest)} with 1, of "
         f"{_gib(available)} {where}"
     )
+    if others:
+        text += f"; of it the weights of additional models {_gib(others)} ({_list(facts.weight_bytes)})"
     if needed <= usable:
-        yield Finding("ok", "fits", text)
+        yield ok("fits", text)
     else:
-        verdict: Verdict = "warn" if estimate.slots_in(available) else "fail"
-        slots = estimate.slots_in(usable)
+        verdict: Verdict = "warn" if estimate.slots_in(available - others) else "fail"
+        slots = estimate.slots_in(usable - others)
         hints = [f"--slots {slots}"] if slots else []
-        hints += _describe_changes(facts, usable, slots, len(devices))
+        hints += _describe_changes(facts, usable - others, slots, len(devices))
         advice = f"use {', or '.join(hints)}" if hints else "no setting that Noria knows is enough"
         yield Finding(verdict, "fits", f"{text}: {'tight' if verdict == 'warn' else 'too little'}; {advice}")
     if engine.text_encoder_device == "cpu" and elsewhere * len(devices) > facts.memory_bytes:
-        yield Finding(
-            "fail",
+        yield fail(
             "fits",
             f"text encoders take {_gib(elsewhere * len(devices))} GiB of main memory, which has "
             f"{_gib(facts.memory_bytes)}: use --text-encoder-device same",
         )
+
+
+def check_quantization(facts: Facts, engine: EngineConfig, devices: list[str]) -> Iterator[Finding]:
+    """Yield what is known of the quantization of the settings, or what each one would need, and whether it fits."""
+    assert isinstance(engine.slots, int)
+    if facts.quantization_error:
+        yield fail("quantize", facts.quantization_error)
+    if facts.quantization:
+        yield ok("quantize", facts.quantization)
+    if not facts.quantizations:
+        return
+    available = available_bytes(facts.memory_bytes, facts.gpus, devices)
+    texts = []
+    for change in facts.quantizations:
+        needed = change.estimate.needed(engine.slots) + sum(facts.weight_bytes.values())
+        fits = "" if available is None else ", fits" if needed <= MEMORY_SHARE * available else ", too much"
+        texts.append(f"{' '.join(change.names)}: {_gib(needed)} GiB{fits}")
+    yield ok("quantize", f"none; {engine.slots} slots with {'; '.join(texts)}")
+
+
+def check_weights(facts: Facts, engine: EngineConfig, device: str) -> Iterator[Finding]:
+    """Whether the weights of an encoder and of the models beside it fit; nothing of a GPU that is not here."""
+    available = available_bytes(facts.memory_bytes, facts.gpus, [device] * len(engine.devices))
+    if available is None:
+        return
+    needed = sum(facts.weight_bytes.values())
+    where = "free memory" if device == "cpu" else "GPU memory"
+    text = f"weights of all models {_gib(needed)} GiB ({_list(facts.weight_bytes)}), of {_gib(available)} {where}"
+    if needed <= MEMORY_SHARE * available:
+        yield ok("fits", text)
+    else:
+        yield fail("fits", f"{text}: too little; serve fewer or smaller models, or in another precision")
 
 
 def _describe_changes(facts: Facts, usable: int, slots: int, num_engines: int) -> Iterator[str]:

@@ -8,21 +8,20 @@ machine.
 import ipaddress
 import os
 import pathlib
+import shlex
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from noria.cli.doctor.finding import Finding
+from noria.cli.doctor.finding import Finding, fail, ok, warn
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
 from noria.folders import data_folder
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
-from noria.frontend.access.trusted_proxies import check_proxies
-from noria.frontend.http.connection import UNIX_CLIENT
-from noria.frontend.http.paths import OPEN_PATHS
-from noria.frontend.http.tls import check_certificate, open_key_warning
+from noria.frontend.access.trusted_proxies import UNIX_CLIENT, check_proxies
+from noria.frontend.server.tls import check_certificate, open_key_warning
 from noria.jobs.webhooks.signing import secret_file
 from noria.settings import list_settings
 from noria.storage.private_files import read_own_file
@@ -50,35 +49,46 @@ def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[F
     frontend = config.frontend
     try:
         reach: Reach = "this machine" if frontend.uds else _reach(frontend.host)
-    except OSError as error:
-        yield Finding("fail", "listener", f"{frontend.host} is no address of this machine: {error}")
+    except ConfigError as error:
+        yield fail("listener", error.message)
         return
-    yield _check_listener(frontend, reach)
-    yield from _check_grpc(frontend)
-    yield from _check_certificate(frontend)
-    yield from _check_keys(frontend, reach)
-    yield _check_metrics(frontend, reach)
-    yield _check_hosts(frontend)
-    yield _check_proxies(frontend)
+    yield from _checked("listener", _check_listener, frontend, reach)
+    yield from _checked("gRPC", _check_grpc, frontend)
+    yield from _checked("TLS", _check_certificate, frontend)
+    yield from _checked("keys", _check_keys, frontend, reach)
+    yield from _checked("metrics", _check_metrics, frontend, reach)
+    yield from _checked("hosts", _check_hosts, frontend)
+    yield from _checked("proxies", _check_proxies, frontend)
     yield _check_live(frontend, reach)
+    yield from _checked("data", _check_data, config, environment)
     yield from _check_stored(config, environment)
     yield from _check_registry(config, environment)
     yield from _check_endpoints(config)
     yield _check_webhooks(config)
-    yield _check_webhook_secret(config, environment)
+    yield from _checked("secret", _check_webhook_secret, config, environment)
     yield _check_limits(config)
     yield _check_log(config)
     if os.geteuid() == 0:
-        yield Finding(
-            "warn", "user", "root: whatever breaks out of the server owns this machine; use a user of its own"
-        )
+        yield warn("user", "root: whatever breaks out of the server owns this machine; use a user of its own")
     else:
-        yield Finding("ok", "user", f"number {os.geteuid()}, not root")
+        yield ok("user", f"number {os.geteuid()}, not root")
 
 
-def _reach(host: str) -> Reach:
-    """Return from where an address of this machine can be reached. Raises OSError if it is none."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+def _checked(topic: str, check: Callable[..., Finding | Iterator[Finding]], *arguments: object) -> Iterator[Finding]:
+    """Yield what a check finds; a setting that cannot be used is a finding, too."""
+    try:
+        found = check(*arguments)
+        yield from [found] if isinstance(found, Finding) else found
+    except ConfigError as error:
+        yield fail(topic, error.message)
+
+
+def _reach(host: str, address: str = "") -> Reach:
+    """Return from where a host of this machine, part of `address`, can be reached. Raises ConfigError if it is none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"{address or host} is no address of this machine: {error}") from error
     addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
     if all(address.is_loopback for address in addresses):
         return "this machine"
@@ -89,17 +99,13 @@ def _reach(host: str) -> Reach:
 
 def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
     if frontend.uds:
-        try:
-            check_uds(frontend.uds)
-        except ConfigError as error:
-            return Finding("fail", "listener", error.message)
-        return Finding("ok", "listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
+        check_uds(frontend.uds)
+        return ok("listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
     tls = "with TLS" if frontend.ssl_certfile else "without TLS"
     text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {tls}"
     if reach == "this machine" or frontend.ssl_certfile:
-        return Finding("ok", "listener", text)
-    return Finding(
-        "warn",
+        return ok("listener", text)
+    return warn(
         "listener",
         f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 "
         "or a Unix socket (frontend.uds) behind a proxy with TLS",
@@ -110,64 +116,48 @@ def _check_grpc(frontend: FrontendConfig) -> Iterator[Finding]:
     """The port of gRPC, which is on `host` also beside a Unix socket."""
     if not frontend.grpc_port:
         return
-    try:
-        reach = _reach(frontend.host)
-    except OSError as error:
-        yield Finding("fail", "gRPC", f"{frontend.host} is no address of this machine: {error}")
-        return
+    reach = _reach(frontend.host)
     tls = "with TLS" if frontend.ssl_certfile else "without TLS"
     open_methods = "; without a key: ServerLive, ServerReady" if frontend.api_keys_file else ", without a key"
     text = f"{frontend.host}, port {frontend.grpc_port}: reached from {reach}, {tls}{open_methods}"
     if reach == "this machine" or (frontend.ssl_certfile and frontend.api_keys_file):
-        yield Finding("ok", "gRPC", text)
+        yield ok("gRPC", text)
     else:
-        yield Finding("warn", "gRPC", f"{text}; set frontend.ssl_certfile and frontend.api_keys_file, or grpc_port = 0")
+        yield warn("gRPC", f"{text}; set frontend.ssl_certfile and frontend.api_keys_file, or grpc_port = 0")
 
 
 def _check_certificate(frontend: FrontendConfig) -> Iterator[Finding]:
-    try:
-        check_certificate(frontend)
-    except ConfigError as error:
-        yield Finding("fail", "TLS", error.message)
-        return
+    check_certificate(frontend)
     if warning := open_key_warning(frontend):
-        yield Finding("warn", "TLS", warning)
+        yield warn("TLS", warning)
     elif frontend.ssl_certfile:
-        yield Finding("ok", "TLS", f"1.2 or later, with the certificate {frontend.ssl_certfile}")
+        yield ok("TLS", f"1.2 or later, with the certificate {frontend.ssl_certfile}")
 
 
 def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
     file = frontend.api_keys_file
-    try:
-        keys = read_keys(file)
-    except ConfigError as error:
-        yield Finding("fail", "keys", error.message)
-        return
+    keys = read_keys(file)
     if not keys:
         text = (
             f"none: every client that reaches the server, from {reach}, may send requests, "
             "and see and cancel those of others"
         )
         if reach == "this machine":
-            yield Finding("ok", "keys", text)
+            yield ok("keys", text)
         else:
-            yield Finding(
-                "warn", "keys", f"{text}; `noria key create NAME >> keys.toml`, and set frontend.api_keys_file"
-            )
+            yield warn("keys", f"{text}; `noria key create NAME >> keys.toml`, and set frontend.api_keys_file")
         return
     mode = _mode(file)
     if mode & _OTHERS_WRITE:
-        yield Finding("warn", "keys", f"others may add keys to {file}, whose mode is {mode:o}; chmod go-w {file}")
+        advice = f"chmod go-w {shlex.quote(str(file))}"
+        yield warn("keys", f"others may add keys to {file}, whose mode is {mode:o}; {advice}")
     else:
-        yield Finding(
-            "ok", "keys", f"{len(keys)} in {file}; without one: {', '.join(sorted(OPEN_PATHS))} and the pages"
-        )
+        yield ok("keys", f"{len(keys)} in {file}; without one: the pages, the documents, /metrics, health checks")
     if administrators := [key.name for key in keys if "admin" in key.scopes]:
-        yield Finding("ok", "keys", f"with the scope admin, for the jobs of everybody: {', '.join(administrators)}")
+        yield ok("keys", f"with the scope admin, for the jobs of everybody: {', '.join(administrators)}")
     unlimited = [key.name for key in keys if key.max_images_in_flight is None and key.images_per_minute is None]
     if unlimited and len(keys) > 1:
-        yield Finding(
-            "warn",
+        yield warn(
             "quotas",
             f"none for {', '.join(unlimited)}: one of them can fill the queue for all; set max_images_in_flight or "
             f"images_per_minute in {file}",
@@ -177,77 +167,64 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
 def _check_metrics(frontend: FrontendConfig, reach: Reach) -> Finding:
     if frontend.metrics_address:
         host = frontend.metrics_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        try:
-            reach = _reach(host)
-        except OSError as error:
-            return Finding("fail", "metrics", f"{frontend.metrics_address} is no address of this machine: {error}")
+        reach = _reach(host, frontend.metrics_address)
         text = f"/metrics on {frontend.metrics_address}: reached from {reach}, without a key"
         if reach in ("this machine", "private networks"):
-            return Finding("ok", "metrics", text)
-        return Finding("warn", "metrics", f"{text}; choose the address that the monitoring's network has")
+            return ok("metrics", text)
+        return warn("metrics", f"{text}; choose the address that the monitoring's network has")
     text = f"/metrics beside the other routes: reached from {reach}, without a key"
     if reach == "this machine":
-        return Finding("ok", "metrics", text)
-    return Finding("warn", "metrics", f"{text}; set frontend.metrics_address, or let the proxy block it")
+        return ok("metrics", text)
+    return warn("metrics", f"{text}; set frontend.metrics_address, or let the proxy block it")
 
 
 def _check_hosts(frontend: FrontendConfig) -> Finding:
-    try:
-        check_hosts(frontend.allowed_hosts)
-    except ConfigError as error:
-        return Finding("fail", "hosts", error.message)
+    check_hosts(frontend.allowed_hosts)
     if "*" in frontend.allowed_hosts:
-        return Finding(
-            "warn",
+        return warn(
             "hosts",
             "any: a web page can read responses by a name of its own (DNS rebinding); list the server's names in "
             "frontend.allowed_hosts instead of *",
         )
     names = ", ".join(("IP addresses", "localhost", *frontend.allowed_hosts))
-    return Finding("ok", "hosts", f"{names}; pages of other origins may change nothing")
+    return ok("hosts", f"{names}; pages of other origins may change nothing")
 
 
 def _check_proxies(frontend: FrontendConfig) -> Finding:
-    try:
-        check_proxies(frontend.trusted_proxies)
-    except ConfigError as error:
-        return Finding("fail", "proxies", error.message)
+    check_proxies(frontend.trusted_proxies)
     networks = [ipaddress.ip_network(each) for each in frontend.trusted_proxies if each != UNIX_CLIENT]
     public = [str(each) for each in networks if each.num_addresses > 1 and not each.is_private]
     if public:
-        return Finding(
-            "warn",
+        return warn(
             "proxies",
             f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the "
             "proxies' own addresses in frontend.trusted_proxies",
         )
-    return Finding(
-        "ok", "proxies", f"X-Forwarded-For is believed from {', '.join(frontend.trusted_proxies) or 'no proxy'}"
-    )
+    return ok("proxies", f"X-Forwarded-For is believed from {', '.join(frontend.trusted_proxies) or 'no proxy'}")
 
 
 def _check_live(frontend: FrontendConfig, reach: Reach) -> Finding:
     with_thumbnails = frontend.live == "full" or (frontend.live == "auto" and not frontend.api_keys_file)
     if not with_thumbnails:
-        return Finding("ok", "live", "/live shows no thumbnails" if frontend.live != "off" else "/live is off")
+        return ok("live", "/live shows no thumbnails" if frontend.live != "off" else "/live is off")
     text = "/live shows every caller thumbnails of all images in progress"
     if reach == "this machine":
-        return Finding("ok", "live", text)
-    return Finding("warn", "live", f"{text}; set frontend.live to no-previews, or API keys and auto")
+        return ok("live", text)
+    return warn("live", f"{text}; set frontend.live to no-previews, or API keys and auto")
+
+
+def _check_data(config: Config, environment: Mapping[str, str]) -> Finding:
+    return _check_folder("data", data_folder(config, environment))
 
 
 def _check_stored(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The data folder, and the database and the results of jobs if they are elsewhere."""
-    try:
-        yield _check_folder("data", data_folder(config, environment))
-    except ConfigError as error:
-        yield Finding("fail", "data", error.message)
+    """The database and the results of jobs, if they are not in the data folder."""
     yield from _check_database("jobs", config.jobs.database, environment)
     results = urlsplit(config.jobs.results)
     if config.jobs.results != "auto" and results.scheme in ("", "file"):
         yield _check_folder("results", pathlib.Path(results.path))
     elif results.scheme:
-        yield Finding("ok", "results", f"in {results.scheme}://{results.hostname}: its own rights count")
+        yield ok("results", f"in {results.scheme}://{results.hostname}: its own rights count")
 
 
 def _check_database(topic: str, setting: str, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -263,24 +240,25 @@ def _check_folder(topic: str, path: pathlib.Path) -> Finding:
     try:
         mode = _mode(path)
     except FileNotFoundError:
-        return Finding("ok", topic, f"{path} does not exist yet; the server makes it for its own user only")
+        return ok(topic, f"{path} does not exist yet; the server makes it for its own user only")
     except OSError as error:
-        return Finding("fail", topic, f"{path} cannot be looked at: {error}")
+        return fail(topic, f"{path} cannot be looked at: {error}")
     if mode & _GROUP_AND_OTHERS:
-        text = f"{path} has the mode {mode:o}: others read prompts and images in it; chmod -R go= {path}"
-        return Finding("warn", topic, text)
-    return Finding("ok", topic, f"{path}: mode {mode:o}, for its owner only")
+        text = (
+            f"{path} has the mode {mode:o}: others read prompts and images in it; chmod -R go= {shlex.quote(str(path))}"
+        )
+        return warn(topic, text)
+    return ok(topic, f"{path}: mode {mode:o}, for its owner only")
 
 
 def _check_postgresql(topic: str, host: str | None, query: str, environment: Mapping[str, str]) -> Finding:
     host = parse_qs(query).get("host", [host or environment.get("PGHOST", "")])[0]
     mode = parse_qs(query).get("sslmode", [environment.get("PGSSLMODE", "")])[0]
     if not host or host.startswith("/") or host in ("localhost", "127.0.0.1", "::1"):
-        return Finding("ok", topic, "PostgreSQL on this machine: its own rights count")
+        return ok(topic, "PostgreSQL on this machine: its own rights count")
     if mode in _ENCRYPTED:
-        return Finding("ok", topic, f"PostgreSQL on {host}, sslmode {mode}: its own rights count")
-    return Finding(
-        "warn",
+        return ok(topic, f"PostgreSQL on {host}, sslmode {mode}: its own rights count")
+    return warn(
         topic,
         f"PostgreSQL on {host}, perhaps without TLS: others on the way read and change what is stored; add "
         f"?sslmode=verify-full to {topic}.database, or set PGSSLMODE",
@@ -295,11 +273,13 @@ def _check_registry(config: Config, environment: Mapping[str, str]) -> Iterator[
     except ConfigError:  # the finding of the keys
         return
     if keys:
-        names = [key.name for key in keys if "registry" in key.scopes]
-        yield Finding("ok", "registry", f"{what}: keys with the scope registry, which are {', '.join(names) or 'none'}")
+        of_scopes = [
+            f"{scope}: {', '.join(key.name for key in keys if scope in key.scopes) or 'none'}"
+            for scope in ("lineage", "deploy")
+        ]
+        yield ok("registry", f"{what}: keys with the scopes {'; '.join(of_scopes)}")
     else:
-        yield Finding(
-            "ok",
+        yield ok(
             "registry",
             f"{what}: without keys for every user of this machine, so for all clients of a proxy here that sends no "
             "X-Forwarded-For",
@@ -313,23 +293,22 @@ def _check_endpoints(config: Config) -> Iterator[Finding]:
         try:
             read_own_file(endpoint.file)
         except OSError as error:
-            yield Finding("fail", "code", f"{endpoint.name}: {endpoint.file} cannot be used: {error.strerror or error}")
+            yield fail("code", f"{endpoint.name}: {endpoint.file} cannot be used: {error.strerror or error}")
         else:
             text = (
                 f"{endpoint.name}: {endpoint.file} runs in the front ends with the server's rights; nothing isolates it"
             )
-            yield Finding("ok", "code", text)
+            yield ok("code", text)
 
 
 def _check_webhooks(config: Config) -> Finding:
     if config.jobs.webhook_allow_private:
-        return Finding(
-            "warn",
+        return warn(
             "webhooks",
             "to private addresses too: callers can make the server send requests to services of its own network; unset "
             "jobs.webhook_allow_private",
         )
-    return Finding("ok", "webhooks", "to public addresses only")
+    return ok("webhooks", "to public addresses only")
 
 
 def _check_webhook_secret(config: Config, environment: Mapping[str, str]) -> Finding:
@@ -337,16 +316,15 @@ def _check_webhook_secret(config: Config, environment: Mapping[str, str]) -> Fin
     try:
         file = secret_file(config.jobs, data_folder(config, environment))
         mode = _mode(file)
-    except ConfigError as error:
-        return Finding("fail", topic, error.message)
     except OSError as error:
         if setting == "auto" and isinstance(error, FileNotFoundError):
-            return Finding("ok", topic, f"{file} does not exist yet; the server makes it for its own user only")
-        return Finding("fail", topic, f"{file} cannot be looked at: {error}")
+            return ok(topic, f"{file} does not exist yet; the server makes it for its own user only")
+        return fail(topic, f"{file} cannot be looked at: {error}")
     if mode & _GROUP_AND_OTHERS:
-        text = f"others may read {file}, whose mode is {mode:o}, and forge webhooks; chmod go= {file}"
-        return Finding("warn", topic, text)
-    return Finding("ok", topic, f"those of the keys are derived from {file}, which only its owner reads")
+        advice = f"chmod go= {shlex.quote(str(file))}"
+        text = f"others may read {file}, whose mode is {mode:o}, and forge webhooks; {advice}"
+        return warn(topic, text)
+    return ok(topic, f"those of the keys are derived from {file}, which only its owner reads")
 
 
 def _check_limits(config: Config) -> Finding:
@@ -358,14 +336,14 @@ def _check_limits(config: Config) -> Finding:
         if value > _RAISED_FACTOR * defaults[key]:
             raised.append(f"{key} is {value:g} (default {defaults[key]:g})")
     if raised:
-        return Finding("warn", "limits", f"{', '.join(raised)}: one caller may take that much; lower it")
-    return Finding("ok", "limits", "near their defaults: docs/security.md lists them")
+        return warn("limits", f"{', '.join(raised)}: one caller may take that much; lower it")
+    return ok("limits", "near their defaults: docs/security.md lists them")
 
 
 def _check_log(config: Config) -> Finding:
     if config.log_prompts == "full":
-        return Finding("warn", "log", "has all prompts; set log_prompts to off, or to hash")
-    return Finding("ok", "log", f"prompts: {config.log_prompts}; secrets are redacted")
+        return warn("log", "has all prompts; set log_prompts to off, or to hash")
+    return ok("log", f"prompts: {config.log_prompts}; secrets are redacted")
 
 
 def _mode(path: str | pathlib.Path) -> int:

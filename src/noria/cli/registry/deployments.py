@@ -14,24 +14,31 @@ from noria.cli.registry.common import (
     as_json,
     change_of,
     format_table,
-    format_time,
+    print_use,
     registry_of,
+)
+from noria.cli.registry.deployment_text import (
+    deploy_sentence,
+    describe_verdict,
+    event_lines,
+    outcome,
+    status_rows,
+    undeployed_sentence,
 )
 from noria.errors import ConfigError, short_repr
 from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from noria.canary.judge import JudgeSettings, Verdict
+    from noria.canary.judge import JudgeSettings
     from noria.canary.ramp import RampPlan
     from noria.canary.shadow import ShadowPlan
     from noria.registry.deployments.states import Deployment, EndpointStatus
     from noria.registry.deployments.store import DeploymentStore
 
 _POLL_S = 0.5
+_FAST_S = 2.0  # within which a running server finds that a version is of another kind than the endpoint's
 _FOLLOW_S = 1.0  # within which the front ends follow the routes, once the registry has them
 _MAX_WAIT_S = 30 * 86400.0
-_MAX_EVENTS = 20  # that `status` prints
-_CONFIGURED = "(configuration)"
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -68,6 +75,11 @@ def add_to(commands: Any) -> list[Parser]:
         "--max-error-increase", metavar="PERCENT", help="points by which a good canary's error rate may be higher (3)"
     )
     deploy.add_argument(
+        "--max-rejection-increase",
+        metavar="PERCENT",
+        help="points by which a good canary may reject more requests (3); with 100 it may reject any",
+    )
+    deploy.add_argument(
         "--guard",
         metavar="VARIABLE",
         action="append",
@@ -76,19 +88,24 @@ def add_to(commands: Any) -> list[Parser]:
         "repeated",
     )
     deploy.add_argument(
-        "--wait", metavar="SECONDS", type=argument_type(_seconds), help="wait until it serves, or the canary is loaded"
+        "--wait",
+        metavar="SECONDS",
+        type=argument_type(_seconds),
+        help="wait so long until it serves; a shadow, or a canary without a ramp, until it is loaded",
     )
     promote = add_command(commands, "promote", run_promote, "ENDPOINT", "let an endpoint's canary or shadow go on")
     promote.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
     rollback = add_command(commands, "rollback", run_rollback, "ENDPOINT", "take an endpoint's latest deployment away")
     rollback.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
+    undeploy = add_command(commands, "undeploy", run_undeploy, "ENDPOINT", "take all deployments of an endpoint away")
+    undeploy.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
     status = add_command(commands, "status", run_status, "[ENDPOINT]", "print which versions serve which endpoints")
     status.add_argument("endpoint", metavar="ENDPOINT", nargs="?", help="only this one, and what happened to it")
-    parsers = [deploy, promote, rollback, status]
+    parsers = [deploy, promote, rollback, undeploy, status]
     for parser in parsers:
         add_json_flag(parser)
         add_registry_settings(parser)
-    for parser in (deploy, promote, rollback):
+    for parser in (deploy, promote, rollback, undeploy):
         add_why_flag(parser)
     return parsers
 
@@ -97,12 +114,14 @@ def run_deploy(arguments: argparse.Namespace) -> int:
     """Let requests to an endpoint be answered by a version: all at once, or a share of them, as a canary.
 
     A server that runs with this registry takes it up within a second. The same command again changes nothing until
-    that is finished. With --wait the exit status is 1 if the version cannot be loaded, is rolled back, or in time
-    neither serves nor is a shadow or a canary that stays at its share.
+    that is finished; nor does a version that answers all requests already. The exit status is 1 if the version cannot
+    be loaded, is rolled back, or with --wait if it is not loaded in time. --wait ends when the version serves, is a
+    shadow, or is a canary that stays at its share; the ramp of one that does not goes on after it.
     """
     plan = _plan_of(arguments)
     settings = _judge_settings_of(arguments)
     with _store(arguments) as store:
+        followed = store.followed().get(arguments.endpoint)
         deployment, was_there = store.deploy(
             arguments.endpoint,
             arguments.version,
@@ -113,15 +132,25 @@ def run_deploy(arguments: argparse.Namespace) -> int:
             shadow=_shadow_of(arguments),
             swap=arguments.swap,
         )
-        if arguments.wait is None:
-            _print_deployment(arguments, deployment, _deploy_sentence(deployment, was_there))
-            return 0
-        deployment = _wait(store, deployment, arguments.wait)
-    is_done, sentence = _outcome(deployment)
-    waited = "" if is_done or deployment.state == "canary" else " Does a server run with this registry?"
-    sentence = sentence if is_done is not None else f"{sentence} after {arguments.wait:g} s.{waited}"
+        was_serving = deployment.state == "serving"
+        deployment = _wait(store, deployment, _FAST_S if arguments.wait is None else arguments.wait)
+    is_done, sentence = outcome(deployment)
+    is_late = deployment.state == "pending" and arguments.wait is not None
+    if was_serving:
+        sentence = f"{deployment.version.name} serves {deployment.endpoint} already"
+    elif is_late:
+        sentence = f"{sentence} after {arguments.wait:g} s. A server that follows this registry goes on to load it"
+        sentence = f"{sentence}: noria status {deployment.endpoint}"
+    elif deployment.state == "pending":
+        sentence = deploy_sentence(deployment, was_there)
+    if arguments.follow:
+        sentence = f"{deployment.endpoint} now follows {arguments.version}; {sentence}"
+    elif followed is not None:
+        sentence = f"{deployment.endpoint} no longer follows {followed}; {sentence}"
+    elif was_serving:
+        sentence = f"nothing changes: {sentence}"
     _print_deployment(arguments, deployment, sentence)
-    return 0 if is_done else 1
+    return int(is_late or is_done is False)
 
 
 def run_promote(arguments: argparse.Namespace) -> int:
@@ -131,15 +160,16 @@ def run_promote(arguments: argparse.Namespace) -> int:
     """
     with _store(arguments) as store:
         deployment = store.promote(arguments.endpoint, change_of(arguments))
-    _print_deployment(arguments, deployment, _outcome(deployment)[1])
+    _print_deployment(arguments, deployment, outcome(deployment)[1])
     return 0
 
 
 def run_rollback(arguments: argparse.Namespace) -> int:
     """Take away the latest deployment of an endpoint.
 
-    A canary gets no more requests, and one that is not loaded yet is cancelled. Instead of one that serves, the version
-    that served before is deployed; if there was none, the configuration's model of that name serves again.
+    A canary gets no more requests, and one that is not loaded yet is cancelled. Instead of one that serves, the last
+    version before with other content is deployed; if there was none, the configuration's model of that name serves
+    again. If the latest deployment gets no requests any more, nothing changes, and it is an error.
     """
     with _store(arguments) as store:
         deployment = store.roll_back(arguments.endpoint, change_of(arguments))
@@ -149,10 +179,22 @@ def run_rollback(arguments: argparse.Namespace) -> int:
             f"noria status {deployment.endpoint}"
         )
     elif deployment.has_served:
-        sentence = f"the configuration's model {deployment.endpoint} serves again, not {deployment.version.name}"
+        sentence = undeployed_sentence(deployment)
     else:
         sentence = f"{deployment.version.name} gets no requests to {deployment.endpoint}"
     _print_deployment(arguments, deployment, sentence)
+    return 0
+
+
+def run_undeploy(arguments: argparse.Namespace) -> int:
+    """Take away all that is deployed to an endpoint, and let it follow nothing; its history stays.
+
+    Requests to it get the model of this name in a server's configuration, or 404 if there is none.
+    """
+    with _store(arguments) as store:
+        deployment, followed = store.undeploy(arguments.endpoint, change_of(arguments))
+    ending = "" if followed is None else f". {deployment.endpoint} followed {followed}, and does not any more"
+    _print_deployment(arguments, deployment, undeployed_sentence(deployment) + ending)
     return 0
 
 
@@ -166,7 +208,11 @@ def run_status(arguments: argparse.Namespace) -> int:
 
     with _store(arguments) as store:
         deployments, followed = store.all(arguments.endpoint), store.followed()
-    found = status_of(deployments, followed)
+    found = [
+        endpoint
+        for endpoint in status_of(deployments, followed)
+        if arguments.json or arguments.endpoint is not None or not _is_undeployed(endpoint, deployments)
+    ]
     if arguments.json:
         for endpoint in found:
             print(as_json(endpoint))
@@ -174,21 +220,29 @@ def run_status(arguments: argparse.Namespace) -> int:
     if not found:
         print("nothing is deployed; deploy a version: noria deploy ENDPOINT MODEL")
         return 0
-    rows = [row for endpoint in found for row in _status_rows(endpoint)]
+    rows = [row for endpoint in found for row in status_rows(endpoint)]
     print(format_table(("endpoint", "version", "state", "requests", "since", "by", "why"), rows))
     for endpoint in found:
         if endpoint.follows is not None:
             print(escape_for_terminal(f"{endpoint.endpoint} follows {endpoint.follows}"))
         if endpoint.verdict is not None:
-            print(escape_for_terminal(f"judge of {endpoint.endpoint}: {_describe_verdict(endpoint.verdict)}"))
+            print(escape_for_terminal(f"judge of {endpoint.endpoint}: {describe_verdict(endpoint)}"))
         latest = next(deployment for deployment in deployments if deployment.id == endpoint.latest)
         if latest.shadow is not None and latest.state == "shadow":
             print(escape_for_terminal(f"shadow of {endpoint.endpoint}: {describe(latest.shadow.counts)}"))
         if latest.state in ("failed", "ended", "rolled_back"):
-            print(escape_for_terminal(f"latest of {endpoint.endpoint}: {_outcome(latest)[1]}"))
+            print(escape_for_terminal(f"latest of {endpoint.endpoint}: {outcome(latest)[1]}"))
     if arguments.endpoint is not None:
-        print("\n".join(_event_lines(deployments)))
+        print("\n".join(event_lines(deployments)))
     return 0
+
+
+def _is_undeployed(endpoint: "EndpointStatus", deployments: "list[Deployment]") -> bool:
+    """Whether nothing is deployed to an endpoint any more, as somebody wanted."""
+    if endpoint.serving is not None or endpoint.unfinished is not None or endpoint.follows is not None:
+        return False
+    latest = next(each for each in deployments if each.id == endpoint.latest)
+    return latest.state == "rolled_back" and latest.last_change.by not in ("judge", "registrar")
 
 
 def _plan_of(arguments: argparse.Namespace) -> "RampPlan | None":
@@ -229,8 +283,9 @@ def _judge_settings_of(arguments: argparse.Namespace) -> "JudgeSettings":
         if not arguments.min_responses.isdecimal() or not 1 <= int(arguments.min_responses) <= 10**9:
             raise ConfigError(f"--min-responses is {short_repr(arguments.min_responses)}; allowed is 1 to {10**9}.")
         given["min_responses"] = int(arguments.min_responses)
-    if arguments.max_error_increase is not None:
-        given["max_error_increase"] = _percent("--max-error-increase", arguments.max_error_increase) / 100
+    for name in ("max_error_increase", "max_rejection_increase"):
+        if (text := getattr(arguments, name)) is not None:
+            given[name] = _percent(f"--{name.replace('_', '-')}", text) / 100
     if arguments.guard:
         given["guards"] = tuple(arguments.guard)
     if given and arguments.canary is None and arguments.ramp is None:
@@ -265,90 +320,12 @@ def _seconds(text: str) -> float:
 def _wait(store: "DeploymentStore", deployment: "Deployment", timeout_s: float) -> "Deployment":
     """Return the deployment when it is done, or as it is after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while _outcome(deployment)[0] is None and (left_s := deadline - time.monotonic()) > 0:
+    while outcome(deployment)[0] is None and (left_s := deadline - time.monotonic()) > 0:
         time.sleep(min(_POLL_S, left_s))
         deployment = store.find(deployment.id)
-        if _outcome(deployment)[0]:
+        if outcome(deployment)[0]:
             time.sleep(_FOLLOW_S)
     return deployment
-
-
-def _outcome(deployment: "Deployment") -> tuple[bool | None, str]:
-    """Return whether a deployment got what it is for, None while that is open, and a sentence."""
-    from noria.registry.deployments.states import format_share
-
-    name, endpoint = deployment.version.name, deployment.endpoint
-    if deployment.has_served and deployment.state != "rolled_back":
-        return True, f"{name} serves all requests to {endpoint}"
-    if deployment.state == "shadow":
-        return True, f"{name} gets copies of requests to {endpoint}: {deployment.shadow_plan}"
-    if deployment.state == "canary":
-        holds = deployment.ramp is not None and deployment.ramp.status == "holding"
-        return holds or None, f"{name} gets {format_share(deployment.traffic)} of the requests to {endpoint}"
-    if deployment.state == "pending":
-        return None, f"{name} is still not loaded for {endpoint}"
-    reason = deployment.last_change.why
-    verbs = {"failed": "could not be loaded", "ended": "was ended as a shadow"}
-    verb = verbs.get(deployment.state, "was rolled back")
-    return False, f"{name} {verb} by {deployment.last_change.by}{f': {reason}' if reason else ''}"
-
-
-def _deploy_sentence(deployment: "Deployment", was_there: bool) -> str:
-    begun = "is already being deployed" if was_there else "is to be deployed"
-    return (
-        f"{deployment.version.name} {begun} to {deployment.endpoint}, {_describe_plan(deployment)}. A running "
-        f"server takes it up within a second: noria status {deployment.endpoint}"
-    )
-
-
-def _describe_plan(deployment: "Deployment") -> str:
-    plan, shadow = deployment.plan, deployment.shadow_plan
-    if shadow is not None:
-        return f"for copies of requests: {shadow}"
-    if plan is None:
-        return "for all requests"
-    if len(plan.percents) == 1:
-        return f"for {plan.percents[0]:g} % of the requests, until it is promoted or rolled back"
-    return f"for {', '.join(f'{percent:g}' for percent in plan.percents)} % of the requests, {plan.step_s:g} s each"
-
-
-def _status_rows(endpoint: "EndpointStatus") -> Iterator[tuple[str, ...]]:
-    from noria.registry.deployments.states import format_share
-
-    unfinished = endpoint.unfinished
-    rest = 1.0 if unfinished is None else 1.0 - unfinished.traffic
-    if endpoint.serving is None:
-        yield endpoint.endpoint, _CONFIGURED, "serving", format_share(rest), "", "", ""
-    for deployment in (endpoint.serving, unfinished):
-        if deployment is None:
-            continue
-        ramp, created = deployment.ramp, deployment.created
-        status = f", {ramp.status}" if ramp is not None and deployment.state == "canary" else ""
-        share = format_share(rest if deployment.state == "serving" else deployment.traffic)
-        since = format_time(deployment.last_change.at)
-        state, version = deployment.state + status, deployment.version.name
-        yield endpoint.endpoint, version, state, share, since, created.by, created.why
-
-
-def _describe_verdict(verdict: "Verdict") -> str:
-    low, high = (100 * end for end in verdict.interval)
-    return f"{verdict.outcome}, error rate {low:+.1f} to {high:+.1f} points; {verdict.reason}"
-
-
-def _event_lines(deployments: "list[Deployment]") -> list[str]:
-    from noria.registry.deployments.states import format_share
-
-    events = [(event.change.at, deployment, event) for deployment in deployments for event in deployment.events]
-    events.sort(key=lambda each: (each[0], each[1].id, each[2].number))
-    lines = ["events, the latest last" if len(events) <= _MAX_EVENTS else f"the last {_MAX_EVENTS} events"]
-    for at, deployment, event in events[-_MAX_EVENTS:]:
-        state = event.type.replace("_", " ")
-        if event.type in ("canary", "step") and event.ramp is not None:
-            state = f"canary with {format_share(event.traffic)}, {event.ramp.status}"
-        why = f": {event.change.why}" if event.change.why else ""
-        what = f"{deployment.version.name} {state}"
-        lines.append(escape_for_terminal(f"  {format_time(at)}  {deployment.id}  {what}  by {event.change.by}{why}"))
-    return lines
 
 
 @contextlib.contextmanager
@@ -361,3 +338,4 @@ def _store(arguments: argparse.Namespace) -> "Iterator[DeploymentStore]":
 
 def _print_deployment(arguments: argparse.Namespace, deployment: "Deployment", sentence: str) -> None:
     print(as_json(deployment) if arguments.json else escape_for_terminal(sentence))
+    print_use(arguments)

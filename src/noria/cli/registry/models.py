@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from noria.cli.parser import Parser, add_command, config_from
 from noria.cli.registry.common import (
@@ -18,6 +18,7 @@ from noria.cli.registry.common import (
     format_table,
     format_time,
     registry_of,
+    show_reading,
     warn_if_cut,
 )
 from noria.observe.terminal_text import escape_for_terminal
@@ -38,9 +39,10 @@ def add_to(commands: Any) -> list[Parser]:
     add.add_argument(
         "source",
         metavar="SOURCE",
-        help="a model folder, bundled, minilm, hf://OWNER/NAME[@REVISION], mlflow:models:/NAME@ALIAS, "
-        "mlflow:models:/NAME/NUMBER, or the URL of a folder, such as s3://BUCKET/FOLDER",
+        help="a model folder, FILE.safetensors, bundled, minilm, hf://OWNER/NAME[/FILE.safetensors][@REVISION], "
+        "mlflow:models:/NAME@ALIAS, mlflow:models:/NAME/NUMBER, or the URL of a folder, such as s3://BUCKET/FOLDER",
     )
+    add.add_argument("--vae", metavar="FILE", default="", help="of a single file: the VAE in place of its own")
     add.add_argument("--alias", metavar="ALIAS", help="let ALIAS name this version")
     add.add_argument(
         "--run", dest="run_id", metavar="RUN_ID", help="the run that made it, if its events do not name its digest"
@@ -86,24 +88,28 @@ def run_add(arguments: argparse.Namespace) -> int:
 
     All of its files are read, and the SHA-256 of all is the version: the same content again is the same version. The
     files of a local folder stay where they are; those of other sources are copied to the folder models in data_dir,
-    without pickles. Keep them there unchanged. If the command is killed, the same command completes the copy. The
-    lineage in noria-lineage.jsonl, if the folder has one, and the run of MLflow are recorded, too.
+    without pickles, and a checkpoint in a single file is converted to a folder in its folder checkpoints. Keep them
+    there unchanged. If the command is killed, the same command completes the copy. The lineage in noria-lineage.jsonl,
+    if the folder has one, and the run of MLflow are recorded, too.
     """
     from noria.folders import data_folder
     from noria.registry.lineage.run_events import parse_dataset
     from noria.registry.sources.read import read_source
 
-    with _store(arguments) as store:
+    with _store(arguments, if_missing="create") as store:
         store.check_addition(arguments.name, arguments.alias, arguments.run_id)
     inputs = dict(map(parse_dataset, arguments.dataset))
-    folder = read_source(
-        arguments.source,
-        arguments.name,
-        data_folder(config_from(arguments), os.environ),
-        os.environ,
-        lambda sentence: print(escape_for_terminal(sentence), file=sys.stderr),
-    )
-    with _store(arguments) as store:
+    with show_reading() as on_read:
+        folder = read_source(
+            arguments.source,
+            arguments.name,
+            data_folder(config_from(arguments), os.environ),
+            os.environ,
+            lambda sentence: print(escape_for_terminal(sentence), file=sys.stderr),
+            on_read=on_read,
+            vae=arguments.vae,
+        )
+    with _store(arguments, if_missing="create") as store:
         version, was_there = store.add(
             arguments.name, folder, change_of(arguments), alias=arguments.alias, run_id=arguments.run_id, inputs=inputs
         )
@@ -174,7 +180,8 @@ def run_card(arguments: argparse.Namespace) -> int:
     It has what the registry knows: the digest, where the version came from, the runs with their parameters and metrics,
     the data with its versions, and the endpoints that it serves.
     """
-    from noria.registry.lineage.trace import NodeId, trace
+    from noria.registry.lineage.nodes import NodeId
+    from noria.registry.lineage.trace import trace
     from noria.registry.model_card import model_card
     from noria.registry.versions import find_version
 
@@ -228,10 +235,10 @@ def run_remove(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _store(arguments: argparse.Namespace) -> "Iterator[ModelStore]":
+def _store(arguments: argparse.Namespace, if_missing: Literal["empty", "create"] = "empty") -> "Iterator[ModelStore]":
     from noria.registry.model_store import ModelStore
 
-    with registry_of(arguments) as engine:
+    with registry_of(arguments, if_missing=if_missing) as engine:
         yield ModelStore(engine)
 
 

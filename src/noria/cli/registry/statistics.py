@@ -17,7 +17,7 @@ from noria.cli.registry.common import (
     format_time,
     registry_of,
 )
-from noria.errors import RegistryError, did_you_mean, short_repr
+from noria.errors import RegistryError, did_you_mean, short_list, short_repr
 from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def run_baseline(arguments: argparse.Namespace) -> int:
     """
     from noria.registry.statistics.baselines import BaselineStore
 
+    unused: list[str] = []
     snapshot = _snapshot(arguments)
     label = arguments.version or _version_counted_last(snapshot, arguments.endpoint)
     with registry_of(arguments) as engine:
@@ -111,7 +112,7 @@ def run_baseline(arguments: argparse.Namespace) -> int:
         if arguments.delete:
             counts: dict[str, Counts | None] = dict.fromkeys(arguments.variable or _referenced(store, arguments, label))
         elif arguments.file is not None:
-            counts = _from_file(arguments.file, _variables(known), arguments.variable)
+            counts, unused = _from_file(arguments.file, _variables(known), arguments.variable)
         else:
             counts = _from_windows(snapshot, of_version, arguments)
         store.set(arguments.endpoint, version, counts, change_of(arguments))
@@ -120,7 +121,8 @@ def run_baseline(arguments: argparse.Namespace) -> int:
         return 0
     verb = "is compared with nothing in" if arguments.delete else "has a reference of"
     sizes = ", ".join(name if each is None else f"{name} ({each.total} values)" for name, each in counts.items())
-    print(escape_for_terminal(f"{version.name} at {arguments.endpoint} {verb} {sizes}"))
+    rest = f"; columns that are no variables, or have fewer than 200 values: {short_list(unused)}" if unused else ""
+    print(escape_for_terminal(f"{version.name} at {arguments.endpoint} {verb} {sizes}{rest}"))
     return 0
 
 
@@ -157,13 +159,20 @@ def _of_endpoint(snapshot: "Snapshot", endpoint: str | None) -> "list[Series]":
 
 
 def _version_counted_last(snapshot: "Snapshot | None", endpoint: str) -> str:
+    from noria.statistics.windows import NO_VERSION
+
     if snapshot is None:
         raise RegistryError(
             "nothing was counted yet. Let a server with this data folder count first (statistics.builtin), or give "
             "--version and --from."
         )
-    series = max(_of_endpoint(snapshot, endpoint), key=lambda series: max(series.windows))
-    return series.key.version
+    found = [series for series in _of_endpoint(snapshot, endpoint) if series.key.version != NO_VERSION]
+    if not found:
+        raise RegistryError(
+            f"what {short_repr(endpoint)} has counted belongs to no version, and a reference belongs to one: no model "
+            "was asked, as when preprocess of its code returns None. Let it return inputs for its model."
+        )
+    return max(found, key=lambda series: max(series.windows)).key.version
 
 
 def _variables(known: "list[Series]") -> "Mapping[str, Variable]":
@@ -182,17 +191,27 @@ def _variables(known: "list[Series]") -> "Mapping[str, Variable]":
 
 def _from_file(
     file: pathlib.Path, variables: "Mapping[str, Variable]", only: "list[str]"
-) -> "dict[str, Counts | None]":
+) -> "tuple[dict[str, Counts | None], list[str]]":
+    """Return the references, and the columns that are not used: no variables, or with too few values."""
     from noria.registry.statistics.training_data import count_columns, read_columns
+    from noria.statistics.values import TEXT_COLUMNS
 
     columns = read_columns(file)
     counts = count_columns(columns, variables)
+    missing = [name for name in only if name not in counts and name not in columns]
+    if missing:
+        raise RegistryError(
+            f"{file} has no column {short_repr(missing[0])}.{did_you_mean(missing[0], columns)} It has the columns "
+            f"{short_list(columns) or 'none'}."
+        )
     if not counts:
         raise RegistryError(
-            f"{file} has the columns {', '.join(columns) or 'none'}, none of which is a variable. Variables are "
+            f"{file} has the columns {short_list(columns) or 'none'}, none of which is a variable. Variables are "
             f"{', '.join(variables)}; prompt and text are turned into some of these."
         )
-    return _enough(counts, only)
+    kept = _enough(counts, only)
+    unused = [name for name in columns if name not in kept and name not in TEXT_COLUMNS]
+    return kept, [] if only else unused
 
 
 def _from_windows(

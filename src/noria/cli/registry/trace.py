@@ -19,7 +19,10 @@ from noria.observe.terminal_text import escape_for_terminal, escape_in_json
 
 if TYPE_CHECKING:
     from noria.images.metadata import GenerationMetadata
-    from noria.registry.lineage.trace import DatasetNode, DeploymentNode, Direction, Graph, Node, RunNode
+    from noria.registry.lineage.nodes import DatasetNode, DeploymentNode, Node, RunNode
+    from noria.registry.lineage.trace import Direction, Graph
+
+_LATE_S = 3600.0  # seconds between the time that a run's events say and their arrival
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -126,7 +129,7 @@ def _lines(graph: "Graph", below: dict[int, list[tuple[str, int]]], shown: set[i
 
 def _texts(node: "Node") -> list[str]:
     """Return the title of a node, and further lines."""
-    from noria.registry.lineage.trace import DatasetNode, DeploymentNode, EndpointNode, ModelNode
+    from noria.registry.lineage.nodes import DatasetNode, DeploymentNode, EndpointNode, ModelNode
 
     match node:
         case EndpointNode():
@@ -154,12 +157,22 @@ def _dataset_texts(node: "DatasetNode") -> list[str]:
 
 def _run_texts(node: "RunNode") -> list[str]:
     took = "" if node.ended_at is None else f", {_format_duration(node.ended_at - node.started_at)}"
-    texts = [f"run {node.job_namespace}/{node.job_name}  {node.status}, {format_time(node.started_at)}{took}"]
+    status = node.status.replace("_", " ")
+    texts = [f"run {node.job_namespace}/{node.job_name}  {status}, {format_time(node.started_at)}{took}"]
     texts.append(f"id {node.run_id}")
     for name, values in (("parameters", node.params), ("metrics", node.metrics)):
         if values:
             texts.append(f"{name} " + ", ".join(f"{key}={value}" for key, value in values.items()))
-    return [*texts, *([f"error {node.error}"] if node.error else [])]
+    if node.is_shortened:
+        texts.append("… more or longer values are in its events")
+    texts += [f"error {node.error}"] if node.error else []
+    is_late = abs(node.received_at - node.started_at) > _LATE_S
+    received = f", received {format_time(node.received_at)}" if is_late else ""
+    texts.append(f"sent by {node.sender or 'none whose events count'}{received}")
+    if (struck := node.struck_out) is not None:
+        why = f": {struck.last.why}" if struck.last.why else ""
+        texts.append(f"{struck.num_events} events struck out, {format_time(struck.last.at)} by {struck.last.by}{why}")
+    return texts
 
 
 def _format_duration(seconds: float) -> str:

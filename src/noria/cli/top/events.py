@@ -19,10 +19,11 @@ class EngineInfo(Struct, frozen=True):
     state: Literal["unknown", "loading", "ready", "draining"]
     device: str | None = None
     incarnation: str | None = None
+    kind: str | None = None  # kind of its models; None: not known yet, or the server is older
 
 
 class ServerInfo(Struct, frozen=True):
-    """What all engines share."""
+    """The facts that all engines share."""
 
     version: str
     models: tuple[str, ...] = ()

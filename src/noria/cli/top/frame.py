@@ -1,8 +1,8 @@
 """Renders one frame of `noria top`: lines of a given size. Pure.
 
-From top to bottom: the server; for each engine its statistics, sparklines of its last iterations and rates, its slots,
-its queue; and a footer. If there is little room, the sparklines are dropped first, then fields of slots, then all but
-the first line of the queue.
+From top to bottom: the server; for each engine its statistics, the shares of its clients, sparklines of its last
+iterations and rates, its slots, its queue; and a footer. If there is little room, the shares take one line and the
+sparklines are dropped first, then fields of slots, then all but the first line of the queue, then the shares.
 """
 
 import itertools
@@ -12,11 +12,13 @@ from rich.text import Text
 
 from noria.cli.top.events import EngineInfo
 from noria.cli.top.server_state import EngineHistory, ServerState
+from noria.cli.top.shares import client_name, has_several_clients, share_lines
 from noria.cli.top.slots import slot_rows
 from noria.cli.top.text import SEPARATOR, StyledText, flow, format_number, format_seconds, line, sparkline
 from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.kinds import SettingsView
 from noria.protocol.live_views import WaitingView
+from noria.protocol.messages import EngineView
 from noria.protocol.text import TextSettingsView
 
 _STATES = {"ready": "green", "loading": "yellow", "draining": "yellow", "unknown": "red"}
@@ -67,7 +69,7 @@ def _header(state: ServerState, url: str, width: int) -> list[Text]:
 
 
 def _engine_section(state: ServerState, engine: EngineInfo, width: int, height: int | None, now: float) -> list[Text]:
-    """One engine, in at most `height` lines."""
+    """The section of an engine, in at most `height` lines."""
     history = state.histories.get(engine.name)
     title: list[StyledText] = [(engine.name, "bold"), (f" {engine.state}", _STATES[engine.state])]
     if engine.device:
@@ -75,6 +77,8 @@ def _engine_section(state: ServerState, engine: EngineInfo, width: int, height: 
     if history is None:
         return [line(title, width)]
     view, models = history.view, _models(state)
+    if engine.kind == "encoder":
+        return _text_engine_section(history, title, width, height, now, models)
     title += [SEPARATOR, (f"{len(view.slots)} of {view.num_slots} slots", "")]
     title += [SEPARATOR, (f"{view.num_waiting} waiting", "yellow" if view.num_waiting else "")]
     header = [line(title, width), *flow(_stats(history), width, 2)]
@@ -82,23 +86,57 @@ def _engine_section(state: ServerState, engine: EngineInfo, width: int, height: 
         slot_lines = slot_rows(history, now, width, None, models)
         return [
             *header,
+            *share_lines(view, width, None),
             *_sparklines(history, width, _num_all_curves(history)),
             *slot_lines,
             *_queue_lines(history, now, width, None, models),
         ]
     if height <= len(header):
         return header[: max(1, height)]
-    num_free_lines = height - len(header)
-    num_waiting = min(len(view.waiting), 1)
-    num_curves = _num_curves(num_free_lines - num_waiting, view.num_slots + 1, _num_all_curves(history))
+    num_free_lines, num_waiting = height - len(header), min(len(view.waiting), 1)
+    num_all_curves = _num_all_curves(history)
+    num_spare_lines = num_free_lines - num_waiting - view.num_slots - 1 - num_all_curves
+    shares = share_lines(view, width, max(num_spare_lines, int(num_free_lines > _MIN_SLOT_LINES)))
+    num_free_lines -= len(shares)
+    num_curves = _num_curves(num_free_lines - num_waiting, view.num_slots + 1, num_all_curves)
     num_free_lines -= num_curves
     slot_lines = slot_rows(history, now, width, num_free_lines - num_waiting, models)
     return [
         *header,
+        *shares,
         *_sparklines(history, width, num_curves),
         *slot_lines,
         *_queue_lines(history, now, width, num_free_lines - len(slot_lines), models),
     ]
+
+
+def _text_engine_section(
+    history: EngineHistory, title: list[StyledText], width: int, height: int | None, now: float, models: Sequence[str]
+) -> list[Text]:
+    """An engine of text encoders: its statistics, the texts and the time of its last batches, and its queue."""
+    view, batches = history.view, [each for each in history.iterations if each.batch is not None]
+    title += [SEPARATOR, (f"{view.num_slots} session{'s' if view.num_slots > 1 else ''}", "")]
+    title += [SEPARATOR, (f"{view.num_waiting} texts waiting", "yellow" if view.num_waiting else "")]
+    tokens = sum(each.batch.num_tokens for each in batches if each.batch)
+    padded = sum(each.batch.padded_tokens for each in batches if each.batch)
+    renamed = {"images/s": "texts/s", "steps/s": "", "batch": "texts a batch", "occupancy": ""}
+    stats = {renamed.get(name, name): value for name, value in _stat_values(history).items()}
+    stats["padding"] = f"{1 - tokens / padded:.0%}" if padded else "–"
+    stats.pop("", None)
+    pieces: list[list[StyledText]] = [[(f"{name} ", "dim"), (value, "bold")] for name, value in stats.items()]
+    columns = width - _LABEL_WIDTH - _SCALE_WIDTH
+    curves = []
+    for name, values, style, form in (
+        ("texts", [float(each.num_stepped) for each in batches], "green", format_number),
+        ("batch time", [each.duration_s for each in batches], "cyan", format_seconds),
+    ):
+        largest = max(values[-columns:], default=0.0)
+        curves.append(line(_labelled_sparkline(name, values, largest, form(largest), style, columns), width))
+    rows = [line(title, width), *flow(pieces, width, 2), *curves]
+    rows += share_lines(view, width, None if height is None else height - len(rows) - min(len(view.waiting), 1))
+    if height is None:
+        return [*rows, *_queue_lines(history, now, width, None, models)]
+    return [*rows, *_queue_lines(history, now, width, height - len(rows), models)][: max(1, height)]
 
 
 def _models(state: ServerState) -> tuple[str, ...]:
@@ -123,8 +161,13 @@ def _num_curves(num_free_lines: int, wanted: int, num_all: int) -> int:
 
 
 def _stats(history: EngineHistory) -> list[list[StyledText]]:
+    stats = _stat_values(history) | _mixed_calls(history)
+    return [[(f"{name} ", "dim"), (value, "bold")] for name, value in stats.items()]
+
+
+def _stat_values(history: EngineHistory) -> dict[str, str]:
     rates, view = history.view.rates, history.view
-    stats = {
+    return {
         "images/s": format_number(rates.images_per_s),
         "steps/s": format_number(rates.steps_per_s),
         "p50": format_seconds(rates.p50_s),
@@ -134,12 +177,11 @@ def _stats(history: EngineHistory) -> list[list[StyledText]]:
         "backlog": "–" if view.backlog_s <= 0 else format_seconds(view.backlog_s),
         "busy": f"{rates.busy:.0%}",
         "occupancy": f"{rates.occupancy:.0%}",
-    } | _mixed_calls(history)
-    return [[(f"{name} ", "dim"), (value, "bold")] for name, value in stats.items()]
+    }
 
 
 def _mixed_calls(history: EngineHistory) -> dict[str, str]:
-    """Which share of the last calls had images of several sizes, and what part of these padding was, if any had."""
+    """The share of the last calls that had images of several sizes, and what part of these was padding, if any had."""
     calls = [iteration for iteration in history.iterations if iteration.num_stepped]
     sizes = [iteration.call_sizes for iteration in calls if len(iteration.call_sizes) > 1]
     if not sizes:
@@ -198,16 +240,21 @@ def _queue_lines(
     if not view.waiting or max_lines < 1:
         return []
     visible = view.waiting[:max_lines]
-    rows = [line(_waiting_request(request, server_time_s, with_model=len(models) > 1), width) for request in visible]
+    rows = [
+        line(_waiting_request(request, server_time_s, view, with_model=len(models) > 1), width) for request in visible
+    ]
     num_more = view.num_waiting - sum(request.num_images for request in visible)
     if num_more > 0 and max_lines > 1:
         visible = view.waiting[: max_lines - 1]
         num_more = view.num_waiting - sum(request.num_images for request in visible)
-        rows[max_lines - 1 :] = [line([(f"… and {num_more} more images", "dim")], width)]
+        what = "texts" if isinstance(visible[0].settings, TextSettingsView) else "images"
+        rows[max_lines - 1 :] = [line([(f"… and {num_more} more {what}", "dim")], width)]
     return rows
 
 
-def _waiting_request(request: WaitingView, server_time_s: float, *, with_model: bool) -> list[StyledText]:
+def _waiting_request(
+    request: WaitingView, server_time_s: float, view: EngineView, *, with_model: bool
+) -> list[StyledText]:
     count = f"{request.num_images} × " if request.num_images > 1 else ""
     start_in_s = None if request.start_at is None else max(0.0, request.start_at - server_time_s)
     pieces: list[StyledText] = [
@@ -223,6 +270,8 @@ def _waiting_request(request: WaitingView, server_time_s: float, *, with_model: 
         pieces.append((f" {request.settings.inference_steps} steps {request.settings.scheduler}", "green"))
     if with_model:
         pieces.append((f" {request.model}", ""))
+    if has_several_clients(view):
+        pieces.append((f" of {client_name(request)}", "magenta"))
     if request.priority != "normal":
         pieces.append((f" {request.priority}", "bold"))
     return [*pieces, (f" {request.request_id}", "dim")]

@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from noria.cli.top.server_state import ServerState
 from noria.cli.top.stream import ServerUnreachable, stream_events
 from noria.cli.top.text import StyledText
 from noria.errors import ConfigError, LiveError, short_repr
+from noria.settings import API_KEY_VARIABLE
 
 _MIN_FRAME_INTERVAL_S = 0.1
 _MAX_FRAME_INTERVAL_S = 1.0  # deadlines count down even without events
@@ -33,23 +34,24 @@ _RETRY_DELAYS_S = (0.5, 1.0, 2.0, 5.0)  # the last one repeats
 _QUIT_HINT: StyledText = ("q quits", "dim")
 
 
-def run(url: str, key_file: pathlib.Path | None, *, once: bool, certfile: str = "") -> int:
+def run(url: str, key: str | None, *, once: bool, certfile: str = "") -> int:
     """Show the server at `url`: one frame, or frames until the user quits. Returns the exit status.
 
     `certfile` is as of `stream_events`.
 
     Raises:
-        ConfigError: the key file or `certfile` cannot be read, or standard output is no terminal (without `once`).
+        ConfigError: `certfile` cannot be read, or standard output is no terminal (without `once`).
         LiveError: the server is unreachable at the start, or rejects the request.
 
     """
-    key = None if key_file is None else read_key(key_file)
     if once:
         console = Console(highlight=False)
         state, now = asyncio.run(_fetch_first_state(url, key, certfile)), time.monotonic()
-        for row in render_frame(state, url, ("", ""), console.width, None, now)[:-1]:
-            row.rstrip()
-            console.print(row, no_wrap=True, crop=False, end="\n")
+        with console.capture() as captured:
+            for row in render_frame(state, url, ("", ""), console.width, None, now)[:-1]:
+                row.rstrip()
+                console.print(row, no_wrap=True, crop=False, end="\n")
+        print(captured.get(), end="")
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
@@ -60,16 +62,23 @@ def run(url: str, key_file: pathlib.Path | None, *, once: bool, certfile: str = 
     return 0
 
 
-def read_key(file: pathlib.Path) -> str:
-    """The API key in `file`, which contains nothing else. Raises ConfigError if there is none."""
-    try:
-        key = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--key-file {short_repr(str(file))} cannot be read: {error}.") from error
-    if not key or not key.isprintable() or " " in key:
-        raise ConfigError(
-            f"--key-file {short_repr(str(file))} must hold one line: an API key as `noria key` printed it."
-        )
+def read_key(file: pathlib.Path | None, environment: Mapping[str, str]) -> str | None:
+    """The API key that `file` contains alone, else that of NORIA_API_KEY, else None.
+
+    Raises ConfigError if the file has none, or the key cannot be one.
+    """
+    if file is None:
+        key, source = environment.get(API_KEY_VARIABLE, "").strip(), f"environment variable {API_KEY_VARIABLE}"
+        if not key:
+            return None
+    else:
+        source = f"--key-file {short_repr(str(file))}"
+        try:
+            key = file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}.") from error
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{source} must hold one line: an API key as `noria key create` printed it.")
     return key
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from noria.cli.top.server_state import EngineHistory
+from noria.cli.top.shares import client_name, has_several_clients
 from noria.cli.top.text import StyledText, bar, elide_middle, format_number, format_seconds, level, line
 from noria.protocol.kinds import SettingsView
 from noria.protocol.live_views import DepartureView, SlotView
@@ -37,10 +38,11 @@ _FIELDS = (
     (3, _Field("model", "model")),
     (4, _Field("size", "     size")),
     (6, _Field("scheduler", "scheduler     ")),
-    (8, _Field("steps", "steps")),
-    (9, _Field("guidance", "guidance")),
-    (10, _Field("priority", "priority")),
-    (7, _Field("request", "request   ")),
+    (9, _Field("steps", "steps")),
+    (10, _Field("guidance", "guidance")),
+    (11, _Field("priority", "priority")),
+    (7, _Field("client", "client        ")),
+    (8, _Field("request", "request   ")),
 )
 _MAX_REQUEST_WIDTH = 40
 _MAX_MODEL_WIDTH = 14
@@ -51,9 +53,9 @@ def slot_rows(
 ) -> list[Text]:
     """Every slot in at most `max_lines` lines (None: no limit), side by side if needed.
 
-    The field of the model appears if there are several `models`.
+    The field of the model appears if there are several `models`, that of the client if there are several clients.
     """
-    available = _available_fields(models)
+    available = _available_fields(models, has_several_clients(history.view))
     num_slots = history.view.num_slots
     if max_lines is not None and max_lines < 1:
         return []
@@ -76,14 +78,15 @@ def slot_rows(
     ]
 
 
-def _available_fields(models: Sequence[str]) -> list[tuple[int, _Field]]:
+def _available_fields(models: Sequence[str], with_client: bool) -> list[tuple[int, _Field]]:
     """`_FIELDS`, with the model's as wide as the longest name, or without it if there is only one model."""
+    hidden = (set() if len(models) > 1 else {"model"}) | (set() if with_client else {"client"})
     model_width = min(_MAX_MODEL_WIDTH, max(len("model"), *map(len, models))) if len(models) > 1 else 0
     resized = [
         (rank, _Field("model", "model".ljust(model_width)) if field.name == "model" else field)
         for rank, field in _FIELDS
     ]
-    return [(rank, field) for rank, field in resized if model_width or field.name != "model"]
+    return [(rank, field) for rank, field in resized if field.name not in hidden]
 
 
 def _fit_fields(available: Sequence[tuple[int, _Field]], width: int) -> list[_Field]:
@@ -138,7 +141,7 @@ def _slot_pieces(
         text, style = _field_text(field.name, image, server_time_s)
         if field.name == "request":
             text = text if len(text) <= request_width else text[: request_width - 1] + "…"
-        elif field.name == "model":
+        elif field.name in ("model", "client"):
             text = elide_middle(text, len(field.heading)).ljust(len(field.heading))
         elif field.name == "scheduler":
             text = text[: len(field.heading)].ljust(len(field.heading))
@@ -168,6 +171,8 @@ def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
             )
         case "model":
             return image.model, ""
+        case "client":
+            return client_name(image), "magenta"
         case "size" | "scheduler" | "steps" | "guidance":
             return _setting_text(name, image.settings)
         case "priority":
@@ -198,7 +203,7 @@ def _free_slot(departure: tuple[DepartureView, float] | None, now: float, width:
 
 
 def _slot_map(history: EngineHistory, width: int, max_lines: int) -> list[Text]:
-    """One character a slot: the progress of its image."""
+    """Lines with a character for each slot: the progress of its image."""
     image_by_slot = {image.slot: image for image in history.view.slots}
     rows = []
     for first in range(0, history.view.num_slots, width):

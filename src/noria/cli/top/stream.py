@@ -2,7 +2,6 @@
 
 import contextlib
 import ipaddress
-import os
 import pathlib
 import re
 import ssl
@@ -15,8 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from noria.cli.top.events import LiveEvent, LiveEventParser
-from noria.config import FrontendConfig
-from noria.errors import ConfigError, LiveError, short_repr
+from noria.errors import ConfigError, LiveError
 from noria.observe.terminal_text import escape_for_terminal
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -38,39 +36,6 @@ class _ErrorDetail(Struct):
 
 class _ErrorBody(Struct):
     error: _ErrorDetail
-
-
-def checked_url(text: str) -> str:
-    """The URL of a server without a trailing slash, or `unix:PATH`. Raises ConfigError if `text` is neither."""
-    if text.startswith("unix:/"):
-        return text
-    try:
-        parts = urlsplit(text)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
-    except ValueError:  # an invalid port, an incomplete IPv6 address
-        is_valid = False
-    if not is_valid:
-        raise ConfigError(
-            f"the URL is {short_repr(text)}; it must have the form http://HOST:PORT, such as http://127.0.0.1:8000, "
-            "or unix:/PATH for a Unix socket."
-        )
-    return text.rstrip("/")
-
-
-def local_url(frontend: FrontendConfig) -> str:
-    """The URL of the server that these settings start on this machine, of a Unix socket `unix:PATH`.
-
-    Raises ConfigError if they name no fixed port.
-    """
-    if frontend.uds:
-        return f"unix:{os.path.abspath(frontend.uds)}"
-    if frontend.port == 0:
-        raise ConfigError(
-            "setting frontend.port is 0, which picks any free port: give the URL that `noria serve` printed."
-        )
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(frontend.host, frontend.host)  # noqa: S104 - not listened on
-    scheme = "https" if frontend.ssl_certfile else "http"
-    return f"{scheme}://[{host}]:{frontend.port}" if ":" in host else f"{scheme}://{host}:{frontend.port}"
 
 
 async def stream_events(url: str, key: str | None, certfile: str = "") -> AsyncGenerator[LiveEvent, None]:
@@ -155,7 +120,9 @@ async def _check_response(response: httpx2.Response, url: str) -> None:
         return
     message = _error_message(await _read_error_body(response))
     if status == 401 and message is not None:
-        raise LiveError(f"{url} needs an API key: {message} Give the file with your key: --key-file FILE.")
+        raise LiveError(
+            f"{url} needs an API key: {message} Set NORIA_API_KEY, or give the file with your key: --key-file FILE."
+        )
     if status == 404 and message is not None:
         raise LiveError(
             f"{url} does not show its live view: {message} (Its setting frontend.live is off, or it is an older "

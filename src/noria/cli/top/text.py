@@ -19,7 +19,7 @@ SEPARATOR: StyledText = (" · ", "dim")
 
 
 def line(pieces: Sequence[StyledText], width: int) -> Text:
-    """One line of exactly `width` cells; longer text is cut and ends with an ellipsis."""
+    """A line of exactly `width` cells; longer text is cut and ends with an ellipsis."""
     text = Text(no_wrap=True, overflow="ellipsis")
     for content, style in pieces:
         text.append(escape_for_terminal(content).replace("\n", "\\n"), style)
@@ -62,7 +62,7 @@ def bar(fraction: float, width: int) -> str:
 
 
 def level(fraction: float) -> str:
-    """One cell, filled from below by `fraction`; blank only for 0."""
+    """A cell, filled from below by `fraction`; blank only for 0."""
     return _LEVELS[math.ceil(min(max(fraction, 0.0), 1.0) * 8)]
 
 

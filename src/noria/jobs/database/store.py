@@ -34,8 +34,8 @@ from noria.jobs.records import (
 from noria.protocol.model_spec import ModelKey
 from noria.storage.database import interrupt, write_transaction
 
-# Of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those whose
-# prompts are longer than by default, have more than 10,000 characters.
+# Bound of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those
+# whose prompts are longer than by default, have more than 10,000 characters.
 MAX_PAGE_CHARS = 1_048_576
 
 
@@ -74,7 +74,7 @@ class JobStore(ClaimStore):
 
         Raises:
             IdempotencyConflict: the key was used with another body before.
-            RateLimited: the API key has `max_queued_per_key` queued jobs, or the job has a webhook and the key a
+            RateLimited: the API key has `max_queued_per_key` queued jobs, or the job has a webhook and the client a
                 quarter of `max_pending_webhooks`, or texts or a start image and the key's would be more than a quarter
                 of `max_queued_bytes`.
             QueueFull: `max_queued` jobs are queued, or the job has a webhook and `max_pending_webhooks` are pending, or
@@ -102,7 +102,7 @@ class JobStore(ClaimStore):
                         retry_after_s=60.0,
                     )
                 if new_job.webhook is not None and max_pending_webhooks is not None:
-                    _check_pending_webhooks(connection, new_job.made_by, max_pending_webhooks)
+                    _check_pending_webhooks(connection, new_job.client, max_pending_webhooks)
                 if new_job.text_bytes + new_job.image_bytes and max_queued_bytes is not None:
                     _check_queued_bytes(connection, new_job, max_queued_bytes)
                 row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
@@ -125,15 +125,14 @@ class JobStore(ClaimStore):
         )
         if existing is not None and existing.body_digest != new_job.body_digest:
             raise IdempotencyConflict(
-                f"the Idempotency-Key {short_repr(new_job.idempotency_key)} was used before with another body, for job "
-                f"{existing.id}. "
-                "Send the same body, or another key.",
+                f"the Idempotency-Key {short_repr(new_job.idempotency_key)} was used before with another body, for "
+                f"job {existing.id}. Send the same body, or another key.",
                 field="Idempotency-Key",
             )
         return existing
 
     def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
-        """One job.
+        """Return a job.
 
         Raises JobNotFound, here and below also if `made_by` is given and another API key created the job.
         """
@@ -237,18 +236,18 @@ class JobStore(ClaimStore):
         return found[0] if found else None
 
 
-def _check_pending_webhooks(connection: Connection, made_by: str, maximum: int) -> None:
-    """Raises RateLimited if the API key has its quarter of pending webhooks, and QueueFull if all have the maximum."""
-    of_this_key = sa.func.count().filter(deliveries.c.made_by == made_by)
-    num_pending, num_of_key = connection.execute(sa.select(sa.func.count(), of_this_key).select_from(deliveries)).one()
+def _check_pending_webhooks(connection: Connection, client: str, maximum: int) -> None:
+    """Raises RateLimited if the client has its quarter of pending webhooks, and QueueFull if all have the maximum."""
+    of_client = sa.func.count().filter(deliveries.c.client == client)
+    num_pending, num_of_client = connection.execute(sa.select(sa.func.count(), of_client).select_from(deliveries)).one()
     explanation = (
         "(jobs.max_pending_webhooks). Receivers have not accepted them yet. Try again when they do, post the job "
         "without a webhook, or erase jobs with DELETE /v1/jobs/ID?erase=true."
     )
-    max_of_key = math.ceil(maximum / 4)
-    if made_by and num_of_key >= max_of_key:
+    max_of_client = math.ceil(maximum / 4)
+    if num_of_client >= max_of_client:
         raise RateLimited(
-            f"the key {made_by!r} has {num_of_key} pending webhooks; at most {max_of_key} are allowed {explanation}",
+            f"{client} has {num_of_client} pending webhooks; at most {max_of_client} are allowed {explanation}",
             retry_after_s=60.0,
         )
     if num_pending >= maximum:
@@ -295,6 +294,7 @@ def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
         "webhook": new_job.webhook,
         "webhook_events": ",".join(new_job.webhook_events),
         "made_by": new_job.made_by,
+        "client": new_job.client,
         "idempotency_key": new_job.idempotency_key,
         "body_digest": new_job.body_digest,
         "created_at": now,

@@ -73,6 +73,7 @@ def publish_status(connection: Connection, record: JobRecord, now: float) -> Non
                 due_at=now,
                 host=(urlsplit(record.webhook).hostname or "").rstrip("."),
                 made_by=record.made_by,
+                client=record.client,
                 created_at=now,
             )
         )

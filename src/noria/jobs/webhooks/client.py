@@ -106,7 +106,7 @@ class WebhookClient:
             async with asyncio.timeout(_TOTAL_TIMEOUT_S):
                 target = await self.check_url(delivery.url)
                 status, retry_after = await self._post(delivery, target, int(now), span)
-        except NoriaError as error:  # of `check_url`
+        except NoriaError as error:  # raised by `check_url`
             fail(span, error.code)
             return FailedTry(error.message.replace(short_repr(delivery.url), short_repr(delivery.safe_url)))
         except TimeoutError:

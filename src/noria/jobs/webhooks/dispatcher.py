@@ -16,7 +16,7 @@ from noria.jobs.webhooks.client import FailedTry, WebhookClient, retry_delay_s
 from noria.jobs.webhooks.outbox import MAX_IN_FLIGHT, Outbox, WebhookDelivery
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import RequestScope
+from noria.observe.request_scope import RequestScope
 
 _POLL_EVERY_S = 1.0
 

@@ -22,10 +22,10 @@ from noria.observe.logs.log_record import fields
 from noria.storage.database import write_transaction
 
 CLAIM_S = 60.0  # three times the maximum duration of a try
-MAX_IN_FLIGHT = 32  # of one front end; a receiver that does not answer occupies one of them for 20 s
-# Of those: receivers that do not answer, and all receivers of one API key, delay only their own.
+MAX_IN_FLIGHT = 32  # messages of one front end; a receiver that does not answer occupies one of them for 20 s
+# Shares of them, so that receivers that do not answer, and all receivers of one client, delay only their own.
 MAX_PER_HOST = 4
-MAX_PER_KEY = 8
+MAX_PER_CLIENT = 8
 # The tries of a webhook take four days at most; this bounds those that a receiver puts off with Retry-After, and those
 # that wait for a share.
 MAX_AGE_S = 5 * 86_400.0
@@ -35,7 +35,7 @@ log = logging.getLogger("noria.webhooks")
 
 @dataclass(frozen=True)
 class WebhookDelivery:
-    """One message to one receiver."""
+    """A message to a receiver."""
 
     id: str  # the same for each try
     url: str
@@ -44,7 +44,8 @@ class WebhookDelivery:
     job_id: str
     host: str = ""
     made_by: str = ""
-    trace: Context = field(default_factory=Context)  # of the request that created the job
+    client: str = ""
+    trace: Context = field(default_factory=Context)  # trace context of the request that created the job
 
     @property
     def safe_url(self) -> str:
@@ -65,7 +66,7 @@ _DUE = (
     .where(
         deliveries.c.due_at <= sa.bindparam("now"),
         deliveries.c.host.not_in(sa.bindparam("full_hosts", expanding=True)),
-        deliveries.c.made_by.not_in(sa.bindparam("full_keys", expanding=True)),
+        deliveries.c.client.not_in(sa.bindparam("full_clients", expanding=True)),
         deliveries.c.id.not_in(sa.bindparam("taken", expanding=True)),
     )
     .order_by(deliveries.c.due_at)
@@ -82,7 +83,7 @@ class Outbox:
     def claim_due(self, limit: int, now: float, in_flight: Collection[WebhookDelivery] = ()) -> list[WebhookDelivery]:
         """Claim up to `limit` due deliveries for one try each; no other caller gets them for `CLAIM_S`.
 
-        Together with those `in_flight` they are at most `MAX_PER_HOST` of one host and `MAX_PER_KEY` of one API key.
+        Together with those `in_flight` they are at most `MAX_PER_HOST` of one host and `MAX_PER_CLIENT` of one client.
         """
         claimed = []
         for row in self._due(limit, now, in_flight):
@@ -103,6 +104,7 @@ class Outbox:
                         job_id,
                         row.host,
                         row.made_by,
+                        row.client,
                         self._trace_of_job(job_id),
                     )
                 )
@@ -111,17 +113,17 @@ class Outbox:
     def _due(self, limit: int, now: float, in_flight: Collection[WebhookDelivery]) -> list[Any]:
         """Rows of due deliveries within the limits, the longest due first.
 
-        Each query leaves out hosts and keys that have their share, so a long backlog of one is skipped in the index.
+        Each query leaves out hosts and clients that have their share, so a long backlog of one is skipped in the index.
         """
         of_host = Counter(delivery.host for delivery in in_flight)
-        of_key = Counter(delivery.made_by for delivery in in_flight if delivery.made_by)
+        of_client = Counter(delivery.client for delivery in in_flight)
         taken: dict[str, Any] = {}
         with self._engine.connect() as connection:
             while len(taken) < limit:
                 parameters = {
                     "now": now,
                     "full_hosts": [host for host, number in of_host.items() if number >= MAX_PER_HOST],
-                    "full_keys": [key for key, number in of_key.items() if number >= MAX_PER_KEY],
+                    "full_clients": [client for client, number in of_client.items() if number >= MAX_PER_CLIENT],
                     "taken": list(taken),
                     "limit": limit - len(taken),
                 }
@@ -129,10 +131,10 @@ class Outbox:
                 if not rows:
                     break
                 for row in rows:
-                    if of_host[row.host] < MAX_PER_HOST and of_key[row.made_by] < MAX_PER_KEY:
+                    if of_host[row.host] < MAX_PER_HOST and of_client[row.client] < MAX_PER_CLIENT:
                         taken[row.id] = row
                         of_host[row.host] += 1
-                        of_key[row.made_by] += bool(row.made_by)
+                        of_client[row.client] += 1
         return list(taken.values())
 
     def _trace_of_job(self, job_id: str) -> Context:

@@ -28,7 +28,7 @@ class Resolver:
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="resolve")
 
     async def __call__(self, host: str, port: int, client: str = "") -> list[str]:
-        """Look `host` up for `client`, an API key (the empty one has no limit); return its addresses in system order.
+        """Look `host` up for `client` (the empty one has no limit); return its addresses in system order.
 
         Raises:
             TimeoutError: the lookup, or waiting for a thread, took too long, or `client` has too many that do.
@@ -36,7 +36,7 @@ class Resolver:
 
         """
         if client and self._num_lookups[client] >= _MAX_PER_CLIENT:
-            raise TimeoutError(f"{_MAX_PER_CLIENT} other lookups of the same key are under way")
+            raise TimeoutError(f"{_MAX_PER_CLIENT} other lookups of the same client are under way")
         with self._lock:
             self._num_lookups[client] += 1
         lookup = self._pool.submit(self._look_up, host, port, 0, socket.SOCK_STREAM)

@@ -57,9 +57,7 @@ def format_secret(secret: bytes) -> str:
 def secret_file(config: JobsConfig, data_folder: pathlib.Path) -> pathlib.Path:
     """The file with the server's secret; `auto` is beside the SQLite file, so that all that share it sign alike.
 
-    Raises:
-        ConfigError: it is `auto` and the database is none in a file, or its URL is invalid.
-
+    Raises ConfigError: it is `auto` and the database is none in a file, or its URL is invalid.
     """
     setting = config.webhook_secret_file
     if setting != "auto":

@@ -43,7 +43,7 @@ class ChildOutputParser:
 
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
-        self._partial_line = b""  # of a line whose end has not come yet
+        self._partial_line = b""  # bytes of a line whose end has not come yet
         self._is_skipping = False  # skipping the rest of a line that is too long
         self._traceback_lines: list[str] = []
         self._num_traceback_chars = 0

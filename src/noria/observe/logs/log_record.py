@@ -13,6 +13,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,7 +24,7 @@ Line = dict[str, object]
 
 MAX_LINE_BYTES = 65_536
 RESERVED = ("time", "level", "logger", "process", "message", "exception")
-_MAX_TEXT_CHARS = 8192  # of a field
+_MAX_TEXT_CHARS = 8192  # characters of a field
 _MAX_LIST_ITEMS = 64
 _MAX_EXCEPTION_CHARS = 24_576
 # Only this much of a text is scanned for secrets; the rest is cut off in any case.
@@ -36,6 +37,7 @@ TRUNCATION_MARK = "… [cut]"
 _UNQUOTED = re.compile(r"[^\s\"'=\\]+")
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "1;31"}
+_MAX_INT_BITS = 1024  # a larger integer is written as its number of bits
 EXCEPTION_INDENT = "    │ "
 """Begins each line of an exception in text format; no other line begins with it."""
 
@@ -51,34 +53,44 @@ def fields(**named: object) -> dict[str, dict[str, object]]:
 
 def line_from_record(record: logging.LogRecord, process: str) -> Line:
     """Return the line of `record`."""
-    message = record.getMessage()
-    extra_fields = redact_fields(getattr(record, "noria_fields", {}))
-    # One search of all texts instead of one for each; a pattern matches no line end.
-    is_plain = _is_plain("\n".join([message, *[value for value in extra_fields.values() if type(value) is str]]))
-    line: Line = {
-        "time": _utc(record.created),
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "process": process,
-        "message": message if is_plain else _sanitize(message),
-    }
-    for name, value in extra_fields.items():
-        line[name] = value if is_plain and type(value) is str else _to_json_value(value)
+    named = getattr(record, "noria_fields", {})
+    line = line_of(record.created, record.levelname.lower(), record.name, process, record.getMessage(), named)
     if record.exc_info is not None and record.exc_info[1] is not None:
         traceback_text = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
         line["exception"] = _sanitize(traceback_text, _MAX_EXCEPTION_CHARS)
     return line
 
 
-def make_line(time_s: float, level: str, logger: str, process: str, message: str) -> Line:
-    """Return a line without fields; `time_s` is Unix time."""
-    return {
+def line_of(
+    time_s: float,
+    level: str,
+    logger: str,
+    process: str,
+    message: str,
+    named: Mapping[str, object] = MappingProxyType({}),
+) -> Line:
+    """Return a line with the fields `named`; `time_s` is Unix time."""
+    named = redact_fields(named)
+    # One search of all texts instead of one for each; a pattern matches no line end.
+    texts = "\n".join([message, *[value for value in named.values() if type(value) is str]])
+    # Whether `_sanitize` would change none of them.
+    is_plain = len(texts) <= _MAX_TEXT_CHARS and texts.isascii() and not is_suspicious(texts)
+    line: Line = {
         "time": _utc(time_s),
         "level": level,
         "logger": logger,
         "process": process,
-        "message": _sanitize(message),
+        "message": message if is_plain else _sanitize(message),
     }
+    for name, value in named.items():  # most are plain texts and finite numbers
+        kind = type(value)
+        if kind is float and -math.inf < value < math.inf:  # type: ignore[operator]
+            line[name] = round(value, 6)  # type: ignore[call-overload]
+        elif (kind is str and is_plain) or (kind is int and -(2**63) <= value < 2**63):  # type: ignore[operator]
+            line[name] = value
+        else:
+            line[name] = _to_json_value(value)
+    return line
 
 
 def _utc(time_s: float) -> str:
@@ -96,14 +108,15 @@ def unstructured_line(time_s: float, process: str, text: str, *, is_traceback: b
     """Return the line of `text` that a process printed: one line, or, with `is_traceback`, a traceback of several."""
     level = "error" if is_traceback else "warning"
     if not is_traceback:
-        return make_line(time_s, level, "stderr", process, text)
-    line = make_line(time_s, level, "stderr", process, text.rstrip().rpartition("\n")[2])
+        return line_of(time_s, level, "stderr", process, text)
+    line = line_of(time_s, level, "stderr", process, text.rstrip().rpartition("\n")[2])
     return line | {"exception": _sanitize(text.rstrip(), _MAX_EXCEPTION_CHARS)}
 
 
 def as_json(line: Mapping[str, object]) -> bytes:
     """Render a line as a JSON object on one line, without the line end."""
-    return _render_bounded(line, _render_json)
+    rendered = _render_json(line)
+    return rendered if len(rendered) <= MAX_LINE_BYTES else _render_bounded(line, _render_json)
 
 
 def _render_json(line: Mapping[str, object]) -> bytes:
@@ -167,6 +180,8 @@ def _truncate_value(value: object, limit: int) -> object:
 
 
 def _format_value(value: object) -> str:
+    if isinstance(value, list) and value:
+        return ",".join(_format_value(each) for each in value)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return escape_unprintable(text if _UNQUOTED.fullmatch(text) else msgspec.json.encode(text).decode())
 
@@ -186,16 +201,14 @@ def _to_json_scalar(value: object) -> object:
         case None | bool():
             return value
         case int():
-            return value if -(2**63) <= value < 2**63 else _sanitize(str(value))
+            if -(2**63) <= value < 2**63:
+                return value
+            bits = value.bit_length()  # Python writes no integer of more than 4,300 digits
+            return _sanitize(str(value)) if bits <= _MAX_INT_BITS else f"an integer of {bits} bits"
         case float():
             return round(value, 6) if math.isfinite(value) else str(value)
         case _:
             return _sanitize(str(value))
-
-
-def _is_plain(text: str) -> bool:
-    """Whether `_sanitize` would change neither `text` nor a line of it."""
-    return len(text) <= _MAX_TEXT_CHARS and text.isascii() and not is_suspicious(text)
 
 
 def _sanitize(text: str, max_chars: int = _MAX_TEXT_CHARS) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 REDACTED = "[redacted]"
 
 _VALUE = r"""(?:'[^']*'|"[^"]*"|\\"[^"]*"|[^\s&"'#;,)\]}]+)"""  # the third: JSON inside a JSON string
-_PARAMETER = r"""[a-z0-9_-]{1,32}=(?:\\?"[^"\n]{0,512}"|[^\s"',;\\]+)(?:,\s{0,4})?"""  # of Authorization: Digest
+_PARAMETER = r"""[a-z0-9_-]{1,32}=(?:\\?"[^"\n]{0,512}"|[^\s"',;\\]+)(?:,\s{0,4})?"""  # part of Authorization: Digest
 _AFTER_NAME = r"""\\?["']?\s{0,4}[:=,]\s{0,4}(?:b(?=["']))?\\?["']?"""  # as Python, JSON and HTTP write a header
 
 # A text that matches none of these is not searched further; most texts match none. Searched in the casefolded text,
@@ -68,9 +68,10 @@ def redact(text: str) -> str:
     return text
 
 
-def redact_fields(fields: Mapping[str, object]) -> dict[str, object]:
+def redact_fields(fields: Mapping[str, object]) -> Mapping[str, object]:
     """Return `fields` with the values of those replaced whose names say that they are secret."""
-    return {**fields, **_redacted(tuple(fields))}
+    redacted = _redacted(tuple(fields))
+    return {**fields, **redacted} if redacted else fields
 
 
 @functools.lru_cache  # most fields are named by code, so there are few combinations of names

@@ -1,17 +1,15 @@
 """The log line of an image request: one line per request, written when the request has ended, with any outcome.
 
-The middleware (HTTP) or the worker (jobs) opens a `RequestLogRecord`, and the generation service fills it in. A context
-variable carries the record to the service through all tasks in between. The middleware writes the line; that of a job
-is written by the process that ends the job (`jobs/completion.py`).
+The middleware (HTTP) or the worker (jobs) makes a `RequestLogRecord`, and the services fill it in. The middleware
+writes the line; that of a job is written by the process that ends the job (`jobs/completion.py`).
 """
 
 import hashlib
 import logging
 from collections.abc import Mapping
-from contextvars import ContextVar
-from typing import Literal, Self
+from typing import Literal
 
-from noria.observe.logs.log_record import fields
+from noria.observe.logs.setup import log_fields
 from noria.protocol.request import ImageRequest
 
 log = logging.getLogger("noria.requests")
@@ -44,6 +42,9 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "scheduler": "short name of the scheduler",
     "inference_steps": "steps requested",
     "guidance_scale": "guidance scale",
+    "prompt_syntax": "how prompts are read, unless as plain text",
+    "clip_skip": "which layer of the text encoder is read, unless that of the model's family",
+    "calls": "share of the model's calls that are made; absent if all are",
     "controls": "names and scales of ControlNets, as `edges:0.8`; absent without any",
     "reference_images": "number of reference images; absent without any",
     "loras": "names and weights of LoRAs, as `ink:0.8, detail:1`; absent without any",
@@ -61,7 +62,8 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "predicted_s": "the engine's prediction, at acceptance, of the time from queue to decode",
     "mean_batch": "mean number of images in the steps of this one, itself included",
     "steps_run": "model calls of the image: some schedulers make more than the steps requested",
-    "task": "of texts: `embedding`, `classification`, `token_classification` or `reranking`",
+    "task": "of texts: `embedding`, `sparse_embedding`, `token_embedding`, `classification`, `token_classification` or "
+    "`reranking`",
     "num_texts": "of texts: how many; a pair counts as one",
     "num_tokens": "of texts: tokens of all of them, special tokens included",
     "num_truncated": "of texts: how many were cut to the model's maximum length, if any",
@@ -75,42 +77,21 @@ REQUEST_FIELDS: Mapping[str, str] = {
 """Every field of the line and its meaning; `docs/logs.md` lists them."""
 
 
-class RequestLogRecord:
+class RequestLogRecord(dict[str, object]):
     """The fields of a request's log line, as far as they are known.
 
-    As a context manager, it is the current record for the code and the tasks started in the context.
+    It is empty if the request is none for a model, or never reached a service.
     """
 
-    def __init__(self) -> None:
-        # Empty if it is no image request, or never reached the generation service.
-        self.fields: dict[str, object] = {}
-
-    def __enter__(self) -> Self:
-        self._token = _CURRENT_RECORD.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _CURRENT_RECORD.reset(self._token)
-
-    def add(self, **values: object) -> None:
-        """Set fields, replacing earlier values."""
-        assert values.keys() <= REQUEST_FIELDS.keys(), values.keys() - REQUEST_FIELDS.keys()
-        self.fields |= values
+    add = dict.update  # sets fields, replacing earlier values
 
     def write(self, **values: object) -> None:
         """Set `values` and write the log line."""
-        self.add(event="request", **values)
-        seconds = self.fields.get("total_s", self.fields.get("seconds"))
+        named = self | values
+        assert named.keys() <= REQUEST_FIELDS.keys(), named.keys() - REQUEST_FIELDS.keys()
+        seconds = named.get("total_s", named.get("seconds"))
         took = f" after {seconds:.3f} s" if isinstance(seconds, float) else ""
-        log.info("request %s%s", self.fields.get("outcome"), took, extra=fields(**self.fields))
-
-
-_CURRENT_RECORD: ContextVar[RequestLogRecord | None] = ContextVar("noria_request_log_record", default=None)
-
-
-def current_log_record() -> RequestLogRecord:
-    """Return the record of the current request; without one, a new record that is never written."""
-    return _CURRENT_RECORD.get() or RequestLogRecord()
+        log_fields(log, logging.INFO, f"request {named.get('outcome')}{took}", named, event="request")
 
 
 def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
@@ -125,6 +106,9 @@ def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompt
         "scheduler": payload.scheduler,
         "inference_steps": payload.inference_steps,
         "guidance_scale": payload.guidance_scale,
+        "calls": None if payload.calls == 1 else payload.calls,
+        "prompt_syntax": payload.prompt_syntax,
+        "clip_skip": payload.clip_skip,
         "loras": ", ".join(f"{lora.name}:{lora.weight:g}" for lora in payload.loras) or None,
         "controls": ", ".join(f"{each.name}:{each.scale:g}" for each in payload.controls) or None,
         "reference_images": len(payload.reference_images) or None,

@@ -3,9 +3,12 @@
 A `NonBlockingWriter` is a thread with a bounded queue. When the reader is too slow, lines are lost and their number is
 logged. Lines go to a `Sink`: the server's stderr may block for any time, so only the thread writes there; the pipe to
 the supervisor nearly always has room, and a line in it outlives its process, so the logging code writes there directly
-while there is room.
+while there is room. The lines of requests that end in one turn of an event loop are written at its end, together: each
+write wakes the reader. A process that is killed in that turn loses them.
 """
 
+import asyncio
+import contextlib
 import errno
 import fcntl
 import os
@@ -15,9 +18,10 @@ import termios
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from noria.observe.logs.log_record import Line, Render, make_line
+from noria.observe.logs.log_record import Line, Render, line_of
 
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 FLUSH_TIMEOUT_S = 2.0  # at the end of the process, for a slow reader
@@ -25,6 +29,8 @@ _MAX_LINES_PER_WRITE = 64
 # Errors that may pass; after any other the sink is gone.
 _DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RETRY_INTERVAL_S = 0.5
+# Lines of requests that have ended. Any other may be the last of a process, and say what it was doing.
+_GATHERED_LOGGERS, _GATHERED_LEVELS = frozenset({"noria.requests", "noria.access"}), frozenset({"debug", "info"})
 _POLL_INTERVAL_MS = 5  # there is no event for "a pipe has this much room"
 
 
@@ -102,22 +108,60 @@ class NonBlockingWriter(threading.Thread):
         self._num_in_write = 0  # lines in the current write, including the lost ones that it reports
         self._closed = False
         self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: int | None = None  # id of the thread of `_loop`
+        self._gathered: list[bytes] = []  # in this turn of the loop
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """In this context, lines of requests that one turn of the running event loop puts are written at its end."""
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        try:
+            yield
+        finally:
+            self._loop_thread = None
+            self._write_gathered()
 
     def put(self, line: Line) -> None:
         """Queue `line`; never blocks. The line is lost and counted if the queue is full."""
         rendered = self._render(line) + b"\n"
+        if threading.get_ident() != self._loop_thread:
+            self._queue([rendered])
+            return
+        self._gathered.append(rendered)
+        is_gathered = line["logger"] in _GATHERED_LOGGERS and line["level"] in _GATHERED_LEVELS
+        if not is_gathered or len(self._gathered) == _MAX_LINES_PER_WRITE:
+            self._write_gathered()
+        elif len(self._gathered) == 1:
+            assert self._loop is not None
+            self._loop.call_soon(self._write_gathered)
+
+    def put_all(self, lines: Iterable[Line]) -> None:
+        """Queue lines together, as `put` does one."""
+        self._queue([self._render(line) + b"\n" for line in lines])
+
+    def _queue(self, lines: Sequence[bytes]) -> None:
+        if not lines:
+            return
         with self._changed:
-            if self._is_empty and self._sink.try_write(rendered):
+            if self._is_empty and self._sink.try_write(lines[0] if len(lines) == 1 else b"".join(lines)):
                 return
-            if self._buffered_bytes + len(rendered) > self._max_buffered_bytes:
-                self._num_lost += 1
-                return
-            self._buffered.append(rendered)
-            self._buffered_bytes += len(rendered)
+            for line in lines:
+                if self._buffered_bytes + len(line) > self._max_buffered_bytes:
+                    self._num_lost += 1
+                else:
+                    self._buffered.append(line)
+                    self._buffered_bytes += len(line)
             self._changed.notify_all()
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self._queue(gathered)
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until all queued lines are written, for at most `timeout_s`."""
+        if threading.get_ident() == self._loop_thread:
+            self._write_gathered()
         with self._changed:
             self._changed.wait_for(lambda: self._is_empty or self._closed, timeout_s)
 
@@ -164,7 +208,7 @@ class NonBlockingWriter(threading.Thread):
             self._num_in_write = len(batch) + num_lost
         if num_lost:
             message = f"{num_lost} log lines were lost here: they could not be written, or not as fast as they came"
-            loss_line = make_line(time.time(), "warning", "noria.log_collector", self._process, message) | {
+            loss_line = line_of(time.time(), "warning", "noria.log_collector", self._process, message) | {
                 "num_lost": num_lost
             }
             batch.append(self._render(loss_line) + b"\n")

@@ -22,8 +22,6 @@ import psutil
 
 from noria.observe.metrics.mmap_format import decode_key, iter_entries, read_used_bytes, serialize_file
 
-_MERGED_FILE_NAME = re.compile(r"(?:counter|histogram)_ended-(\d+)\.db")
-
 
 def merge_dead_processes(folder: str) -> None:
     """Merge the files of all processes that have ended, unless a scrape is reading the folder.
@@ -33,11 +31,11 @@ def merge_dead_processes(folder: str) -> None:
     directory = pathlib.Path(folder)
     for kind in ("counter", "histogram"):
         paths = sorted(directory.glob(f"{kind}_*.db"))
-        dead = [path for path in paths if not is_merged(path.name) and not _is_alive(path)]
+        dead = [path for path in paths if not is_merged(path.name) and not psutil.pid_exists(_number(path))]
         if not dead:
             continue
         merged = [path for path in paths if is_merged(path.name)]
-        sequence_number = 1 + max((_sequence_number(path) for path in merged), default=0)
+        sequence_number = 1 + max(map(_number, merged), default=0)
         draft = directory / f"{kind}.draft"
         try:
             draft.write_bytes(serialize_file(_sums([*merged, *dead])))
@@ -56,7 +54,7 @@ def read_lock(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 def is_merged(name: str) -> bool:
     """Return whether `name` is that of a merged file."""
-    return _MERGED_FILE_NAME.fullmatch(name) is not None
+    return "_ended-" in name
 
 
 @contextlib.contextmanager
@@ -66,13 +64,9 @@ def _locked(folder: pathlib.Path, operation: int) -> Iterator[None]:
         yield
 
 
-def _sequence_number(path: pathlib.Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
-def _is_alive(path: pathlib.Path) -> bool:
-    is_alive: bool = psutil.pid_exists(int(path.stem.rpartition("_")[2]))
-    return is_alive
+def _number(path: pathlib.Path) -> int:
+    """Return the number at the end of a file's name: a process id, or a merged file's sequence number."""
+    return int(re.split("[_-]", path.stem)[-1])
 
 
 def _sums(paths: list[pathlib.Path]) -> dict[bytes, float]:

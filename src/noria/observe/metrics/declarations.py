@@ -261,6 +261,12 @@ ENGINE_BUSY_SECONDS = _section.counter(
     "Time that an engine spent in iterations: steps, prompt encoding and decoding.",
     "engine",
 )
+KEY_BUSY_SECONDS = _section.counter(
+    "noria_key_busy_seconds",
+    "Time of engines by API key (empty: requests without one): of each model call, the share of the key's images or "
+    "tokens in it.",
+    "key",
+)
 ITERATIONS = _section.counter(
     "noria_iterations",
     "Iterations of the engine loop. Nearly all are batched denoising steps, which `noria_batch_size_count` counts.",
@@ -283,10 +289,10 @@ TOKENS = _section.counter("noria_tokens", "Tokens of texts that were encoded, wi
 PADDING_TOKENS = _section.counter(
     "noria_padding_tokens", "Tokens by which texts were padded to the longest of their batch.", "engine", "model"
 )
-ENCODER_FIDELITY = _section.gauge(
-    "noria_encoder_fidelity_ratio",
-    "How near a text encoder's results are to float32's: 1 is equal, below `engine.encoder_min_fidelity` it is "
-    "rejected.",
+FIDELITY = _section.gauge(
+    "noria_fidelity_ratio",
+    "How near a text encoder's results are to float32's, or a quantized denoiser's to those before: 1 is equal, below "
+    "`engine.encoder_min_fidelity` or `engine.quantize_min_fidelity` it is rejected.",
     "engine",
     "model",
     "dtype",
@@ -313,7 +319,13 @@ BACKLOG_SECONDS = _section.gauge(
 QUEUE_OLDEST_AGE_SECONDS = _section.gauge(
     "noria_queue_oldest_age_seconds", "Age of the oldest request that waits for a slot; 0 if none does.", "engine"
 )
-JOINS = _section.counter("noria_joins", "Images that joined the running batch.", "engine")
+JOINS = _section.counter("noria_joins", "Images that joined the running batch, each once.", "engine")
+EVICTIONS = _section.counter(
+    "noria_evictions",
+    "Images that gave their slot to one that is ahead of them, and go on later.",
+    "engine",
+)
+EVICTED = _section.gauge("noria_evicted", "Evicted images, whose states are in the host's memory.", "engine")
 DEPARTURES = _section.counter(
     "noria_departures",
     "Images that left the running batch: finished, cancelled, failed or moved to another engine. Images in a killed "
@@ -321,11 +333,17 @@ DEPARTURES = _section.counter(
     "engine",
     "outcome",
 )
-_OOM_PHASES = ("encodes", "joins", "steps", "decodes")  # scheduling.types.Phase, which may not be imported here
+_OOM_PHASES = (
+    "evictions",
+    "encodes",
+    "joins",
+    "steps",
+    "decodes",
+)  # scheduling.types.Phase, which may not be imported here
 OUT_OF_MEMORY = _section.counter(
     "noria_out_of_memory",
     "Iterations that did not fit into device memory, by phase: `encodes`, `joins`, `steps` or `decodes`. "
-    "They are repeated with a smaller batch.",
+    "Batches of texts count as `steps`. They are repeated with a smaller batch.",
     "engine",
     "phase",
 )
@@ -341,7 +359,7 @@ def init_engine_series(names: Sequence[str]) -> None:
     ENGINES_CONFIGURED.set(len(names))
     for name in names:
         ENGINE_UP.labels(name).set(0)
-        for counter in (ENGINE_BUSY_SECONDS, ITERATIONS, JOINS):
+        for counter in (ENGINE_BUSY_SECONDS, ITERATIONS, JOINS, EVICTIONS):
             counter.labels(name)
         for exit_cause in get_args(ExitCause):
             ENGINE_STARTS.labels(name, exit_cause)

@@ -3,51 +3,47 @@
 prometheus_client keeps no exemplars across processes, so each front end keeps its own and exports them when scraped.
 """
 
-import bisect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from opentelemetry.trace import INVALID_SPAN, format_trace_id
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-_BucketKey = tuple[str, frozenset[tuple[str, str]]]  # a bucket's name and its labels
+from noria.observe.request_scope import current_span
+
+BucketKey = tuple[str, frozenset[tuple[str, str]]]  # a bucket's name and its labels
 # OpenMetrics' limit for the names and values of an exemplar's labels together; Prometheus drops longer ones.
 _MAX_LABEL_CHARS = 128
+
+
+def exemplar_labels(request_id: str) -> dict[str, str]:
+    """Return the labels of the current request's exemplars: its trace, if it is recorded, and its id.
+
+    One that exceeds OpenMetrics' limit is left out.
+    """
+    span = current_span()
+    labels: dict[str, str] = {}
+    chars_left = _MAX_LABEL_CHARS
+    if span is not INVALID_SPAN and (context := span.get_span_context()).trace_flags.sampled:
+        labels["trace_id"] = format_trace_id(context.trace_id)  # the id of another trace would lead nowhere
+        chars_left -= len("trace_id") + len(labels["trace_id"])
+    if len("request_id") + len(request_id) <= chars_left:
+        labels["request_id"] = request_id
+    return labels
 
 
 @dataclass
 class Exemplars:
     """The latest exemplar of each bucket; bounded, since labels and buckets are."""
 
-    _latest: dict[_BucketKey, Exemplar] = field(default_factory=dict)
+    _latest: dict[BucketKey, Exemplar] = field(default_factory=dict)
 
-    def record(
-        self,
-        metric: str,
-        labels: Mapping[str, str],
-        buckets: tuple[float, ...],
-        value: float,
-        exemplar_labels: Mapping[str, str],
-        now: float,
-    ) -> None:
-        """Store the exemplar of an observation at `now`, Unix time; `buckets` are the ascending upper bounds.
-
-        Labels of `exemplar_labels` are taken in order; one that exceeds OpenMetrics' limit is left out.
-        """
-        kept_labels: dict[str, str] = {}
-        chars_left = _MAX_LABEL_CHARS
-        for name, text in exemplar_labels.items():
-            if len(name) + len(text) <= chars_left:
-                chars_left -= len(name) + len(text)
-                kept_labels[name] = text
-        if not kept_labels:
-            return
-        bucket_index = bisect.bisect_left(buckets, value)
-        upper_bound: str = floatToGoString(buckets[bucket_index]) if bucket_index < len(buckets) else "+Inf"  # type: ignore[no-untyped-call]
-        self._latest[f"{metric}_bucket", frozenset([*labels.items(), ("le", upper_bound)])] = Exemplar(
-            kept_labels, value, now
-        )
+    def record(self, bucket: BucketKey, labels: dict[str, str], value: float, now: float) -> None:
+        """Store the exemplar of an observation at `now`, Unix time; none without `labels`."""
+        if labels:
+            self._latest[bucket] = Exemplar(labels, value, now)
 
     def openmetrics_suffix(self, name: str, labels: frozenset[tuple[str, str]]) -> str:
         """Return the exemplar in OpenMetrics' format, to append to a bucket's line; empty without one."""

@@ -1,7 +1,8 @@
 """NVIDIA GPU metrics under dcgm-exporter's names, read by NVML at the scrape; none without a GPU or NVML."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -11,6 +12,7 @@ from noria.observe.metrics.declarations import GPU_METRICS
 _MIB = 2**20
 
 
+@functools.cache
 def open_nvml() -> Any | None:
     """Return the initialised NVML binding; None if it is not installed or finds no driver."""
     try:
@@ -24,25 +26,21 @@ def open_nvml() -> Any | None:
     return pynvml
 
 
-class GpuCollector:
-    """A collector for prometheus_client; `nvml` is the module `pynvml`, or a fake of it."""
+def gpu_metrics(nvml: Any | None) -> list[Metric]:
+    """Return one sample per GPU and metric, except metrics that a GPU lacks and GPUs that do not respond.
 
-    def __init__(self, nvml: Any | None) -> None:
-        self._nvml = nvml
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one sample per GPU and metric, except metrics that a GPU lacks and GPUs that do not respond."""
-        nvml = self._nvml
-        if nvml is None:
-            return
-        families = {
-            name: GaugeMetricFamily(name, declaration.help, labels=declaration.labels)
-            for name, declaration in GPU_METRICS.items()
-        }
-        with contextlib.suppress(nvml.NVMLError):  # the driver is being replaced; the other metrics stay
-            for index in range(nvml.nvmlDeviceGetCount()):
-                _add_samples(nvml, index, families)
-        yield from families.values()
+    `nvml` is the module `pynvml`, or a fake of it.
+    """
+    if nvml is None:
+        return []
+    families = {
+        name: GaugeMetricFamily(name, declaration.help, labels=declaration.labels)
+        for name, declaration in GPU_METRICS.items()
+    }
+    with contextlib.suppress(nvml.NVMLError):  # the driver is being replaced; the other metrics stay
+        for index in range(nvml.nvmlDeviceGetCount()):
+            _add_samples(nvml, index, families)
+    return [*families.values()]
 
 
 def _add_samples(nvml: Any, index: int, families: Mapping[str, GaugeMetricFamily]) -> None:

@@ -11,7 +11,7 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client import values
@@ -22,7 +22,6 @@ from noria.observe.metrics.mmap_format import HEADER_BYTES, entry_bytes
 
 _log = logging.getLogger("noria.metrics")
 _INITIAL_BYTES = 64 * 1024  # as prometheus_client
-_pack_two_doubles = struct.Struct("dd").pack
 BYTES_PER_PROCESS = 2**20
 """Four files of 64 KiB, of which two may double twice: routes, models, outcomes and shapes are bounded."""
 
@@ -36,9 +35,11 @@ class AllocatedMmapDict(MmapedDict):
         """Open the file at its first value; a file of an ended process with this process id is continued."""
         self._fname = filename
         self._positions: dict[str, int] = {}
+        self._doubles = memoryview(b"").cast("d")  # the mapped file's
         self._capacity, self._used = 0, HEADER_BYTES
         if os.path.exists(filename) and os.path.getsize(filename):
             super().__init__(filename)  # type: ignore[no-untyped-call]
+            self._doubles = memoryview(self._m).cast("d")
 
     def read_value(self, key: str) -> tuple[float, float]:
         """Return the value and its time; 0 and 0 for a new one, also if there is no space for it."""
@@ -47,13 +48,18 @@ class AllocatedMmapDict(MmapedDict):
         value: tuple[float, float] = super().read_value(key)  # type: ignore[no-untyped-call]
         return value
 
-    def write_value(self, key: str, value: float, timestamp: float) -> None:
-        """Write the value if there is space for it."""
-        position = self._positions.get(key)
-        if position is not None:
-            self._m[position : position + 16] = _pack_two_doubles(value, timestamp)
-        elif self._has_space(key):
-            super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
+    def write_value(self, key: str, value: float, _timestamp: float) -> None:
+        """Write the value if there is space for it; without its time, which no gauge's mode needs."""
+        if self._has_space(key):
+            if key not in self._positions:
+                self._init_value(key)  # type: ignore[no-untyped-call]
+            self._doubles[self._positions[key] // 8] = value  # in one step: readers see the old or the new one
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        self._doubles.release()
+        if self._capacity:
+            super().close()  # type: ignore[no-untyped-call]
 
     def _has_space(self, key: str) -> bool:
         """Allocate space for a new key; False if that fails, which is logged once in a process."""
@@ -80,6 +86,7 @@ class AllocatedMmapDict(MmapedDict):
             raise
         self._f, self._capacity = file, capacity
         self._m = mmap.mmap(file.fileno(), capacity)
+        self._doubles = memoryview(self._m).cast("d")
         self._m[:4] = struct.pack("i", self._used)
 
 
@@ -97,20 +104,35 @@ def has_space(folder: str, num_processes: int) -> bool:
     return True
 
 
-def write_allocated_files() -> None:
-    """Make prometheus_client write its files with `AllocatedMmapDict`; call it before the first metric is made."""
+def write_allocated_files() -> Callable[[Iterable[tuple[Any, float]]], None]:
+    """Make prometheus_client write its files with `AllocatedMmapDict`; call it before the first metric is made.
+
+    Returns what adds amounts to values.
+    """
     values.MmapedDict = AllocatedMmapDict  # type: ignore[attr-defined,assignment]
+    lock = None
     if values.ValueClass._multiprocess:
         lock = inspect.getclosurevars(values.ValueClass.inc).nonlocals.get("lock")
-        if lock is not None:  # a later prometheus_client may have none
-            values.ValueClass.inc = _inc_without_looking_for_forks(lock)
+    if lock is None:  # values in this process only; or a later prometheus_client, which may have none
+        return _add_each
+    return _add_without_looking_for_forks(lock)
 
 
-def _inc_without_looking_for_forks(lock: Any) -> Callable[[Any, float], None]:
-    def inc(value: Any, amount: float) -> None:
-        """Add `amount`. prometheus_client's own asks for the process id each time; no process of ours forks."""
+def _add_each(changes: Iterable[tuple[Any, float]]) -> None:
+    for value, amount in changes:
+        value.inc(amount)
+
+
+def _add_without_looking_for_forks(lock: Any) -> Callable[[Iterable[tuple[Any, float]]], None]:
+    def add(changes: Iterable[tuple[Any, float]]) -> None:
+        """Add amounts. prometheus_client's own asks for the process id each time; no process of ours forks."""
         with lock:
-            value._value += amount
-            value._file.write_value(value._key, value._value, 0.0)
+            for value, amount in changes:
+                total = value._value = value._value + amount
+                file = value._file
+                try:
+                    file._doubles[file._positions[value._key] // 8] = total
+                except KeyError:  # it had no space before
+                    file.write_value(value._key, total, 0.0)
 
-    return inc
+    return add

@@ -1,4 +1,4 @@
-"""Renders the values of several processes: the output of prometheus_client's multiprocess collector, but faster.
+"""Sums and renders the values of several processes, as prometheus_client's multiprocess collector does, but faster.
 
 Each process keeps its values in files of its own (`mmap_format.py`). Entries are only appended, so parsed keys are
 kept: a scrape reads numbers and parses only new keys. The counts of ended processes are in one file per kind
@@ -12,56 +12,55 @@ import contextlib
 import math
 import os
 import pathlib
-import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from noria.observe.metrics.dead_processes import is_merged, read_lock
 from noria.observe.metrics.exemplars import Exemplars, escape_label_value
-from noria.observe.metrics.mmap_format import HEADER_BYTES, decode_key, iter_entries, read_used_bytes
+from noria.observe.metrics.mmap_format import HEADER_BYTES, Key, decode_key, iter_entries, read_used_bytes
 
 
-class _Series(NamedTuple):
-    """One line of the output without its value."""
+class _Line(NamedTuple):
+    """A line of the output without its value."""
 
-    kind: str  # counter, gauge or histogram
-    family: str
     name: str
-    labels: dict[str, str]
-    help: str
+    labels: frozenset[tuple[str, str]]
+    text: str  # up to the value
+    series_id: int
 
 
 @dataclass
-class _FileState:
-    """What has been parsed of a file."""
+class _LabelSet:
+    """The lines of a family that differ in no label but `le`: one, or those of a histogram."""
 
-    used_bytes: int = HEADER_BYTES
-    series_ids: list[int] = field(default_factory=list)  # of the entries, in order
-    value_indices: list[int] = field(default_factory=list)  # of their values, in doubles from the start of the file
-
-
-@dataclass
-class _HistogramSeries:
-    """A histogram with one set of labels."""
-
-    sum_line: str = ""
-    sum_id: int = 0
-    count_line: str = ""
-    buckets: list[tuple[float, int, str, frozenset[tuple[str, str]]]] = field(default_factory=list)
+    lines: list[_Line] = field(default_factory=list)  # a counter's, a gauge's or that of a histogram's sum
+    buckets: list[tuple[float, _Line]] = field(default_factory=list)  # with their upper bounds, in ascending order
+    count: _Line | None = None  # the line of a histogram with buckets
 
 
 @dataclass
 class _Family:
-    """A metric: its lines without values."""
+    """A metric."""
 
-    series: _Series
-    lines: list[tuple[str, int]] = field(default_factory=list)
-    histograms: dict[tuple[tuple[str, str], ...], _HistogramSeries] = field(default_factory=dict)
+    name: str
+    kind: str  # counter, gauge or histogram
+    help: str
+    label_sets: dict[frozenset[tuple[str, str]], _LabelSet] = field(default_factory=dict)
+
+
+@dataclass
+class _FileState:
+    """The entries of a file that have been parsed."""
+
+    used_bytes: int = HEADER_BYTES
+    series_ids: list[int] = field(default_factory=list)  # series of the entries, in order
+    value_indices: list[int] = field(default_factory=list)  # offsets of their values, in doubles from the file's start
 
 
 class MultiprocessReader:
@@ -75,43 +74,49 @@ class MultiprocessReader:
         self._files: dict[str, _FileState] = {}
         self._merged_files: list[str] = []  # their names at the last read
 
+    def samples(self) -> list[Sample]:
+        """Return all values."""
+        with self._lock:
+            values = self._read()
+            return [
+                Sample(line.name, dict(line.labels), value)
+                for family in self._families.values()
+                for line, value in _with_values(family, values)
+            ]
+
     def text(self, exemplars: Exemplars | None) -> str:
         """Return all values: in OpenMetrics, without its end mark, if `exemplars` are given.
 
         Else in Prometheus' text format.
         """
         with self._lock:
-            totals, gauges = self._read()
+            values = self._read()
             parts: list[str] = []
             for family in self._families.values():
-                lines = list(_lines(family, totals, gauges, exemplars))
+                lines = [
+                    f"{line.text}{_format_number(value)}"
+                    f"{'' if exemplars is None else exemplars.openmetrics_suffix(line.name, line.labels)}\n"
+                    for line, value in _with_values(family, values)
+                ]
                 if lines:
-                    parts.append(_format_header(family.series, openmetrics=exemplars is not None))
+                    parts.append(_format_header(family, openmetrics=exemplars is not None))
                     parts += lines
             return "".join(parts)
 
-    def _read(self) -> tuple[list[float], dict[int, float]]:
-        """Return the sums of counters and histograms, indexed by series id, and the values of gauges by series id."""
-        parts: list[tuple[list[int], tuple[float, ...]]] = []
-        gauges: dict[int, float] = {}
-        for name, content in self._contents():
-            kind, *mode = name.split("_")[:-1]
-            file_state = self._parse_file(name, kind, content)
-            values = _values(content, file_state)
-            if kind != "gauge":
-                parts.append((file_state.series_ids, values))
-                continue
-            for series_id, value in zip(file_state.series_ids, values, strict=True):
-                previous = gauges.get(series_id)
-                if previous is None:
-                    gauges[series_id] = value
-                else:
-                    gauges[series_id] = max(previous, value) if mode == ["livemax"] else previous + value
+    def _read(self) -> list[float | None]:
+        """Return the values of all processes together, by series id; None if no process has the series now."""
+        files = [(name, content, self._parse_file(name, content)) for name, content in self._contents()]
         addends: list[list[float]] = [[] for _ in self._series_ids]
-        for series_ids, values in parts:
-            for series_id, value in zip(series_ids, values, strict=True):
+        for name, content, file_state in files:
+            doubles = memoryview(content)[: len(content) // 8 * 8].cast("d")
+            values = map(doubles.__getitem__, file_state.value_indices)
+            for series_id, value in zip(file_state.series_ids, values, strict=True):
                 addends[series_id].append(value)
-        return list(map(math.fsum, addends)), gauges  # exact, so that the order of the files cannot make a sum smaller
+            if name.startswith("gauge_livemax_"):
+                for series_id in file_state.series_ids:
+                    addends[series_id] = [max(addends[series_id])]
+        # Exact, so that the order of the files cannot make a sum smaller.
+        return [math.fsum(parts) if parts else None for parts in addends]
 
     def _contents(self) -> list[tuple[str, bytes]]:
         """Return the names and contents of all files that are not empty."""
@@ -127,102 +132,71 @@ class MultiprocessReader:
             self._files.clear()
         return [(name, content) for name, content in contents if content]
 
-    def _parse_file(self, name: str, kind: str, content: bytes) -> _FileState:
-        """Return the state of a file with this content.
-
-        A file with an invalid end is parsed from its start next time.
-        """
-        file_state = self._files.pop(name, None)
-        if file_state is None or file_state.used_bytes > len(content):
-            file_state = _FileState()
-        self._parse_new_entries(kind, file_state, content)
-        if kind != "gauge" and file_state.used_bytes == len(content):
-            self._files[name] = file_state
-        return file_state
-
-    def _parse_new_entries(self, kind: str, file_state: _FileState, content: bytes) -> None:
-        """Parse the entries appended since the last read, up to the first invalid one."""
+    def _parse_file(self, name: str, content: bytes) -> _FileState:
+        """Return the state of a file with this content, parsed up to the first invalid entry."""
+        kind = name.partition("_")[0]
+        file_state = _FileState() if kind == "gauge" else self._files.setdefault(name, _FileState())
+        if file_state.used_bytes > len(content):
+            file_state = self._files[name] = _FileState()
         for key, value_offset in iter_entries(content, file_state.used_bytes):
             series_id = self._series_ids.get(key)
             if series_id is None:
                 decoded_key = decode_key(key)
                 if decoded_key is None:
-                    return
+                    break
                 series_id = self._series_ids[key] = len(self._series_ids)
-                self._add_series(_Series(kind, *decoded_key), series_id)
+                self._add_series(kind, decoded_key, series_id)
             file_state.series_ids.append(series_id)
             file_state.value_indices.append(value_offset // 8)
             file_state.used_bytes = value_offset + 16
+        return file_state
 
-    def _add_series(self, series: _Series, series_id: int) -> None:
+    def _add_series(self, kind: str, key: Key, series_id: int) -> None:
         """Add the line of a new series to its family."""
-        family = self._families.setdefault(series.family, _Family(series))
-        if series.kind != "histogram":
-            family.lines.append((_line_prefix(series.name, series.labels), series_id))
-            return
-        labels = dict(series.labels)
+        family_name, name, labels, help_text = key
+        family = self._families.setdefault(family_name, _Family(family_name, kind, help_text))
+        line = _line(name, labels, series_id)
         upper_bound = labels.pop("le", None)
-        histogram = family.histograms.setdefault(tuple(sorted(labels.items())), _HistogramSeries())
+        label_set = family.label_sets.setdefault(frozenset(labels.items()), _LabelSet())
         if upper_bound is None:
-            histogram.sum_line, histogram.sum_id = _line_prefix(series.name, labels), series_id
-            histogram.count_line = _line_prefix(f"{series.family}_count", labels)
+            label_set.lines.append(line)
             return
-        labels["le"] = floatToGoString(upper_bound)  # type: ignore[no-untyped-call]
-        line = _line_prefix(f"{series.family}_bucket", labels)
-        histogram.buckets.append((float(upper_bound), series_id, line, frozenset(labels.items())))
-        histogram.buckets.sort(key=itemgetter(0))
+        label_set.buckets.append((float(upper_bound), line))
+        label_set.buckets.sort(key=itemgetter(0))
+        label_set.count = _line(f"{family_name}_count", labels, series_id)
 
 
-def _lines(
-    family: _Family, totals: list[float], gauges: dict[int, float], exemplars: Exemplars | None
-) -> Iterator[str]:
-    """Yield the family's lines with values. A gauge whose processes have all ended has none."""
-    if family.series.kind == "gauge":
-        yield from (
-            f"{line}{_format_number(gauges[series_id])}\n" for line, series_id in family.lines if series_id in gauges
-        )
-        return
-    yield from (f"{line}{_format_number(totals[series_id])}\n" for line, series_id in family.lines)
-    name = f"{family.series.family}_bucket"
-    for histogram in family.histograms.values():
-        yield f"{histogram.sum_line}{_format_number(totals[histogram.sum_id])}\n"
+def _with_values(family: _Family, values: list[float | None]) -> Iterator[tuple[_Line, float]]:
+    """Yield the family's lines that have a value; a gauge whose processes have all ended has none."""
+    for label_set in family.label_sets.values():
+        for line in label_set.lines:
+            if (value := values[line.series_id]) is not None:
+                yield line, value
         total = 0.0
-        for _, series_id, line, labels in histogram.buckets:
-            total += totals[series_id]
-            exemplar_text = "" if exemplars is None else exemplars.openmetrics_suffix(name, labels)
-            yield f"{line}{_format_number(total)}{exemplar_text}\n"
-        yield f"{histogram.count_line}{_format_number(total)}\n"
-
-
-def _values(content: bytes, file_state: _FileState) -> tuple[float, ...]:
-    """Return the values of all entries, in order."""
-    if len(file_state.value_indices) < 2:
-        return tuple(struct.unpack_from("d", content, 8 * index)[0] for index in file_state.value_indices)
-    doubles = memoryview(content)[: len(content) // 8 * 8].cast("d")
-    values: tuple[float, ...] = itemgetter(*file_state.value_indices)(doubles)
-    return values
+        for _, line in label_set.buckets:
+            total += values[line.series_id] or 0.0
+            yield line, total
+        if label_set.count is not None:
+            yield label_set.count, total
 
 
 def _format_number(value: float) -> str:
     """Format a number as Go does, which is also the format of bucket bounds."""
-    if 0.0 <= value < 1e6 or math.isnan(value):
-        return repr(value) if value == value else "NaN"  # noqa: PLR0124 - NaN
+    if 0.0 <= value < 1e6:  # nearly all: half the time
+        return repr(value)
     text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
     return text
 
 
-def _format_header(series: _Series, *, openmetrics: bool) -> str:
+def _format_header(family: _Family, *, openmetrics: bool) -> str:
     """Return a family's header. Only the text format has `_total` in a counter's name and leaves quotes unescaped."""
-    name = series.family if openmetrics or series.kind != "counter" else f"{series.family}_total"
-    help_text = series.help.replace("\\", r"\\").replace("\n", r"\n")
+    name = family.name if openmetrics or family.kind != "counter" else f"{family.name}_total"
+    help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
         help_text = help_text.replace('"', r"\"")
-    return f"# HELP {name} {help_text}\n# TYPE {name} {series.kind}\n"
+    return f"# HELP {name} {help_text}\n# TYPE {name} {family.kind}\n"
 
 
-def _line_prefix(name: str, labels: dict[str, str]) -> str:
-    """Return a line up to its value."""
-    if not labels:
-        return f"{name} "
+def _line(name: str, labels: dict[str, str], series_id: int) -> _Line:
     pairs = ",".join(f'{label}="{escape_label_value(value)}"' for label, value in sorted(labels.items()))
-    return f"{name}{{{pairs}}} "
+    return _Line(name, frozenset(labels.items()), f"{name}{{{pairs}}} " if labels else f"{name} ", series_id)

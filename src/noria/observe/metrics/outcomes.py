@@ -31,6 +31,7 @@ from noria.errors import (
     RequestCancelled,
 )
 from noria.observe.metrics import declarations
+from noria.observe.metrics.section import add_all
 
 OK = "ok"
 OTHER = "other"
@@ -93,8 +94,7 @@ def init_unknown_model_series() -> None:
 
 def count_request(model: str | None, outcome: str) -> None:
     """Count a request for `model` that was answered with `outcome`: `ok` or a code of `noria.errors`."""
-    for counter in _init_series(model if model in _known_models else OTHER, outcome):
-        counter.inc()
+    add_all(*[(counter, 1) for counter in _init_series(model if model in _known_models else OTHER, outcome)])
 
 
 @functools.cache

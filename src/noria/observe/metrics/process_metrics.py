@@ -16,34 +16,32 @@ from noria.observe.metrics import declarations
 from noria.observe.metrics.section import Declaration
 
 
-class ProcessCollector:
-    """A collector for prometheus_client; `own_name` is that of this process, if it has set no title."""
+def process_metrics(own_name: str = "frontend") -> list[Metric]:
+    """Return one sample per process, and the machine's cores and memory.
 
-    def __init__(self, own_name: str = "frontend") -> None:
-        self._own_name = own_name
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one sample per process, and the machine's cores and memory."""
-        cpu_s, memory, start_s = (
-            _family(declaration)
-            for declaration in (
-                declarations.PROCESS_CPU_SECONDS,
-                declarations.PROCESS_MEMORY_BYTES,
-                declarations.PROCESS_START_SECONDS,
-            )
+    `own_name` is that of this process, if it has set no title.
+    """
+    cpu_s, memory, start_s, cores, limit = families = [
+        _family(declaration)
+        for declaration in (
+            declarations.PROCESS_CPU_SECONDS,
+            declarations.PROCESS_MEMORY_BYTES,
+            declarations.PROCESS_START_SECONDS,
+            declarations.MACHINE_CORES,
+            declarations.MACHINE_MEMORY_BYTES,
         )
-        for name, process in _server_processes(self._own_name):
-            with contextlib.suppress(psutil.Error), process.oneshot():
-                times = process.cpu_times()
-                cpu_s.add_metric([name], times.user + times.system)
-                memory.add_metric([name], process.memory_info().rss)
-                start_s.add_metric([name], process.create_time())
-        cores, limit = _family(declarations.MACHINE_CORES), _family(declarations.MACHINE_MEMORY_BYTES)
-        num_cores, memory_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
-        # The limit of a group may exceed what the machine has.
-        cores.add_metric([], min(cgroup.cpu_limit() or num_cores, num_cores))
-        limit.add_metric([], min(cgroup.memory_limit() or memory_bytes, memory_bytes))
-        yield from (cpu_s, memory, start_s, cores, limit)
+    ]
+    for name, process in _server_processes(own_name):
+        with contextlib.suppress(psutil.Error), process.oneshot():
+            times = process.cpu_times()
+            cpu_s.add_metric([name], times.user + times.system)
+            memory.add_metric([name], process.memory_info().rss)
+            start_s.add_metric([name], process.create_time())
+    num_cores, memory_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
+    # The limit of a group may exceed what the machine has.
+    cores.add_metric([], min(cgroup.cpu_limit() or num_cores, num_cores))
+    limit.add_metric([], min(cgroup.memory_limit() or memory_bytes, memory_bytes))
+    return [*families]
 
 
 def _family(declaration: Declaration) -> CounterMetricFamily | GaugeMetricFamily:

@@ -1,8 +1,9 @@
-"""What a declared metric is, and how `declarations.py` declares one: in a section of docs/metrics.md."""
+"""A declared metric, and how `declarations.py` declares one: in a section of docs/metrics.md."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -10,11 +11,49 @@ from noria.observe.metrics.mmap_writer import write_allocated_files
 
 MetricKind = Literal["counter", "gauge", "histogram"]
 
-write_allocated_files()
+_add_to_values = write_allocated_files()
 REGISTRY = CollectorRegistry()
 
 # From a 1-step turbo image with a cached prompt on a GPU to the default request_timeout_s.
 DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
+
+
+def add_all(*amounts: tuple[Any, float]) -> None:
+    """Add amounts to series of counters and gauges, and observe them in series of histograms.
+
+    Together, and without prometheus_client's checks, in a fifth of the time.
+    """
+    changes: list[tuple[Any, float]] = []
+    for metric, amount in amounts:
+        if type(metric) is _Histogram:
+            changes += (metric._sum, amount), (metric._buckets[bisect_left(metric._upper_bounds, amount)], 1)
+        else:
+            changes.append((metric._value, amount))
+    _add_to_values(changes)
+
+
+class _Counter(Counter):
+    """A counter that is added to as by `add_all`."""
+
+    def inc(self, amount: float = 1, _exemplar: dict[str, str] | None = None) -> None:
+        add_all((self, amount))
+
+
+class _Gauge(Gauge):
+    """A gauge that is added to as by `add_all`."""
+
+    def inc(self, amount: float = 1) -> None:
+        add_all((self, amount))
+
+    def dec(self, amount: float = 1) -> None:
+        add_all((self, -amount))
+
+
+class _Histogram(Histogram):
+    """A histogram that is observed in as by `add_all`."""
+
+    def observe(self, amount: float, _exemplar: dict[str, str] | None = None) -> None:
+        add_all((self, amount))
 
 
 @dataclass(frozen=True)
@@ -65,7 +104,7 @@ class Section:
     def counter(self, name: str, text: str, *labels: str, values: Sequence[str] = ()) -> Counter:
         """`values` of its only label start at 0: Prometheus sees no increase in a series that starts at 1."""
         self.declare(f"{name}_total", "counter", text, labels)
-        counter = Counter(name, text, labels, registry=REGISTRY)
+        counter = _Counter(name, text, labels, registry=REGISTRY)
         for value in values:
             counter.labels(value)
         return counter
@@ -73,9 +112,9 @@ class Section:
     def gauge(self, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
         """`mode`: how the values of several processes are combined."""
         self.declare(name, "gauge", text, labels)
-        return Gauge(name, text, labels, multiprocess_mode=mode, registry=REGISTRY)
+        return _Gauge(name, text, labels, multiprocess_mode=mode, registry=REGISTRY)
 
     def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = DURATION_BUCKETS_S) -> Histogram:
         """Without `buckets` it is one of durations."""
         self.declare(name, "histogram", text, labels, buckets)
-        return Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)
+        return _Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)

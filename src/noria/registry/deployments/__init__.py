@@ -1,1 +1,1 @@
-"""Which versions serve which endpoints: what people want, what servers did, and the routes that follow."""
+"""The versions that serve endpoints: what people want, what servers did, and the routes that follow."""

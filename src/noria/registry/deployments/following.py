@@ -9,6 +9,9 @@ from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.canary.shadow import ShadowPlan
 from noria.errors import RegistryError, short_repr
+from noria.registry.changes import Change
+from noria.registry.deployments.rows import add_event, read_deployment
+from noria.registry.deployments.states import Deployment
 from noria.registry.schema import deployment_heads, endpoints
 from noria.registry.versions import Version, find_version
 
@@ -37,6 +40,19 @@ def write_follow(connection: Connection, endpoint: str, follow: Follow | None) -
     """Let an endpoint follow something, or nothing any more."""
     text = None if follow is None else msgspec.json.encode(follow).decode()
     connection.execute(endpoints.update().where(endpoints.c.name == endpoint).values(follow=text))
+
+
+def change_follow(connection: Connection, deployment: Deployment, follow: Follow | None, change: Change) -> Deployment:
+    """Let the endpoint of a deployment follow something else, or nothing; returns it, with an event if that is new."""
+    before = read_follows(connection, deployment.endpoint).get(deployment.endpoint)
+    write_follow(connection, deployment.endpoint, follow)
+    if (before and before.spec) == (follow and follow.spec):
+        return deployment
+    what = "follows nothing any more" if follow is None else f"follows {follow.spec}"
+    what += f", not {before.spec}" if before is not None else ""
+    change = msgspec.structs.replace(change, why=f"{what}: {change.why}" if change.why else what)
+    add_event(connection, deployment, deployment, "follow", change, None)
+    return read_deployment(connection, deployment.id)
 
 
 def read_follows(connection: Connection, endpoint: str | None = None) -> dict[str, Follow]:

@@ -1,4 +1,6 @@
-"""What happened to the deployments of an endpoint, page by page, with the judge's opinion at each event."""
+"""The history of an endpoint's deployments, page by page, with the judge's opinion at each event."""
+
+from typing import TypeVar
 
 import sqlalchemy as sa
 from msgspec import Struct
@@ -7,22 +9,28 @@ from sqlalchemy import Connection
 from noria.canary.judge import JudgeSettings, JudgeState, Verdict, verdict
 from noria.canary.ramp import RampPlan, RampStatus
 from noria.canary.shadow import ShadowPlan, ShadowState
+from noria.registry.changes import Change
 from noria.registry.deployments.rows import read_deployments, unknown_endpoint
 from noria.registry.deployments.states import Deployment, DeploymentEvent, EventType, State
 from noria.registry.schema import deployments, endpoints
-from noria.registry.versions import Change
+
+StructT = TypeVar("StructT", bound=Struct)
 
 MAX_EVENTS = 200
 """Of one deployment in a history: its latest ones."""
 
 
 class JudgedEvidence(Struct, frozen=True):
-    """What the judge had seen, and its opinion."""
+    """The evidence that the judge had seen, and its opinion."""
 
-    num_control: int
+    num_control: int  # responses, rejections among them
     control_errors: int
+    control_rejections: int
+    control_repeats: int  # responses to sticky keys that had counted before
     num_canary: int
     canary_errors: int
+    canary_rejections: int
+    canary_repeats: int
     verdict: Verdict
 
 
@@ -33,8 +41,8 @@ class HistoryEvent(Struct, frozen=True):
     type: EventType
     traffic: float  # share of the endpoint's requests from then on; the control's is 1, less the canary's
     change: Change
-    status: RampStatus | None  # of the ramp
-    step: int | None  # of the plan, from 0
+    status: RampStatus | None  # status of the ramp
+    step: int | None  # step of the plan, from 0
     evidence: JudgedEvidence | None
     shadow: ShadowState | None
 
@@ -66,9 +74,7 @@ class DeploymentHistory(Struct, frozen=True):
 def read_history(connection: Connection, endpoint: str, before: int | None, limit: int) -> DeploymentHistory:
     """Return at most `limit` deployments of an endpoint, those with numbers below `before`.
 
-    Raises:
-        RegistryError: nothing was ever deployed to it.
-
+    Raises RegistryError: nothing was ever deployed to it.
     """
     endpoint_id = connection.scalar(sa.select(endpoints.c.id).where(endpoints.c.name == endpoint))
     if endpoint_id is None:
@@ -83,40 +89,30 @@ def read_history(connection: Connection, endpoint: str, before: int | None, limi
 
 
 def _described(deployment: Deployment) -> HistoryDeployment:
-    events = deployment.events[-MAX_EVENTS:]
-    return HistoryDeployment(
-        id=deployment.id,
+    return _like(
+        HistoryDeployment,
+        deployment,
         version=deployment.version.name,
         digest=deployment.version.digest,
-        state=deployment.state,
-        plan=deployment.plan,
-        shadow_plan=deployment.shadow_plan,
-        judge_settings=deployment.judge_settings,
-        created=deployment.created,
-        rolls_back=deployment.rolls_back,
         num_events=len(deployment.events),
-        events=[_described_event(event, deployment.judge_settings) for event in events],
+        events=[_described_event(event, deployment.judge_settings) for event in deployment.events[-MAX_EVENTS:]],
     )
 
 
 def _described_event(event: DeploymentEvent, settings: JudgeSettings) -> HistoryEvent:
-    return HistoryEvent(
-        number=event.number,
-        type=event.type,
-        traffic=event.traffic,
-        change=event.change,
+    return _like(
+        HistoryEvent,
+        event,
         status=None if event.ramp is None else event.ramp.status,
         step=None if event.ramp is None else event.ramp.step,
         evidence=None if event.evidence is None else _judged(event.evidence, settings),
-        shadow=event.shadow,
     )
 
 
 def _judged(evidence: JudgeState, settings: JudgeSettings) -> JudgedEvidence:
-    return JudgedEvidence(
-        evidence.num_control,
-        evidence.control_errors,
-        evidence.num_canary,
-        evidence.canary_errors,
-        verdict(evidence, settings),
-    )
+    return _like(JudgedEvidence, evidence, verdict=verdict(evidence, settings))
+
+
+def _like(kind: type[StructT], source: object, **own: object) -> StructT:
+    """Return a struct with these fields of its own, and with the source's of the same names."""
+    return kind(**{name: getattr(source, name) for name in kind.__struct_fields__ if name not in own}, **own)

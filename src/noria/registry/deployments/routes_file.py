@@ -18,12 +18,7 @@ def routes_file(config: Config) -> pathlib.Path:
 
 
 def read_routes(file: pathlib.Path) -> Routes:
-    """Return the routes in a file; none if it does not exist.
-
-    Raises:
-        ConfigError: it cannot be read, or is damaged.
-
-    """
+    """Return the routes in a file; none if it does not exist. Raises ConfigError: it cannot be read, or is damaged."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Routes)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Reads deployments and routes from their tables. Calls block."""
+"""Reads deployments and routes from their tables, and writes routes and events. Calls block."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,25 +10,27 @@ from sqlalchemy import Connection
 from noria.canary.judge import JudgeState
 from noria.canary.ramp import RampPlan, RampState
 from noria.canary.shadow import ShadowState
-from noria.errors import RegistryError, did_you_mean, short_repr
+from noria.errors import RegistryError, did_you_mean, short_list, short_repr
 from noria.protocol.routes import Route, Routes
+from noria.registry.changes import Change
 from noria.registry.deployments.states import (
     ROUTED,
     Deployment,
     DeploymentEvent,
     DeploymentSettings,
     Endpoint,
+    EventType,
     endpoints_of,
 )
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes, versions
-from noria.registry.versions import Change, read_versions
+from noria.registry.versions import read_versions
 
 
 class StoredEvidence(Struct, frozen=True):
     """The column `evidence` of an event."""
 
     ramp: RampState | None
-    judge: msgspec.Raw = msgspec.Raw(b"null")  # of another version of the judge, perhaps
+    judge: msgspec.Raw = msgspec.Raw(b"null")  # written by another version of the judge, perhaps
     shadow: ShadowState | None = None
 
 
@@ -56,7 +58,7 @@ def read_endpoint(connection: Connection, name: str) -> Endpoint:
 def unknown_endpoint(connection: Connection, name: str) -> RegistryError:
     """Return the error that names the endpoints that have deployments."""
     known = sorted(connection.scalars(sa.select(endpoints.c.name)))
-    listed = f"Known are {', '.join(known[:20])}." if known else "There is none yet: noria deploy ENDPOINT MODEL."
+    listed = f"Known are {short_list(known, 20)}." if known else "There is none yet: noria deploy ENDPOINT MODEL."
     return RegistryError(
         f"nothing was ever deployed to the endpoint {short_repr(name)}.{did_you_mean(name, known)} {listed}"
     )
@@ -140,3 +142,38 @@ def _judge_state(raw: msgspec.Raw) -> JudgeState | None:
         return msgspec.json.decode(raw, type=JudgeState | None)
     except msgspec.ValidationError:
         return None
+
+
+def write_routes(connection: Connection, table: tuple[Route, ...], at: float) -> int | None:
+    """Write the next generation of the routes; returns its number, None if they stayed."""
+    latest = read_routes(connection)
+    if latest.routes == table:
+        return None
+    generation = latest.generation + 1
+    values = {"generation": generation, "routes": msgspec.json.encode(table).decode(), "at": at}
+    connection.execute(routes.insert().values(values))
+    return generation
+
+
+def add_event(
+    connection: Connection,
+    after: Deployment,
+    before: Deployment,
+    event_type: EventType,
+    change: Change,
+    generation: int | None,  # generation of the routes that the change wrote
+) -> None:
+    """Add an event to a deployment, which is `after` from now on."""
+    judge = msgspec.Raw(msgspec.json.encode(after.evidence))
+    evidence = StoredEvidence(after.ramp, judge, after.shadow)
+    has_evidence = after.ramp is not None or after.evidence is not None or after.shadow is not None
+    event = {
+        "deployment_id": after.id,
+        "number": len(before.events) + 1,
+        "type": event_type,
+        "traffic": after.traffic,
+        "generation": generation,
+        "evidence": msgspec.json.encode(evidence).decode() if has_evidence else None,
+        **msgspec.structs.asdict(change),
+    }
+    connection.execute(deployment_events.insert().values(event))

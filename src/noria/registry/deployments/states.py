@@ -1,4 +1,4 @@
-"""What deployments are, how their states follow each other, and which routes follow from them. Pure; no clock.
+"""Deployments: what they are, how their states follow each other, and which routes follow from them. Pure; no clock.
 
 An endpoint is the name that requests give as `model`. A deployment gives it a version of a model: at once, or as a
 canary beside the endpoint's control, whose share grows by a plan. The control is the version of the deployment that is
@@ -14,7 +14,7 @@ canary beside the endpoint's control, whose share grows by a plan. The control i
 
 An endpoint has at most one deployment that is *unfinished*, pending, shadow or canary, and at most one that is serving.
 Each change is an event; an event of the type `step` changes the share or the evidence of a canary or what is known of a
-shadow, each other one the state.
+shadow, one of the type `follow` what the endpoint follows, each other one the state.
 """
 
 import hashlib
@@ -26,14 +26,18 @@ from msgspec import Struct
 
 from noria.canary import ramp as ramps
 from noria.canary.judge import JudgeSettings, JudgeState, Verdict, verdict
+from noria.canary.pace import describe_pace
 from noria.canary.ramp import RampPlan, RampState, weight
-from noria.canary.shadow import ShadowPlan, ShadowState, end_reason
+from noria.canary.shadow import ShadowPlan, ShadowState, end_of
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Target
-from noria.registry.versions import Change, Version
+from noria.registry.changes import Change
+from noria.registry.versions import Version
 
 State = Literal["pending", "shadow", "canary", "serving", "failed", "ended", "rolled_back", "replaced"]
-EventType = State | Literal["step"]
+EventType = State | Literal["step", "follow"]
+STATELESS: tuple[EventType, ...] = ("step", "follow")
+"""The types of events that leave the state."""
 
 NEXT_STATES: dict[State, tuple[State, ...]] = {
     "pending": ("shadow", "canary", "serving", "failed", "rolled_back"),
@@ -52,7 +56,7 @@ _FIRST_PROGRESS_S = 30.0
 
 
 class DeploymentSettings(Struct, frozen=True, omit_defaults=True):
-    """What is wanted of a deployment beside its plan."""
+    """The settings of a deployment beside its plan."""
 
     judge: JudgeSettings
     rolls_back: int | None = None
@@ -66,7 +70,7 @@ class DeploymentEvent(Struct, frozen=True):
     number: int  # from 1
     type: EventType
     traffic: float  # share of the endpoint's requests from then on; the control's is 1, less the canary's
-    generation: int | None  # of the routes that it wrote; None: they stayed
+    generation: int | None  # generation of the routes that it wrote; None: they stayed
     change: Change
     ramp: RampState | None = None
     evidence: JudgeState | None = None
@@ -105,7 +109,7 @@ class Deployment(Struct, frozen=True):
     @property
     def last_change(self) -> Change:
         """When it got into its state, by whom and why."""
-        return next(event.change for event in reversed(self.events) if event.type != "step")
+        return next(event.change for event in reversed(self.events) if event.type not in STATELESS)
 
     @property
     def title(self) -> str:
@@ -115,12 +119,12 @@ class Deployment(Struct, frozen=True):
 
 
 class Endpoint(Struct, frozen=True):
-    """What an endpoint has."""
+    """The deployments of an endpoint."""
 
     name: str
     serving: Deployment | None  # None: the configuration's model of this name serves
     unfinished: Deployment | None
-    latest: Deployment  # of all
+    latest: Deployment  # the last of all
 
 
 def format_share(share: float) -> str:
@@ -131,9 +135,7 @@ def format_share(share: float) -> str:
 def begin(deployment: Deployment, now: float) -> Deployment:
     """Return a pending deployment after it was loaded: a shadow, a canary with its first share, or serving.
 
-    Raises:
-        RegistryError: it is not pending.
-
+    Raises RegistryError: it is not pending.
     """
     if deployment.state != "pending":
         raise _not_allowed(deployment, "loaded", ("pending",))
@@ -152,9 +154,7 @@ def _begin_plan(deployment: Deployment, now: float) -> Deployment:
 def step(deployment: Deployment, ramp: RampState, evidence: JudgeState | None) -> Deployment:
     """Return a canary with its ramp in another state: also serving, if that is promoted, or rolled back.
 
-    Raises:
-        RegistryError: it is no canary.
-
+    Raises RegistryError: it is no canary.
     """
     if deployment.state != "canary" or deployment.plan is None:
         raise _not_allowed(deployment, "stepped", ("canary",))
@@ -169,11 +169,21 @@ def step(deployment: Deployment, ramp: RampState, evidence: JudgeState | None) -
 
 
 def step_shadow(deployment: Deployment, shadow: ShadowState) -> Deployment:
-    """Return a shadow of which more is known; also ended, if it is over. Raises RegistryError: it is no shadow."""
+    """Return a shadow of which more is known. When it is over, it begins its plan, or it is ended: without one, or with
+    too many errors.
+
+    Raises:
+        RegistryError: it is no shadow.
+
+    """
     if deployment.state != "shadow" or deployment.shadow_plan is None:
         raise _not_allowed(deployment, "stepped as a shadow", ("shadow",))
     after = msgspec.structs.replace(deployment, shadow=shadow)
-    return after if end_reason(deployment.shadow_plan, shadow) is None else become(after, "ended")
+    end = end_of(deployment.shadow_plan, shadow, deployment.judge_settings.max_error_increase)
+    if end is None:
+        return after
+    begins = end.has_passed and deployment.plan is not None
+    return _begin_plan(after, shadow.updated_at) if begins else become(after, "ended")
 
 
 def is_progress(before: Deployment, after: Deployment) -> bool:
@@ -184,19 +194,20 @@ def is_progress(before: Deployment, after: Deployment) -> bool:
     assert before.ramp is not None and after.ramp is not None, "a canary has a ramp"
     if (before.state, before.ramp.step, before.ramp.status) != (after.state, after.ramp.step, after.ramp.status):
         return True
-    windows = [0 if evidence is None else evidence.num_windows for evidence in (before.evidence, after.evidence)]
+    windows, responses = (
+        [getattr(each, name, 0) for each in (before.evidence, after.evidence)] for name in ("num_windows", "num_seen")
+    )
     return (
         windows[1] >= max(1, 2 * windows[0])
+        or responses[1] >= max(1, 2 * responses[0])
         or after.ramp.elapsed_s >= max(_FIRST_PROGRESS_S, 2 * before.ramp.elapsed_s)
-    )  # fmt: skip
+    )
 
 
 def promote(deployment: Deployment, now: float) -> Deployment:
     """Return a deployment after somebody promoted it: a canary serves, and a shadow begins its plan.
 
-    Raises:
-        RegistryError: it is neither.
-
+    Raises RegistryError: it is neither.
     """
     if deployment.state == "pending":
         raise RegistryError(
@@ -233,23 +244,31 @@ def become(deployment: Deployment, state: State) -> Deployment:
 def predecessor(serving: Deployment, of_endpoint: Iterable[Deployment]) -> Deployment | None:
     """Return the deployment whose version serves again when `serving` is rolled back; None: the configuration's model.
 
-    `of_endpoint` are all deployments of the endpoint.
+    It is the last one before that served other content. `of_endpoint` are all deployments of the endpoint.
 
     Raises:
-        RegistryError: the latest one was rolled back already, so a second rollback would take away what is good.
+        RegistryError: the latest one has failed, has ended or was rolled back, or `serving` is itself what a rollback
+            brought back: a rollback would take away what is good.
 
     """
     of_endpoint = sorted(of_endpoint, key=lambda one: one.id)
-    replaced = [one for one in of_endpoint if one.state == "replaced" and one.id < serving.id]
-    found = replaced[-1] if replaced else None
     latest = of_endpoint[-1]
-    if latest.state == "rolled_back" or serving.rolls_back is not None:
-        gone = latest.id if latest.state == "rolled_back" else serving.rolls_back
+    is_failed_rollback = latest.state == "failed" and latest.rolls_back == serving.id  # which is tried again
+    gone = serving.rolls_back if latest.id == serving.id or is_failed_rollback else latest.id
+    if gone is not None:
+        what_happened = {"failed": "failed", "ended": "ended"}.get(latest.state, "was rolled back already")
         raise RegistryError(
-            f"the latest deployment of {serving.endpoint}, {gone}, was rolled back already; {serving.version.name} "
-            f"serves. To serve another version: noria deploy {serving.endpoint} MODEL@VERSION."
+            f"there is nothing to roll back: deployment {gone} {what_happened}; {serving.version.name} serves "
+            f"{serving.endpoint}. To serve another version: noria deploy {serving.endpoint} MODEL@VERSION."
         )
-    return found
+    replaced = [one for one in of_endpoint if one.state == "replaced" and one.id < serving.id]
+    return next((one for one in reversed(replaced) if one.version.digest != serving.version.digest), None)
+
+
+def changes_nothing(serving: Deployment, version: Version, plan: RampPlan | None, shadow: ShadowPlan | None) -> bool:
+    """Return whether a deployment would give all requests at once to the content that has them."""
+    is_at_once = shadow is None and (plan is None or plan.percents[0] == 100)
+    return is_at_once and serving.version.digest == version.digest
 
 
 def routes_of(deployments: Iterable[Deployment]) -> tuple[Route, ...]:
@@ -303,13 +322,13 @@ def endpoints_of(deployments: Iterable[Deployment]) -> list[Endpoint]:
 
 
 class EndpointStatus(Struct, frozen=True):
-    """What an endpoint has, for people and programs."""
+    """The state of an endpoint, for people and programs."""
 
     endpoint: str
     serving: Deployment | None  # None: the configuration's model of this name serves
     unfinished: Deployment | None
     latest: int  # the number of the last deployment of all
-    verdict: Verdict | None  # of the judge by the evidence that is stored, if there is a canary
+    verdict: Verdict | None  # the judge's by the evidence that is stored, if there is a canary
     follows: str | None  # MODEL@ALIAS, MODEL@KEY=VALUE or MODEL, whose new versions are deployed by themselves
 
 
@@ -331,7 +350,13 @@ def status_of(deployments: Iterable[Deployment], followed: Mapping[str, str]) ->
 def _verdict(canary: Deployment | None) -> Verdict | None:
     if canary is None or canary.state != "canary":
         return None
-    return verdict(canary.evidence or JudgeState(), canary.judge_settings)
+    evidence, settings = canary.evidence or JudgeState(), canary.judge_settings
+    found = verdict(evidence, settings)
+    if found.outcome != "inconclusive" or canary.ramp is None or not canary.traffic:
+        return found
+    elapsed_s = canary.ramp.updated_at - canary.last_change.at
+    pace = describe_pace(evidence, settings, canary.traffic, elapsed_s)
+    return msgspec.structs.replace(found, reason="; ".join(filter(None, (pace, found.reason))))
 
 
 def request_key(

@@ -20,22 +20,31 @@ from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
 from noria.canary.shadow import ShadowPlan, ShadowState
 from noria.errors import RegistryError
-from noria.protocol.routes import Route, Routes
+from noria.protocol.routes import Routes
+from noria.registry.changes import Change
 from noria.registry.deployments import states as rules
-from noria.registry.deployments.following import Follow, check_followable, due_versions, read_follows, write_follow
+from noria.registry.deployments.following import (
+    Follow,
+    change_follow,
+    check_followable,
+    due_versions,
+    read_follows,
+    write_follow,
+)
 from noria.registry.deployments.rows import (
-    StoredEvidence,
+    add_event,
     read_deployment,
     read_deployments,
     read_endpoint,
     read_routed,
     read_routes,
     unknown_endpoint,
+    write_routes,
 )
 from noria.registry.deployments.states import Deployment, DeploymentSettings, Endpoint
 from noria.registry.model_store import check_model_name, lock_known_model
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
-from noria.registry.versions import Change, Version, find_version
+from noria.registry.versions import Version, find_version
 from noria.storage.database import insert_if_new, write_transaction
 
 
@@ -61,7 +70,8 @@ class DeploymentStore:
     ) -> tuple[Deployment, bool]:
         """Let an endpoint be served by a version, at once or by a plan; returns the deployment.
 
-        The same command again, until it is finished, returns the same deployment, and True. With `follow` each version
+        The same command again, until it is finished, returns the same deployment, and True; so does that of a version
+        whose content has all requests: the deployment that is serving. With `follow` each version
         that `version_spec` names later is deployed likewise, until the next call without it. With `shadow` it gets
         copies of requests first. With `swap` the version that serves is unloaded before this one is loaded.
 
@@ -81,8 +91,7 @@ class DeploymentStore:
             wanted = DeploymentSettings(settings, shadow=shadow, swap=swap)
             found = _insert(connection, endpoint, version, plan, wanted, change)
             followed = Follow(version_spec, plan, settings, version.id, shadow, swap) if follow else None
-            write_follow(connection, endpoint, followed)
-            return found
+            return change_follow(connection, found[0], followed, change), found[1]
 
     def deploy_followed(self, change: Change) -> list[Deployment]:
         """Deploy what endpoints follow and was named anew; returns the new deployments."""
@@ -97,15 +106,14 @@ class DeploymentStore:
                 write_follow(connection, name, msgspec.structs.replace(follow, seen=version.id))
                 change = msgspec.structs.replace(change, why=f"follows {follow.spec}")
                 settings = DeploymentSettings(follow.judge, shadow=follow.shadow, swap=follow.swap)
-                made.append(_insert(connection, name, version, follow.plan, settings, change)[0])
+                deployment, was_there = _insert(connection, name, version, follow.plan, settings, change)
+                made += [] if was_there else [deployment]
         return made
 
     def promote(self, endpoint: str, change: Change) -> Deployment:
         """Let the canary of an endpoint serve all its requests, or its shadow begin its plan; returns it.
 
-        Raises:
-            RegistryError: it has neither, or it is not loaded yet.
-
+        Raises RegistryError: it has neither, or it is not loaded yet.
         """
         with self._transaction() as connection:
             found = read_endpoint(connection, endpoint)
@@ -124,7 +132,8 @@ class DeploymentStore:
         served before, the serving one is `rolled_back`, and the configuration's model of this name serves.
 
         Raises:
-            RegistryError: nothing was deployed, or the latest one was rolled back already.
+            RegistryError: nothing was deployed, the latest one gets no requests any more, or the version that served
+                before was removed.
 
         """
         with self._transaction() as connection:
@@ -136,23 +145,45 @@ class DeploymentStore:
             serving = found.serving
             if serving is None:
                 raise RegistryError(
-                    f"{endpoint} has nothing to roll back: its latest is {found.latest.title}, and the configuration's "
-                    "model of this name serves."
+                    f"{endpoint} has nothing to roll back: its latest is {found.latest.title}, and requests get the "
+                    "model of this name in a server's configuration, or 404."
                 )
             before = rules.predecessor(serving, read_deployments(connection, endpoints.c.name == endpoint))
             if before is None:
                 return _write(connection, change, rules.roll_back(serving, change.at))
             lock_known_model(connection, before.version.model)
-            version = find_version(connection, before.version.name)
+            version = _present_version(connection, before, serving)
             why = f"rolls back deployment {serving.id} ({serving.version.name})"
             change = msgspec.structs.replace(change, why=f"{why}: {change.why}" if change.why else why)
             settings = DeploymentSettings(serving.judge_settings, serving.id, swap=serving.swap)
             return _insert(connection, endpoint, version, None, settings, change)[0]
 
+    def undeploy(self, endpoint: str, change: Change) -> tuple[Deployment, str | None]:
+        """Take away all that is deployed to an endpoint, which follows nothing any more.
+
+        Returns what served, else what was not finished, else the latest deployment; and what the endpoint followed.
+
+        Raises RegistryError: nothing was deployed, or all was taken away already, and it follows nothing.
+        """
+        with self._transaction() as connection:
+            found = read_endpoint(connection, endpoint)
+            follow = read_follows(connection, endpoint).get(endpoint)
+            taken = [each for each in (found.unfinished, found.serving) if each is not None]
+            if not taken and follow is None:
+                raise RegistryError(
+                    f"nothing is deployed to {endpoint} any more; its latest is {found.latest.title}. See noria status "
+                    f"{endpoint}."
+                )
+            why = f"undeployed: {change.why}" if change.why else "undeployed"
+            wanted = msgspec.structs.replace(change, why=why)
+            written = [_write(connection, wanted, rules.roll_back(each, change.at)) for each in taken]
+            deployment = change_follow(connection, (written or [found.latest])[-1], None, change)
+            return deployment, None if follow is None else follow.spec
+
     # ── What is there ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, endpoint: str) -> Endpoint:
-        """What an endpoint has. Raises RegistryError: nothing was ever deployed to it."""
+        """Return what an endpoint has. Raises RegistryError: nothing was ever deployed to it."""
         with self._engine.connect() as connection:
             return read_endpoint(connection, endpoint)
 
@@ -164,9 +195,7 @@ class DeploymentStore:
     def all(self, endpoint: str | None = None) -> list[Deployment]:
         """The deployments of all endpoints or of one, the oldest first.
 
-        Raises:
-            RegistryError: nothing was ever deployed to it.
-
+        Raises RegistryError: nothing was ever deployed to it.
         """
         with self._engine.connect() as connection:
             found = read_deployments(connection, sa.true() if endpoint is None else endpoints.c.name == endpoint)
@@ -183,7 +212,7 @@ class DeploymentStore:
             return read_deployments(connection, is_current)
 
     def followed(self) -> dict[str, str]:
-        """What endpoints follow, by name."""
+        """Return what endpoints follow, by name."""
         with self._engine.connect() as connection:
             return {name: follow.spec for name, follow in read_follows(connection).items()}
 
@@ -217,9 +246,7 @@ class DeploymentStore:
     def mounted(self, deployment_id: int, owner: str, change: Change) -> Deployment:
         """A pending deployment is loaded: it becomes a shadow, a canary with its first share, or serving; returns it.
 
-        Raises:
-            RegistryError: it is not pending any more, or `owner` has lost the lease.
-
+        Raises RegistryError: it is not pending any more, or `owner` has lost the lease.
         """
         with self._leased(deployment_id, owner) as (connection, deployment):
             return _write_begun(connection, rules.begin(deployment, change.at), change)
@@ -227,9 +254,7 @@ class DeploymentStore:
     def fail(self, deployment_id: int, owner: str, change: Change) -> Deployment:
         """A pending deployment cannot be loaded, for the reason `change.why`; returns it.
 
-        Raises:
-            RegistryError: it is not pending any more, or `owner` has lost the lease.
-
+        Raises RegistryError: it is not pending any more, or `owner` has lost the lease.
         """
         with self._leased(deployment_id, owner) as (connection, deployment):
             return _write(connection, change, rules.become(deployment, "failed"))
@@ -242,23 +267,19 @@ class DeploymentStore:
         A ramp that is promoted or rolled back ends the deployment. One in which little changed is not written: see
         `states.is_progress`.
 
-        Raises:
-            RegistryError: it is no canary any more, or `owner` has lost the lease.
-
+        Raises RegistryError: it is no canary any more, or `owner` has lost the lease.
         """
         with self._leased(deployment_id, owner) as (connection, deployment):
             after = rules.step(deployment, ramp, evidence)
             return _write_begun(connection, after, change) if rules.is_progress(deployment, after) else deployment
 
     def step_shadow(self, deployment_id: int, owner: str, shadow: ShadowState, change: Change) -> Deployment:
-        """More is known of a shadow, which may be over; returns it.
+        """More is known of a shadow, which may be over: it is ended, or begins its plan; returns it.
 
-        Raises:
-            RegistryError: it is no shadow any more, or `owner` has lost the lease.
-
+        Raises RegistryError: it is no shadow any more, or `owner` has lost the lease.
         """
         with self._leased(deployment_id, owner) as (connection, deployment):
-            return _write(connection, change, rules.step_shadow(deployment, shadow))
+            return _write_begun(connection, rules.step_shadow(deployment, shadow), change)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -272,9 +293,7 @@ class DeploymentStore:
     def _leased(self, deployment_id: int, owner: str) -> Iterator[tuple[Connection, Deployment]]:
         """Begin a transaction for the owner of a deployment's lease; until its end no one else can take the lease.
 
-        Raises:
-            RegistryError: `owner` does not hold the lease.
-
+        Raises RegistryError: `owner` does not hold the lease.
         """
         head = deployment_heads.c
         query = sa.select(head.owner).where(head.deployment_id == deployment_id).with_for_update()
@@ -297,9 +316,9 @@ def _insert(
 ) -> tuple[Deployment, bool]:
     """Return the new deployment, or the unfinished one of the same command, and whether it was there.
 
-    Raises:
-        RegistryError: another deployment of the endpoint is unfinished.
+    If it would change nothing, return the one that is serving.
 
+    Raises RegistryError: another deployment of the endpoint is unfinished.
     """
     endpoint_id: int = connection.execute(sa.select(endpoints.c.id).where(endpoints.c.name == endpoint)).scalar_one()
     head = deployment_heads.c
@@ -317,6 +336,9 @@ def _insert(
         if unfinished.request_key != key:
             raise rules.unfinished_error(deployment)
         return deployment, True
+    for serving in read_deployments(connection, sa.and_(head.endpoint_id == endpoint_id, head.state == "serving")):
+        if rules.changes_nothing(serving, version, plan, settings.shadow):
+            return serving, True
     values = {
         "endpoint_id": endpoint_id,
         "request_key": key,
@@ -333,6 +355,14 @@ def _insert(
     return read_deployment(connection, new), False
 
 
+def _present_version(connection: Connection, before: Deployment, serving: Deployment) -> Version:
+    """Return the version of a deployment that is to serve again. Raises RegistryError: it was removed."""
+    try:
+        return find_version(connection, before.version.name)
+    except RegistryError as error:
+        raise RegistryError(f"{serving.version.name} goes on serving {serving.endpoint}: {error.message}") from error
+
+
 def _write_begun(connection: Connection, after: Deployment, change: Change) -> Deployment:
     """Write a deployment that got further; if it serves from now on, also what becomes of the one that served."""
     if after.state != "serving":
@@ -347,7 +377,7 @@ def _write_begun(connection: Connection, after: Deployment, change: Change) -> D
 def _write(connection: Connection, change: Change, *changed: Deployment) -> Deployment:
     """Write the new states of deployments of one endpoint, and the routes that follow; returns the first one."""
     now = {one.id: one for one in [*read_routed(connection), *changed]}
-    generation = _write_routes(connection, rules.routes_of(now.values()), change.at)
+    generation = write_routes(connection, rules.routes_of(now.values()), change.at)
     for after in changed:
         before = read_deployment(connection, after.id)
         head = {"state": after.state, "row_version": deployment_heads.c.row_version + 1}
@@ -355,28 +385,5 @@ def _write(connection: Connection, change: Change, *changed: Deployment) -> Depl
         is_end = before.is_unfinished and not after.is_unfinished
         is_deployment = deployment_heads.c.deployment_id == after.id
         connection.execute(deployment_heads.update().where(is_deployment).values(head | ended if is_end else head))
-        judge = msgspec.Raw(msgspec.json.encode(after.evidence))
-        evidence = StoredEvidence(after.ramp, judge, after.shadow)
-        has_evidence = after.ramp is not None or after.evidence is not None or after.shadow is not None
-        event = {
-            "deployment_id": after.id,
-            "number": len(before.events) + 1,
-            "type": "step" if after.state == before.state else after.state,
-            "traffic": after.traffic,
-            "generation": generation,
-            "evidence": msgspec.json.encode(evidence).decode() if has_evidence else None,
-            **msgspec.structs.asdict(change),
-        }
-        connection.execute(deployment_events.insert().values(event))
+        add_event(connection, after, before, "step" if after.state == before.state else after.state, change, generation)
     return read_deployment(connection, changed[0].id)
-
-
-def _write_routes(connection: Connection, table: tuple[Route, ...], at: float) -> int | None:
-    """Write the next generation of the routes; returns its number, None if they stayed."""
-    latest = read_routes(connection)
-    if latest.routes == table:
-        return None
-    generation = latest.generation + 1
-    values = {"generation": generation, "routes": msgspec.json.encode(table).decode(), "at": at}
-    connection.execute(routes.insert().values(values))
-    return generation

@@ -10,7 +10,9 @@ Facets that are no part of the specification or of the wrong type state nothing.
 
 import functools
 import hashlib
+import itertools
 import re
+import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -28,7 +30,8 @@ SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _STATUSES: Mapping[str, Status] = {"COMPLETE": "complete", "ABORT": "aborted", "FAIL": "failed"}
 MAX_VERSION_CHARS = 2000
 _MAX_URI_CHARS = 2000
-_MAX_DATASETS = 1000  # of an event, inputs and outputs each: every event of a run writes its data anew
+_MAX_DATASETS = 1000  # datasets of an event, inputs and outputs each
+_MAPS = ("params", "metrics", "inputs", "outputs")  # fields of `RunState`
 _MAX_TIME = 253_370_764_800.0  # the end of the year 9998: it has a date in every zone
 
 _Namespace = Annotated[str, Meta(min_length=1, max_length=500, pattern="^[^\\u0000]*$")]
@@ -78,7 +81,7 @@ class Statement(Struct, frozen=True, array_like=True):
 
 
 class RunState(Struct, frozen=True, omit_defaults=True):
-    """What the events of one run say of it. Datasets are JSON lists of namespace, name and version, "" if unstated."""
+    """The state of one run, by its events. Datasets are JSON lists of namespace, name and version, "" if unstated."""
 
     first_at: float  # the time of the first event
     started: Statement | None = None  # the first START, without a value
@@ -101,13 +104,15 @@ class RunState(Struct, frozen=True, omit_defaults=True):
 
 
 class Event(NamedTuple):
-    """One event, whole and as a statement."""
+    """An event, whole and as a statement."""
 
     digest: str
     at: float  # Unix time in seconds, as the event says
     run_id: str | None  # None: a DatasetEvent or JobEvent
     body: str  # JSON with sorted keys
-    statement: RunState | None  # of a run's event
+    statement: RunState | None  # the statement of a run's event
+    where: str = ""  # before the names of its fields in messages
+    sender: str | None = None  # the server that it was read from; None: who passes it on
 
 
 class DatasetRef(NamedTuple):
@@ -148,10 +153,10 @@ def parse_event(raw: bytes, where: str = "") -> Event:
             raise InvalidField(
                 f"{where}run is missing, and so are job and dataset; one is needed.", field=f"{where}run"
             )
-        return Event(digest, at, None, canonical.decode(), None)
+        return Event(digest, at, None, canonical.decode(), None, where)
     if body.job is None:
         raise InvalidField(f"{where}job is missing.", field=f"{where}job")
-    return Event(digest, at, str(body.run.runId), canonical.decode(), _statement(body, at, digest, where))
+    return Event(digest, at, str(body.run.runId), canonical.decode(), _statement(body, at, digest, where), where)
 
 
 def merge(one: RunState, other: RunState) -> RunState:
@@ -165,27 +170,33 @@ def merge(one: RunState, other: RunState) -> RunState:
         job=_latest(one.job, other.job),
         parent=_latest(one.parent, other.parent),
         error=_latest(one.error, other.error),
-        params=_merge_entries(one.params, other.params),
-        metrics=_merge_entries(one.metrics, other.metrics),
-        inputs=_merge_entries(one.inputs, other.inputs),
-        outputs=_merge_entries(one.outputs, other.outputs),
+        **{name: _merge_entries([getattr(one, name), getattr(other, name)]) for name in _MAPS},
     )
 
 
 def fold(events: Iterable[Event], state: RunState | None = None) -> RunState:
     """Return the state that follows from events of one run, at least one, and from its state before them."""
     states = [event.statement for event in events if event.statement is not None]
-    return functools.reduce(merge, states if state is None else [state, *states])
+    states = states if state is None else [state, *states]
+    # Entry by entry: as many merges would copy all entries as many times.
+    heads = (msgspec.structs.replace(each, **{name: {} for name in _MAPS}) for each in states)
+    maps = {name: _merge_entries(getattr(each, name) for each in states) for name in _MAPS}
+    return msgspec.structs.replace(functools.reduce(merge, heads), **maps)
 
 
 def refs(entries: Mapping[str, Statement]) -> dict[DatasetRef, str | None]:
-    """Return the datasets of `RunState.inputs` or `outputs`, with their URIs.
+    """Return the datasets of `RunState.inputs` or `outputs`, with their URIs."""
+    return {ref: entry.value for ref, entry in dataset_statements(entries).items()}
+
+
+def dataset_statements(entries: Mapping[str, Statement]) -> dict[DatasetRef, Statement]:
+    """Return the datasets of `RunState.inputs` or `outputs`.
 
     One whose version an event leaves out, and another states, is that version.
     """
-    found = {DatasetRef(*msgspec.json.decode(key)): entry.value for key, entry in sorted(entries.items())}
+    found = {DatasetRef(*msgspec.json.decode(key)): entry for key, entry in sorted(entries.items())}
     stated = {(ref.namespace, ref.name) for ref in found if ref.version}
-    return {ref: uri for ref, uri in found.items() if ref.version or (ref.namespace, ref.name) not in stated}
+    return {ref: entry for ref, entry in found.items() if ref.version or (ref.namespace, ref.name) not in stated}
 
 
 def _statement(body: LineageEventBody, at: float, digest: str, where: str) -> RunState:
@@ -210,11 +221,16 @@ def _statement(body: LineageEventBody, at: float, digest: str, where: str) -> Ru
         metrics={
             name: stated(value)
             for name, value in (metrics.items() if isinstance(metrics, dict) else ())
-            if isinstance(value, int | float)
+            if _is_number(value)
         },
         inputs={key: stated(uri) for key, uri in _io(body.inputs, f"{where}inputs")},
         outputs={key: stated(uri) for key, uri in _io(body.outputs, f"{where}outputs")},
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number that a float can hold."""
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def _io(entries: list[LineageDataset] | None, where: str) -> list[tuple[str, str | None]]:
@@ -272,10 +288,10 @@ def _latest(one: Statement | None, other: Statement | None) -> Statement | None:
     return max((each for each in (one, other) if each is not None), key=_stamp, default=None)
 
 
-def _merge_entries(one: Mapping[str, Statement], other: Mapping[str, Statement]) -> dict[str, Statement]:
+def _merge_entries(maps: Iterable[Mapping[str, Statement]]) -> dict[str, Statement]:
     """Return the latest statement of each entry; of a URI, the latest that is stated at all."""
-    merged = dict(one)
-    for key, statement in other.items():
+    merged: dict[str, Statement] = {}
+    for key, statement in itertools.chain.from_iterable(each.items() for each in maps):
         known = merged.get(key)
         if known is None or (statement.value is not None, _stamp(statement)) > (known.value is not None, _stamp(known)):
             merged[key] = statement

@@ -16,7 +16,7 @@ PRODUCER = "https://pypi.org/project/noria-serve"
 MODELS_NAMESPACE = "noria"
 _SPEC = "https://openlineage.io/spec"
 _EVENT_SCHEMA = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs"
-_SCHEMAS = {  # of OpenLineage's facets; Noria's own have that of any facet
+_SCHEMAS = {  # schemas of OpenLineage's facets; Noria's own have that of any facet
     "version": "1-0-1/DatasetVersionDatasetFacet",
     "datasetType": "1-0-1/DatasetTypeDatasetFacet",
     "dataSource": "1-0-1/DatasourceDatasetFacet",
@@ -79,9 +79,7 @@ def model_ref(name: str, manifest_digest: str) -> DatasetRef:
 def parse_dataset(text: str) -> tuple[DatasetRef, str]:
     """Return the dataset and URI of `URI@VERSION`, named as OpenLineage's conventions do. A path is a file's URI.
 
-    Raises:
-        RegistryError: it has no version.
-
+    Raises RegistryError: it has no version.
     """
     uri, _, version = text.rpartition("@")
     if not uri or not version:

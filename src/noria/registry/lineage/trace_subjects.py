@@ -1,5 +1,7 @@
 """Finds what is to be traced: by a text, as `noria trace` and the page /lineage take it, or by an image's metadata."""
 
+import itertools
+import re
 import uuid
 
 import sqlalchemy as sa
@@ -7,21 +9,28 @@ from sqlalchemy import Connection
 
 from noria.errors import RegistryError, short_repr
 from noria.images.metadata import GenerationMetadata
-from noria.registry.lineage.run_events import parse_dataset
+from noria.registry.lineage.nodes import NodeId
+from noria.registry.lineage.run_events import dataset_ref, parse_dataset
 from noria.registry.lineage.trace import (
+    VERSIONS_OF_DATA,
     Direction,
-    NodeId,
     find_dataset,
     find_deployment,
     find_digest,
     find_endpoint,
     find_run,
+    node_of,
 )
-from noria.registry.schema import dataset_versions, deployments, endpoints, versions
+from noria.registry.schema import dataset_versions, datasets, deployments, endpoints, runs, versions
 from noria.registry.versions import find_version
 
 MAX_CHARS = 2000
 """Of a text that names a subject: a URI and its version."""
+
+MAX_NAMED = 20
+"""Versions of data, or runs of a job, that one name means."""
+
+_MAX_PARTS = 20  # parts of a namespace, between slashes
 
 
 def find_subjects(connection: Connection, what: str, direction: Direction = "up") -> list[NodeId]:
@@ -30,10 +39,57 @@ def find_subjects(connection: Connection, what: str, direction: Direction = "up"
     It is an endpoint, MODEL[@NUMBER|@ALIAS], `sha256:` and digits of a digest, URI@VERSION of data, the id of a run, or
     `KIND:KEY`, the id of a node. An endpoint comes before a model of the same name, but not on the way down.
 
-    Raises:
-        RegistryError: the registry does not have it.
+    It may also be a name as traces print it: `KIND NAME`, or the name of data or a job, with its namespace or without.
+    Of several versions or runs of that name, the latest `MAX_NAMED` are meant.
 
+    Raises RegistryError: the registry does not have it.
     """
+    try:
+        return _find_exactly(connection, what, direction)
+    except RegistryError:
+        if found := _find_printed(connection, what):
+            return found
+        raise
+
+
+def _find_printed(connection: Connection, what: str) -> list[NodeId]:
+    """Return what a name as traces print it means; nothing if it is none. Raises RegistryError."""
+    kind, _, name = what.partition(" ")
+    if kind in ("endpoint", "deployment") and name:
+        return [_find_node(connection, kind, name)]
+    if kind == "model" and name:
+        return _find_exactly(connection, name, "down")
+    of_data, of_runs = (name if kind == each and name else what for each in ("dataset", "run"))
+    if "://" in of_data and " " not in of_data:  # a URI
+        dataset, _ = dataset_ref(of_data)
+        of_data = f"{dataset.namespace} {dataset.name}"
+    uri, _, version = of_data.rpartition("@")
+    is_meant = sa.or_(
+        _is_named(of_data, datasets.c.namespace, datasets.c.name),
+        sa.and_(
+            _is_named(uri, datasets.c.namespace, datasets.c.name),
+            sa.or_(dataset_versions.c.version == version, dataset_versions.c.digest == version),
+        ),
+    )
+    query = VERSIONS_OF_DATA.where(is_meant).order_by(dataset_versions.c.id.desc()).limit(MAX_NAMED)
+    found = [node_of(row) for row in connection.execute(query)]
+    if found:
+        return list(dict.fromkeys(found))
+    is_job = _is_named(of_runs, runs.c.job_namespace, runs.c.job_name)
+    query = sa.select(runs.c.run_id).where(is_job).order_by(runs.c.started_at.desc()).limit(MAX_NAMED)
+    return [NodeId("run", run_id) for run_id in connection.scalars(query)]
+
+
+def _is_named(text: str, namespace: sa.Column[str], name: sa.Column[str]) -> sa.ColumnElement[bool]:
+    """Whether a row has a name as traces print it: with its namespace or without."""
+    # Names are compared first: putting them together for each row takes six times as long.
+    ends = [match.end() for match in itertools.islice(re.finditer("[ /]", text), _MAX_PARTS)]
+    return name.in_([text, *(text[end:] for end in ends)]) & sa.or_(
+        name == text, namespace + " " + name == text, namespace + "/" + name == text
+    )
+
+
+def _find_exactly(connection: Connection, what: str, direction: Direction) -> list[NodeId]:
     kind, _, key = what.partition(":")
     if kind == "sha256":
         return find_digest(connection, what)
@@ -58,9 +114,7 @@ def find_image_subjects(
 
     On the way down it is always the versions. `image` is its name in errors.
 
-    Raises:
-        RegistryError: another program wrote it, or its model is not known here.
-
+    Raises RegistryError: another program wrote it, or its model is not known here.
     """
     if metadata.noria is None or metadata.model_version is None:
         raise RegistryError(f"{image}: another program than Noria wrote it, so its model is not known here.")
@@ -69,7 +123,7 @@ def find_image_subjects(
         query = sa.select(deployments.c.id).join(versions).where(versions.c.manifest_digest == digest)
         if connection.scalar(query.where(deployments.c.id == metadata.deployment)) is not None:
             return [NodeId("deployment", metadata.deployment)]
-    # Of another registry's deployment, the content is what counts.
+    # The content is what counts of another registry's deployment.
     found = sa.select(versions.c.manifest_digest).distinct().order_by(versions.c.manifest_digest)
     by_digest = found.where(versions.c.manifest_digest == digest)
     digests = list(connection.scalars(by_digest)) or list(

@@ -7,17 +7,15 @@ A file is renamed when all of it is there, and so is the folder. A process that 
 next one that copies the same completes it. One process copies at a time: it has the lock of `models`.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from noria.errors import ModelError
 from noria.registry.sources.remote_folder import RemoteFile, RemoteFolder, read_chunks
-from noria.storage.private_files import make_private_folder
+from noria.storage.private_files import locked_folder, make_private_folder
 
 
 def copy_model(
@@ -40,7 +38,9 @@ def copy_model(
         if copy.is_dir():
             return copy
         make_private_folder(models_folder)
-        with _locked(models_folder, lambda: report(f"waiting for another process that copies to {models_folder}")):
+        with locked_folder(
+            models_folder, lambda: report(f"waiting for another process that copies to {models_folder}")
+        ):
             if not copy.is_dir():
                 make_private_folder(partial)
                 _complete(model, partial, report)
@@ -98,18 +98,3 @@ def _copy_file(model: RemoteFolder, file: RemoteFile, folder: pathlib.Path) -> N
             "same command again."
         )
     new.rename(target)
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a folder; the kernel releases it when this process ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

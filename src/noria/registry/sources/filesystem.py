@@ -12,15 +12,13 @@ _CONTENT_KEYS = frozenset(
     {"ETag", "etag", "md5Hash", "crc32c", "generation", "VersionId", "version_id", "blob_id", "sha"}
     | {"mtime", "modify", "LastModified", "last_modified", "modificationTime"}
 )
-"""What filesystems say of a file that changes with its content. The time of the last access is none of it."""
+"""Keys of filesystems' facts about a file that change with its content. The time of the last access is none of them."""
 
 
 def open_hub(source: HubSource) -> RemoteFolder:
     """List a repository at the commit that its revision is now.
 
-    Raises:
-        ModelError: there is no such repository or revision, or the hub does not answer.
-
+    Raises ModelError: there is no such repository or revision, or the hub does not answer.
     """
     # These take half a second, which other sources need not spend.
     from huggingface_hub import HfApi, constants
@@ -39,9 +37,7 @@ def open_hub(source: HubSource) -> RemoteFolder:
 def open_filesystem(url: str, revision: str | None = None, **how_to_open: Any) -> RemoteFolder:
     """List a folder by its URL.
 
-    Raises:
-        ModelError: there is no such folder, its filesystem is unknown or needs a package, or it has links.
-
+    Raises ModelError: there is no such folder, its filesystem is unknown or needs a package, or it has links.
     """
     from fsspec.core import url_to_fs
 
@@ -87,7 +83,7 @@ def _file(path: str, info: dict[str, Any], url: str) -> RemoteFile:
         raise ModelError(f"{url} has {path}, which is a link or a device. Put the file itself there, or remove it.")
     if not isinstance(info.get("size"), int):
         raise ModelError(f"{url}: its filesystem does not say how large {path} is. Download the folder, and add that.")
-    lfs = info.get("lfs")  # of the hub
+    lfs = info.get("lfs")  # stated by the hub
     stated = {key: value for key, value in info.items() if key in _CONTENT_KEYS} or info
     state = repr(sorted((key, str(value)) for key, value in stated.items()))
     return RemoteFile(path, info["size"], lfs["sha256"] if lfs else None, state)

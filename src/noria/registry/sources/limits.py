@@ -1,4 +1,4 @@
-"""What may be read where others than the operator name the source: `POST /v1/registry/versions`.
+"""The sources that may be read where others than the operator name them: `POST /v1/registry/versions`.
 
 The hub, MLflow's server and the models in packages are the operator's choice already. Folders of this machine and URLs
 of stores are not: with any of them allowed, a client could have the server read each file and each host that it
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from noria.errors import ModelError, short_repr
 from noria.registry.model_folder import PACKAGED
-from noria.registry.sources.source import FilesystemSource, LocalSource, Source
+from noria.registry.sources.source import FileSource, FilesystemSource, LocalSource, Source
 
 _GIB = 2**30
 _BELOW = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9_.+@=-]+)*/?")  # no "..", patterns, escapes or empty names
@@ -34,6 +34,8 @@ class SourceLimits(Struct, frozen=True):
                 if folder is None or not any(root is not None and folder.is_relative_to(root) for root in roots):
                     raise self._not_allowed(name)
                 return LocalSource(str(folder))
+            case FileSource(name):  # its conversion takes minutes and the memory of a model
+                raise self._not_allowed(name)
             case FilesystemSource(url) if not any(_is_below(url, root) for root in self.roots):
                 raise self._not_allowed(url)
         return source

@@ -72,9 +72,7 @@ class MlflowClient:
 
         `check` raises ModelError if the store that the server names for the artifacts may not be read.
 
-        Raises:
-            ModelError: there is no such version, or the server does not answer, or it does not serve its artifacts.
-
+        Raises ModelError: there is no such version, or the server does not answer, or it does not serve its artifacts.
         """
         if source.alias is not None:
             found = self._get(f"{_API}/registered-models/alias", name=source.model, alias=source.alias)

@@ -61,7 +61,7 @@ class _Inputs(Struct, frozen=True):
 
 
 class MlflowRun(Struct, frozen=True):
-    """What `runs/get` answers, and the name of its experiment."""
+    """The answer of `runs/get`, and the name of its experiment."""
 
     info: _Info
     experiment: str = ""
@@ -72,12 +72,11 @@ class MlflowRun(Struct, frozen=True):
 def events_of(run: MlflowRun, server: str, output: DatasetRef, output_url: str) -> list[Event]:
     """Return the events of a run on the server with this URL that made the model `output`.
 
-    Raises:
-        ModelError: the registry cannot keep what the server says of the run.
-
+    Raises ModelError: the registry cannot keep what the server says of the run.
     """
     try:
-        return [parse_event(msgspec.json.encode(event)) for event in _events(run, server, output, output_url)]
+        events = _events(run, server, output, output_url)
+        return [parse_event(msgspec.json.encode(event))._replace(sender=f"mlflow {server}") for event in events]
     except (ValueError, OverflowError, RequestError) as error:
         raise ModelError(
             f"the run {short_repr(run.info.run_id)} of the MLflow server {server} cannot be recorded: "

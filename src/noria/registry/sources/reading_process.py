@@ -15,7 +15,7 @@ import msgspec
 from noria.errors import NoriaError, RegistryUnavailable, all_codes
 from noria.observe.idle_cores import yielding_cores
 from noria.observe.terminal_text import escape_for_terminal
-from noria.protocol.process_signals import die_with_parent
+from noria.protocol.process_signals import blocking_signals, die_with_parent, leave_signals_to_supervisor
 from noria.registry.model_folder import ModelFolder
 from noria.registry.sources.limits import SourceLimits
 
@@ -23,7 +23,7 @@ _RETRY_AFTER_S = 60.0
 
 
 class ReadingTask(msgspec.Struct, frozen=True):
-    """What is to be read."""
+    """The source that is to be read."""
 
     source: str
     model: str
@@ -55,7 +55,8 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
     """
     command = (sys.executable, "-m", "noria.registry.sources.reading_process")
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    with blocking_signals():
+        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     try:
         async with asyncio.timeout(max_s):
             output, _ = await child.communicate(msgspec.json.encode(task))
@@ -83,10 +84,12 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
 
 def main() -> int:
     """Read what standard input names; what comes of it goes to standard output, and progress to standard error."""
+    leave_signals_to_supervisor()
     from noria.registry.sources.read import read_source  # which imports what a front end does not need
 
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=ReadingTask)
     die_with_parent(signal.SIGKILL, task.parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes; the front end ends this one
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is for the log
 

@@ -1,4 +1,4 @@
-"""What every source of files is: a listing, and a way to read one file of it."""
+"""The base of every source of files: a listing, and a way to read one file of it."""
 
 import hashlib
 import re
@@ -15,7 +15,7 @@ from noria.registry.manifest import LINEAGE_FILE
 
 _MAX_ENTRIES = 10_000
 CHUNK_BYTES = 1_048_576
-_MAX_TEXT_BYTES = 2**26  # of files other than weights; `models/weights.py` reads no larger ones
+_MAX_TEXT_BYTES = 2**26  # size of files other than weights; `models/weights.py` reads no larger ones
 _MLFLOW_MODEL, _MLFLOW_TOKENIZER = "/model/", "components/tokenizer/"
 _BAD_PATH = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")  # "", "." and ".." as a name; control characters
 

@@ -1,6 +1,7 @@
-"""What the SOURCE of a model names. Pure.
+"""The sources that the SOURCE of a model names. Pure.
 
     FOLDER, file:///FOLDER, bundled, minilm     used where it is
+    FILE.safetensors, hf://OWNER/NAME/FILE.safetensors[@REVISION]    a checkpoint, which is converted
     hf://OWNER/NAME[@REVISION]                  the hub that HF_ENDPOINT names
     mlflow:models:/NAME@ALIAS, …/NAME/NUMBER    the server that MLFLOW_TRACKING_URI names
     s3://BUCKET/FOLDER and the like             a folder of a filesystem of fsspec
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from noria.errors import ModelError, RegistryError, short_repr
+from noria.models.diffusion.single_file.checkpoint_header import SUFFIX
+from noria.models.location import HUB_FILE
 from noria.observe.logs.redaction import redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -25,6 +28,13 @@ _NOT_FOLDERS = ("http", "https", "data", "generic", "reference")
 @dataclass(frozen=True)
 class LocalSource:
     """A folder, or a model in a package."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A checkpoint in a single file, of this machine or of the hub, as `models/location.py` takes it."""
 
     name: str
 
@@ -54,7 +64,7 @@ class FilesystemSource:
     url: str
 
 
-Source = LocalSource | HubSource | MlflowSource | FilesystemSource
+Source = LocalSource | FileSource | HubSource | MlflowSource | FilesystemSource
 
 
 def parse_source(text: str, environment: Mapping[str, str]) -> Source:
@@ -66,16 +76,17 @@ def parse_source(text: str, environment: Mapping[str, str]) -> Source:
 
     """
     if not _SCHEME.match(text):
-        return LocalSource(text)
+        return FileSource(text) if text.endswith(SUFFIX) else LocalSource(text)
     _reject_secrets(text, "the source")
     scheme = text.partition(":")[0]
     match scheme:
         case "hf":
-            return _parse_hub(text)
+            return FileSource(text) if HUB_FILE.fullmatch(text) else _parse_hub(text)
         case "mlflow":
             return _parse_mlflow(text, environment)
         case "file" | "local":
-            return LocalSource(_local_folder(text))
+            path = _local_folder(text)
+            return FileSource(path) if path.endswith(SUFFIX) else LocalSource(path)
     if "://" not in text or "::" in text or scheme in _NOT_FOLDERS:
         raise ModelError(
             f"{short_repr(text)} is no source of models. Give a model folder, bundled, minilm, "

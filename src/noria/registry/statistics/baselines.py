@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
 from noria.errors import RegistryError
+from noria.registry.changes import Change
 from noria.registry.schema import baselines, models, versions
-from noria.registry.versions import Change, Version, find_version, read_versions
+from noria.registry.versions import Version, find_version, read_versions
 from noria.statistics.distributions import Counts
 from noria.statistics.windows import Reference
 from noria.storage.database import write_transaction
@@ -29,9 +30,7 @@ class BaselineStore:
     def version_named(self, name: str) -> Version:
         """Return the version that is named as `find_version` does, or by the fingerprint of a configuration's model.
 
-        Raises:
-            RegistryError: there is none.
-
+        Raises RegistryError: there is none.
         """
         with self._engine.connect() as connection:
             if not _FINGERPRINT.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What a server has counted, in a file of its data folder: the registrar writes it, front ends and commands read it."""
+"""The counts of a server, in a file of its data folder: the registrar writes it, front ends and commands read it."""
 
 import os
 import pathlib
@@ -19,9 +19,7 @@ def statistics_file(config: Config) -> pathlib.Path:
 def read_statistics(file: pathlib.Path) -> Snapshot | None:
     """Return what the file has; None: nothing was ever counted.
 
-    Raises:
-        ConfigError: it cannot be read, or is damaged.
-
+    Raises ConfigError: it cannot be read, or is damaged.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=Snapshot)
