@@ -6,6 +6,7 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_plain_command, config_from
 from noria_bench.benches import commands as image_benches
+from noria_bench.calls import command as calls
 from noria_bench.canary import command as canary
 from noria_bench.cluster import command as cluster
 from noria_bench.command_arguments import add_diffusion_model, add_output
@@ -29,6 +30,7 @@ def add_benches(commands: Any) -> list[Parser]:
         image_benches.add_deadlines(benches),
         cost.add_to(benches),
         *image_benches.add_comparisons(benches),
+        calls.add_to(benches),
         encoders.add_to(benches),
         sharing.add_to(benches),
         deploys.add_to(benches),
@@ -48,6 +50,7 @@ def add_benches(commands: Any) -> list[Parser]:
         streaming,
         device,
         soak.add_to(benches),
+        soak.add_neighbours(benches),
         canary.add_to(benches),
         cluster.add_to(benches),
     ]

@@ -1,4 +1,4 @@
-"""What the benches share of a run: lines about its progress, its modules in processes of their own, and its end."""
+"""Parts of a run that the benches share: lines about progress, modules in processes of their own, and its end."""
 
 import pathlib
 import subprocess
@@ -37,14 +37,14 @@ def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: lis
     return 1 if failures else 0
 
 
-def make_results_folder(folder: pathlib.Path) -> None:
-    """Create the folder that `--out` names, unless it exists. Raises ConfigError, also if no file can be made in it."""
+def make_results_folder(folder: pathlib.Path, option: str = "--out") -> None:
+    """Create the folder that `option` names, unless it exists. Raises ConfigError if no file can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
-            f"--out {folder} cannot be written ({error}); name a folder, which need not exist."
+            f"{option} {folder} cannot be written ({error}); name a folder, which need not exist."
         ) from error
 
 
@@ -57,14 +57,15 @@ def open_both_models(config: Config) -> tuple[Config, DiffusionModelSpec, Encode
     """
     encoder, *_ = config.additional_models or ("minilm",)
     config = msgspec.structs.replace(config, additional_models=(encoder,))
-    images, texts = open_model_of(DiffusionModelSpec, config.model), open_model_of(EncoderModelSpec, encoder)
+    images = open_model_of(DiffusionModelSpec, config.model, config.engine)
+    texts = open_model_of(EncoderModelSpec, encoder, config.engine)
     if texts.task != "embedding":
         raise ConfigError(f"{texts.name} is for {texts.task}; this bench needs one of embeddings, such as minilm.")
     return config, images, texts
 
 
 def run_module(name: str, job: msgspec.Struct) -> bytes:
-    """What a module prints that gets `job` on its stdin. Raises RuntimeError if it fails; its stderr is ours."""
+    """Run a module with `job` on its stdin; return its output. Raises RuntimeError if it fails; its stderr is ours."""
     command = [sys.executable, "-m", name]
     done = subprocess.run(command, input=msgspec.json.encode(job), stdout=subprocess.PIPE, check=False)
     if done.returncode:

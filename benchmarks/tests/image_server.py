@@ -18,7 +18,7 @@ from PIL import Image
 
 from noria.testing.server import RunningServer
 
-# Of `/v1/models/{model}`: its calls take twice as long as it had measured.
+# The answer of `/v1/models/{model}`: its calls take twice as long as it had measured.
 MODEL = {
     "load": {"num_slots": 16},
     "costs": [

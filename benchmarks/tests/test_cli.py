@@ -9,6 +9,7 @@ import pytest
 import noria
 import noria_bench.benches.quick
 import noria_bench.benches.suite
+import noria_bench.calls.bench
 import noria_bench.canary.bench
 import noria_bench.cluster.bench
 import noria_bench.cost.bench
@@ -19,6 +20,7 @@ import noria_bench.soak.bench
 import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
+from noria_bench.calls.options import CallsOptions
 from noria_bench.cluster import options as cluster_options
 from noria_bench.cluster.options import ClusterOptions
 from noria_bench.cost.options import CostOptions
@@ -32,7 +34,7 @@ from noria_bench.targets.catalog import TargetSettings
 
 def record_calls(module, monkeypatch):
     calls = []
-    monkeypatch.setattr(module, "main", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(module, "main", lambda *arguments, **_: calls.append(arguments) or 0)
     return calls
 
 
@@ -137,10 +139,12 @@ def test_encoders_takes_targets_loads_and_settings(monkeypatch):
     words = "bench encoders m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --out there"
     assert main([*words.split(), "--encoder-sessions", "1"]) == 0
     assert main(["bench", "encoders", "--quick", "--rounds", "2"]) == 0
-    (config, options, folder), (quick_config, quick, quick_folder) = calls
+    assert main(["bench", "encoders", "--open-loops", "none", "--no-sweeps"]) == 0
+    (config, options, folder), (quick_config, quick, quick_folder), (_, short, _) = calls
     assert (config.model, config.engine.encoder_sessions, folder) == ("m", 1, pathlib.Path("there"))
     assert options == EncodersOptions(("raw", "noria"), (1, 8), 2.0, ("mixed",), num_rounds=3)
     assert quick == dataclasses.replace(QUICK, num_rounds=2)
+    assert (short.load_percents, short.sweeps) == ((), False)
     assert quick_config.model == "minilm" and quick_folder.name.endswith("-encoders")
 
 
@@ -153,6 +157,15 @@ def test_deploys_takes_users_and_the_niceness_of_loading(monkeypatch):
     assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
     assert options == DeploysOptions((5, 0), 3, 9, 1.0, 2.0, 3)
     assert quick == dataclasses.replace(deploys_options.QUICK, seconds=2.0) and quick_folder.name.endswith("-deploys")
+
+
+def test_calls_takes_shares_steps_schedulers_images_and_prompts(monkeypatch):
+    calls = record_calls(noria_bench.calls.bench, monkeypatch)
+    words = "bench calls m --shares 0.33,0.5 --steps 50,20 --schedulers ddim,euler --images 3 --prompts p.txt --seed 7"
+    assert main([*words.split(), "--slots", "4", "--out", "there"]) == 0
+    ((config, options, folder),) = calls
+    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
+    assert options == CallsOptions((0.5, 0.33), (50, 20), ("ddim", "euler"), 3, pathlib.Path("p.txt"), 7)
 
 
 def test_sharing_takes_loads_and_settings(monkeypatch):
@@ -178,6 +191,8 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("scenario1 --duration soon", "'soon'; a run lasts 1 to 86400 whole seconds"),
         ("mixed --load-percent much", "'much'; loads are whole per cents"),
         ("mixed --load-percent 50 --rows-per-s 10", "not allowed with argument"),
+        ("mixed --users 8 --mixes colours", "'colours'; mixes are settings, uniform, sizes, start-images, loras"),
+        ("scenario2 --quick --full", "not allowed with argument"),
         ("deadlines --loads fifty", "'fifty'; loads are whole per cents"),
         ("sweep colour", "'attention', 'channels-last'"),
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
@@ -187,6 +202,8 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
         ("encoders --corpus short", "'short'; a corpus is fixed, mixed or all"),
         ("deploys --niceness 19,20", "'19,20'; a niceness is a whole number from 0 to 19"),
+        ("calls --shares 0.2", "'0.2'; shares are numbers from 0.33 to 0.99"),
+        ("calls --images 0", "'0'; it is a whole number of images from 1 to 10000"),
         ("sharing --rate 0", "'0'; a rate is 1 to 1000 requests per second"),
         ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),
         ("serve triton", "'noria', 'reference-stream-async'"),

@@ -108,7 +108,13 @@ def _add_durations(parser: Parser) -> None:
         type=argument_type(suite_options.read_duration),
         help="of each run (scenarios 90, mixed 60, sweeps 45); a scenario's ramp is scaled with it",
     )
-    parser.add_argument(
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--quick",
+        action="store_true",
+        help="for rented devices: 15 s per run, one start of a server for all its runs, less warm-up, 4 checked images",
+    )
+    length.add_argument(
         "--full", action="store_true", help="15 minutes per run, as in the reference article; complete grids"
     )
 
@@ -135,7 +141,15 @@ def _add_mixed_options(parser: Parser) -> None:
         "--users",
         metavar="N",
         type=argument_type(cost_options.read_users),
-        help="a closed loop of N users instead of arrivals: mixed settings, then uniform requests",
+        help="a closed loop of N users instead of arrivals: one run for each mix",
+    )
+    mixed_with_users = ", ".join(suite_options.CLOSED_MIXES)
+    parser.add_argument(
+        "--mixes",
+        metavar="A,B",
+        type=argument_type(suite_options.read_mixes),
+        default=suite_options.CLOSED_MIXES,
+        help=f"with --users: of {mixed_with_users} (all)",
     )
 
 
@@ -155,7 +169,7 @@ def _deadlines(arguments: argparse.Namespace) -> int:
 
 
 def _scenario1(arguments: argparse.Namespace) -> int:
-    """One user in a closed loop, as in the reference article: 15 minutes with --full, 90 seconds otherwise."""
+    """Run one user in a closed loop, as in the reference article: 15 minutes with --full, 90 seconds otherwise."""
     return _scenario("scenario1", arguments)
 
 
@@ -178,38 +192,41 @@ def _mixed(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    """One setting after the other under the reference article's eight users (docs/benchmarks/scenarios.md)."""
+    """Run one setting after the other under the reference article's eight users (docs/benchmarks/scenarios.md)."""
     from noria_bench.benches import run_plans, sweeps
-    from noria_bench.targets import environments
+    from noria_bench.targets.server import interpreter_of
 
     if arguments.sweep == FRAMEWORKS_SWEEP:
-        variants = sweeps.variants(FRAMEWORKS_SWEEP, full=arguments.full)
-        environments.check_installed(TARGETS[variant.target] for variant in variants)
+        for variant in sweeps.variants(FRAMEWORKS_SWEEP, full=arguments.full):
+            interpreter_of(TARGETS[variant.target].framework)
     return _run_targets(f"sweep-{arguments.sweep}", arguments, functools.partial(run_plans.sweep_runs, arguments.sweep))
 
 
 def _run_targets(name: str, arguments: argparse.Namespace, plans: Callable[..., Any]) -> int:
     """Run what `plans` yields for the options, after checking that the targets are installed."""
-    from noria_bench.targets import environments
+    from noria_bench.targets.server import interpreter_of
 
     options = SuiteOptions(
         targets=getattr(arguments, "targets", ()),
         seconds=arguments.duration,
         full=arguments.full,
+        quick=arguments.quick,
         seed=arguments.trace_seed,
+        mixes=getattr(arguments, "mixes", suite_options.CLOSED_MIXES),
         arrivals=getattr(arguments, "arrivals", "poisson"),
         load_percents=getattr(arguments, "load_percent", DEFAULT_LOADS),
         rows_per_s=getattr(arguments, "rows_per_s", None),
         num_users=getattr(arguments, "users", None),
     )
-    environments.check_installed(options.targets)
-    return _run_suite(name, arguments, functools.partial(plans, options))
+    for target in options.targets:
+        interpreter_of(target.framework)
+    return _run_suite(name, arguments, functools.partial(plans, options), quick=arguments.quick)
 
 
-def _run_suite(name: str, arguments: argparse.Namespace, plans: Callable[..., Any]) -> int:
+def _run_suite(name: str, arguments: argparse.Namespace, plans: Callable[..., Any], *, quick: bool = False) -> int:
     config = config_from(arguments)
 
     from noria_bench.benches import suite
     from noria_bench.reports import writer
 
-    return suite.main(config, results_folder(arguments.out, name), plans, writer.write_report)
+    return suite.main(config, results_folder(arguments.out, name), plans, writer.write_report, quick=quick)

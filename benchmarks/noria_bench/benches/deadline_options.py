@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from noria_bench.load.workload import Arrivals
 from noria_bench.option_values import read_number
 
-DeadlineTarget = Literal["least-slack", "shortest-first", "fcfs", "reference"]
+DeadlineTarget = Literal["fair", "least-slack", "shortest-first", "fcfs", "reference"]
 """A scheduling policy of Noria, or the reference server (the target `reference-batched`)."""
 
 DEADLINE_TARGETS: tuple[DeadlineTarget, ...] = get_args(DeadlineTarget)

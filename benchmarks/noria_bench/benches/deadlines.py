@@ -21,7 +21,7 @@ from noria_bench.benches.deadline_options import DeadlineOptions, DeadlineTarget
 from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.load import capacity
 from noria_bench.load.capacity import SoloCost
-from noria_bench.load.load_generators import TraceLoadGenerator, bodies_of_every_kind
+from noria_bench.load.load_generators import LoadGenerator, bodies_of_every_kind
 from noria_bench.load.workload import MIXES, Mix, generate_trace
 from noria_bench.measurement import batch_invariance
 from noria_bench.measurement.run_metrics import prediction_summary
@@ -70,7 +70,7 @@ def load_generator(
     solo_costs: tuple[SoloCost, ...],
     load_percent: int,
     capacity_rows_per_s: float,
-) -> TraceLoadGenerator:
+) -> LoadGenerator:
     """The trace of one load, the same for every target; each request has a deadline."""
     rows_per_s = capacity_rows_per_s * load_percent / 100
     arrivals = generate_trace(
@@ -93,13 +93,13 @@ def load_generator(
     )
     warm_up = itertools.islice(mix.templates(options.seed + 1), _NUM_WARM_UP_REQUESTS)
     bodies = [*bodies_of_every_kind(mix, spec), *(template.body for template in warm_up)]
-    return TraceLoadGenerator(traffic, arrivals, bodies, grace_s=_GRACE_S)
+    return LoadGenerator(traffic, arrivals, bodies, grace_s=_GRACE_S)
 
 
 def calibrate(
     options: DeadlineOptions, mix: Mix, config: Config, spec: DiffusionModelSpec
 ) -> tuple[dict[str, Any], tuple[SoloCost, ...]]:
-    """What is measured before the runs, JSON-ready, and what each kind of request takes alone.
+    """Return the measurements made before the runs, JSON-ready, and the time that each kind of request takes alone.
 
     The JSON has `solo`, `capacity` (by server), `max_channel_differences` (of 255: one seed alone and among 32
     requests) and `steady_predictions` (the `prediction_summary` of 8 users in a closed loop).

@@ -30,11 +30,11 @@ from noria_bench.targets.server import quiet_config
 _log_status = status_log("quick")
 NUM_USERS = 8
 NUM_ROUNDS = 3
-# Of each round's eight users.
+# The time for which each round's eight users send requests.
 _LOAD_S = 10.0
-# Of that time, until the users are out of step.
+# The part of that time until the users are out of step.
 _WARM_UP_S = 2.0
-# Of each round's single user.
+# The images that each round's single user requests.
 _NUM_SINGLE_IMAGES = 6
 
 
@@ -56,12 +56,11 @@ def measure(config: Config) -> dict[str, Any]:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     import torch
 
-    from noria.engine.diffusion.loading import detect_machine
-    from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
+    from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
     from noria_bench.targets.pipeline import Pipeline, time_calls
 
     header = collect_provenance()
-    spec = open_model_of(DiffusionModelSpec, config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model, config.engine)
     machine = detect_machine()
     device = resolve_device(config.engine.devices[0], machine)
     settings = resolve_auto(config.engine, spec, device, machine)

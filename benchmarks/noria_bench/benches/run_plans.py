@@ -13,7 +13,7 @@ from noria_bench.benches.scenarios import SCENARIOS
 from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.benches.suite_options import SuiteOptions
 from noria_bench.load import capacity
-from noria_bench.load.load_generators import ScenarioLoadGenerator, TraceLoadGenerator, bodies_of_every_kind
+from noria_bench.load.load_generators import LoadGenerator, bodies_of_every_kind
 from noria_bench.load.workload import (
     Arrival,
     Arrivals,
@@ -33,6 +33,8 @@ from noria_bench.targets.server import running_target
 # How long requests arrive in a run of `mixed`, unless an option says otherwise.
 MIXED_S = 60.0
 _CAPACITY_S = 24.0
+# For the slowest endpoints to answer what is in flight at the end.
+_SCENARIO_GRACE_S = 60.0
 # Different requests of a closed loop; then they repeat.
 _NUM_CLOSED_REQUESTS = 4096
 _NUM_LORAS = 4
@@ -45,11 +47,13 @@ def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: Diffus
         yield RunPlan(name, target, load, config)
 
 
-def scenario_load_generator(name: str, seconds: float, seed: int, spec: DiffusionModelSpec) -> ScenarioLoadGenerator:
-    """One of the reference article's scenarios, scaled to `seconds`."""
-    scenario = SCENARIOS[name]
-    return ScenarioLoadGenerator(
-        scenario, scenarios.scaled_traffic(scenario, seconds, seed), scenarios.rows_per_request(spec)
+def scenario_load_generator(name: str, seconds: float, seed: int, spec: DiffusionModelSpec) -> LoadGenerator:
+    """Return the load of a scenario of the reference article, scaled to `seconds`."""
+    traffic, mix = scenarios.scaled_traffic(SCENARIOS[name], seconds, seed), scenarios.scenario_mix(spec)
+    # Two for each user: the second time, all that a batch needs is loaded.
+    warm_up = itertools.islice(mix.templates(seed + 1), 2 * SCENARIOS[name].num_users)
+    return LoadGenerator(
+        traffic, closed_arrivals(mix, seed, spec), [template.body for template in warm_up], _SCENARIO_GRACE_S
     )
 
 
@@ -78,19 +82,20 @@ def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: Di
     """On each target uniform requests, and what differs in one way from them, which shows what mixing costs it."""
     users = f"{num_users} users"
     mixes = {
-        users: ("mixed-settings", mixed_settings(spec)),
-        f"{users}, uniform": ("uniform", uniform(spec)),
-        f"{users}, sizes": ("mixed-sizes", mixed_sizes(spec)),
-        f"{users}, start images": ("mixed-start-images", mixed_start_images(spec)),
+        "settings": (users, "mixed-settings", mixed_settings(spec)),
+        "uniform": (f"{users}, uniform", "uniform", uniform(spec)),
+        "sizes": (f"{users}, sizes", "mixed-sizes", mixed_sizes(spec)),
+        "start-images": (f"{users}, start images", "mixed-start-images", mixed_start_images(spec)),
     }
     if loras := tuple(LoraFolders.of(config.engine).files(spec.name)):
-        mixes[f"{users}, LoRAs"] = "mixed-loras", mixed_loras(spec, loras[:_NUM_LORAS])
-    else:
+        mixes["loras"] = f"{users}, LoRAs", "mixed-loras", mixed_loras(spec, loras[:_NUM_LORAS])
+    elif "loras" in options.mixes:
         log_status(f"{spec.name} has no LoRA: no run mixes them")
     seconds = options.duration_s(MIXED_S)
     loads = {
         variant: closed_load_generator(name, mix, num_users, seconds, options.seed, spec)
-        for variant, (name, mix) in mixes.items()
+        for key, (variant, name, mix) in mixes.items()
+        if key in options.mixes
     }
     for target in options.targets:
         for variant, load in loads.items():
@@ -98,7 +103,7 @@ def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: Di
 
 
 def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
-    """One sweep, or `all` but the frameworks': each variant under scenario 2's eight users."""
+    """Yield the runs of a sweep, or of `all` but the frameworks': each variant under scenario 2's eight users."""
     load = scenario_load_generator("scenario2", options.duration_s(sweeps.DEFAULT_SECONDS), options.seed, spec)
     for sweep in suite_options.SWEEPS if name == "all" else (name,):
         for variant in sweeps.variants(sweep, full=options.full):
@@ -120,28 +125,32 @@ def open_load_generator(
     seed: int,
     spec: DiffusionModelSpec,
     load_percent: int | None = None,
-) -> TraceLoadGenerator:
+) -> LoadGenerator:
     """Mixed requests without deadlines; `rows_per_s` of work arrive for `seconds`."""
     mix = mixed(spec)
     arrivals = generate_trace(mix, spec, None, rows_per_s=rows_per_s, seconds=seconds, arrivals=kind, seed=seed)
     traffic = Traffic(
         "open", seconds, "mixed", arrivals=kind, rows_per_s=rows_per_s, load_percent=load_percent, seed=seed
     )
-    return TraceLoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec), grace_s=seconds)
+    return LoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec), grace_s=seconds)
 
 
 def closed_load_generator(
     mix_name: str, mix: Mix, num_users: int, seconds: float, seed: int, spec: DiffusionModelSpec
-) -> TraceLoadGenerator:
+) -> LoadGenerator:
     """Users who for `seconds` each send the next request of one sequence when their previous one is answered."""
-    templates = itertools.islice(mix.templates(seed), _NUM_CLOSED_REQUESTS)
-    arrivals = tuple(
-        Arrival(number, 0.0, None, "", template.rows(spec), template) for number, template in enumerate(templates)
-    )
     # A full batch of each kind.
     warm_up_bodies = [body for body in bodies_of_every_kind(mix, spec) for _ in range(num_users)]
     traffic = Traffic("closed", seconds, mix_name, num_users=num_users, seed=seed)
-    return TraceLoadGenerator(traffic, arrivals, warm_up_bodies, grace_s=seconds)
+    return LoadGenerator(traffic, closed_arrivals(mix, seed, spec), warm_up_bodies, grace_s=seconds)
+
+
+def closed_arrivals(mix: Mix, seed: int, spec: DiffusionModelSpec) -> tuple[Arrival, ...]:
+    """The sequence of requests from which users take the next one."""
+    templates = itertools.islice(mix.templates(seed), _NUM_CLOSED_REQUESTS)
+    return tuple(
+        Arrival(number, 0.0, None, "", template.rows(spec), template) for number, template in enumerate(templates)
+    )
 
 
 def capacity_rows_per_s(config: Config, spec: DiffusionModelSpec, seed: int) -> float:

@@ -5,17 +5,15 @@ The article loads a server for 15 minutes, with 1 user, or with 8 of whom one mo
 are active after 350 of the 900 seconds. A shorter run keeps these proportions: in 90 seconds a user arrives every 5, in
 45 every 2.5.
 
-The requests are those of the article's Locust task: a seed of 0 to 1,000,000, 20 inference steps, one image, the
-model's default size and guidance (the article's were 512 × 512 and 8.2). The article has one prompt, which a server
-with a cache would encode once; here 2,304 consecutive requests have different prompts. A seed reproduces all requests.
+The requests are those of the article's task: random seeds, 20 inference steps, one image, the model's default size and
+guidance (the article's were 512 × 512 and 8.2). The article has one prompt, which a server with a cache would encode
+once; here 2,304 consecutive requests have different prompts.
 """
 
-import random
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria_bench.load.workload import caption
+from noria_bench.load.workload import Mix, Weighted, uniform
 from noria_bench.measurement.runs import Traffic
 
 FULL_S = 900.0
@@ -25,7 +23,7 @@ _STEPS = 20
 
 @dataclass(frozen=True)
 class Scenario:
-    """One of the article's scenarios; `seconds` is the default length of a run."""
+    """A scenario of the article; `seconds` is the default length of a run."""
 
     name: str
     num_users: int
@@ -47,23 +45,6 @@ def scaled_traffic(scenario: Scenario, seconds: float, seed: int) -> Traffic:
     )
 
 
-def request_number(user_index: int, request_index: int, num_users: int) -> int:
-    """The number, within a run, of a user's request; both indices count from 0."""
-    return request_index * num_users + user_index
-
-
-def request_body(number: int, seed: int) -> dict[str, Any]:
-    """The body of request `number`; settings that it omits are the model's defaults."""
-    rng = random.Random(f"{seed} {number}")
-    return {
-        "prompt": caption(number),
-        "seed": rng.randint(0, 1_000_000),
-        "inference_steps": _STEPS,
-        # Equal images are equal bytes.
-        "metadata": False,
-    }
-
-
-def rows_per_request(spec: DiffusionModelSpec) -> float:
-    """The work of a request, in UNet inputs at the model's default size."""
-    return _STEPS * (2.0 if spec.default_guidance > 1.0 else 1.0)
+def scenario_mix(spec: DiffusionModelSpec) -> Mix:
+    """The article's requests: the model's defaults, with 20 steps."""
+    return replace(uniform(spec), steps=Weighted((_STEPS,), (1.0,)))

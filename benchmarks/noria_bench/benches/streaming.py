@@ -26,10 +26,10 @@ from noria_bench.reports.table import Table, format_number
 from noria_bench.targets.reference.response_modes import CHUNK_BYTES, RESPONSE_MODES
 from noria_bench.targets.reference.streaming_app import StreamingJob, random_image_bytes
 
-# Of a 512 × 512 PNG, nearly uncompressed.
+# The size of a 512 × 512 PNG, nearly uncompressed.
 NUM_BYTES = 800_000
 NUM_ROUNDS = 5
-# Of each mode in each round.
+# The time for each mode in each round.
 _ROUND_S = 1.0
 _MIN_REPLIES = 3
 
@@ -86,7 +86,7 @@ def measure(num_bytes: int, round_s: float) -> dict[str, Any]:
 
 
 class _StreamingClient:
-    """One client with one persistent connection."""
+    """A client with one persistent connection."""
 
     def __init__(self, connection: http.client.HTTPConnection, content: bytes) -> None:
         self._connection, self._content = connection, content

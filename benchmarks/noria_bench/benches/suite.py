@@ -3,6 +3,9 @@ file.
 
 A server that fails to start, or that ends under load, is reported, and the next run starts. Ctrl-C and SIGTERM end the
 bench and keep what the current run has recorded. In all cases the report is made of what was measured.
+
+A quick suite, for rented devices, makes each run's begin and end short: runs of one server follow each other in one
+start of it, warm-ups are shorter, and fewer images are checked.
 """
 
 import contextlib
@@ -11,9 +14,9 @@ import os
 import pathlib
 import sys
 import tempfile
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +31,7 @@ from noria.protocol.process_signals import sigterm_interrupts
 from noria.testing.server import NO_PROXY_OPENER, RunningServer
 from noria_bench.load import load_generators
 from noria_bench.load.load_generators import Body, LoadGenerator
+from noria_bench.load.protocols import encode_request
 from noria_bench.measurement import runs
 from noria_bench.measurement.engine_costs import record_engine_costs
 from noria_bench.measurement.hardware_meters import GpuMeter, find_gpus, matrix_gflops
@@ -38,18 +42,23 @@ from noria_bench.measurement.run_metrics import attainment
 from noria_bench.measurement.runs import BenchRun, ImageCheck
 from noria_bench.running import make_results_folder
 from noria_bench.targets import environments
-from noria_bench.targets.catalog import Target, TargetSettings
+from noria_bench.targets.catalog import Protocol, Target, TargetSettings
 from noria_bench.targets.server import isolated_config, running_target
 
 _NUM_WARM_UP_USERS = 8
 _SAMPLE_INTERVAL_S = 0.5
+
+# The images that a quick suite compares in each run.
+_NUM_QUICK_CHECKS = 4
+# The part of an error's answer that a message shows.
+_MAX_ERROR_BYTES = 300
 
 ReportWriter = Callable[[pathlib.Path, Sequence[BenchRun]], list[pathlib.Path]]
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run.
+    """A run that is yet to be made.
 
     `settings` are of a target other than Noria (None: the target's own); `calibration` is stored with the run.
     """
@@ -64,8 +73,13 @@ class RunPlan:
 
     @property
     def name(self) -> str:
-        """As status messages name it."""
+        """The run's name in status messages."""
         return " ".join(filter(None, (self.bench, self.target.name, self.variant and f"({self.variant})")))
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        """The server that it loads: equal for runs that one start of it can have."""
+        return self.target.module or self.target.name, self.settings or self.target.settings, self.config
 
     @property
     def reported_settings(self) -> dict[str, Any]:
@@ -87,10 +101,13 @@ class Suite:
     config: Config
     folder: pathlib.Path
     spec: DiffusionModelSpec
+    quick: bool = False
     runs: list[BenchRun] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # a line for each run that failed
-    # Of the last engine settings only, since each holds a model.
+    # The generator for the last engine settings only, since each holds a model.
     _solo_generator: tuple[EngineConfig, SoloGenerator] | None = None
+    # In a quick suite: the settings of the last run's server, the server, and what ends it.
+    _kept: tuple[tuple[object, ...], RunningServer, contextlib.ExitStack] | None = None
 
     def run(self, plan: RunPlan) -> None:
         """Make one run and write it. A run that is interrupted is written as incomplete, if it has recorded anything.
@@ -108,19 +125,22 @@ class Suite:
             engine_costs: dict[str, Any] = {}
             try:
                 log_status(f"{plan.name}: starting")
+                if self._kept is not None and self._kept[0] != plan.server:
+                    self.end_server()
                 resources.matrix_gflops.append(matrix_gflops())
                 gpus = find_gpus(plan.config.engine.devices, os.environ)
                 if gpus is not None:
                     header["machine"]["gpu"] = ", ".join(gpus.names)
-                with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
+                with self._server_for(plan) as (server, is_fresh):
                     ready_s = server.seconds_to_ready
-                    self._measure_load(plan, server, gpus, folder, resources, engine_costs)
+                    self._measure_load(plan, server, gpus, folder, resources, engine_costs, is_fresh=is_fresh)
                 resources.matrix_gflops.append(matrix_gflops())
                 log_status(f"{plan.name}: comparing some images with their solo runs")
                 image_checks = check_replies(
                     folder / load_generators.SAMPLE_FOLDER,
                     plan.load_generator.body,
                     self._solo_generator_for(plan.config).generate,
+                    _NUM_QUICK_CHECKS if self.quick else None,
                 )
             except BaseException:
                 self._save(
@@ -141,11 +161,16 @@ class Suite:
         folder: pathlib.Path,
         resources: ResourceTrace,
         engine_costs: dict[str, Any],
+        *,
+        is_fresh: bool,
     ) -> None:
         """Warm a server up and load it; `resources` is filled even if an error is raised, `engine_costs` otherwise."""
-        url = f"http://127.0.0.1:{server.port}"
+        url = f"http://127.0.0.1:{server.port}{plan.target.path}"
         log_status(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
-        warm_up(url + plan.target.path, plan.load_generator.warm_up_bodies)
+        bodies = plan.load_generator.warm_up_bodies
+        if self.quick:
+            bodies = bodies[:: -(-len(bodies) // _NUM_WARM_UP_USERS)] if is_fresh else bodies[:1]
+        warm_up(url, plan.target.protocol, bodies)
         records_costs = plan.target.module is None and plan.load_generator.traffic.kind == "open"
         with (
             monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, resources),
@@ -154,8 +179,33 @@ class Suite:
             else contextlib.nullcontext(),
         ):
             load_generators.run_load(
-                plan.load_generator, url, plan.target.path, folder, server.process, self._progress(plan)
+                plan.load_generator, url, plan.target.protocol, folder, server.process, self._progress(plan)
             )
+
+    @contextlib.contextmanager
+    def _server_for(self, plan: RunPlan) -> Iterator[tuple[RunningServer, bool]]:
+        """The plan's server, and whether it was started for it; a quick suite keeps it for the next plan."""
+        if not self.quick:
+            with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
+                yield server, True
+            return
+        if is_fresh := self._kept is None:
+            stack = contextlib.ExitStack()
+            server = stack.enter_context(running_target(plan.target, self.spec, plan.config, plan.settings))
+            self._kept = plan.server, server, stack
+        assert self._kept is not None
+        try:
+            yield self._kept[1], is_fresh
+        except BaseException:
+            # The next run must not find what a failed one left behind.
+            self.end_server()
+            raise
+
+    def end_server(self) -> None:
+        """End the server that was kept, if there is one."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            kept[2].close()
 
     def _progress(self, plan: RunPlan) -> Callable[[str], None]:
         return lambda text: log_status(f"{plan.name}: {text}")
@@ -209,6 +259,8 @@ def main(
     folder: pathlib.Path,
     plans: Callable[[Config, DiffusionModelSpec], Iterable[RunPlan]],
     write_report: ReportWriter,
+    *,
+    quick: bool = False,
 ) -> int:
     """Make the runs that `plans` yields, then write the report of all of them; returns the exit status.
 
@@ -218,11 +270,14 @@ def main(
         NoriaError: the model cannot be opened, or the folder cannot be created.
 
     """
-    spec = open_model_of(DiffusionModelSpec, config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model, config.engine)
     make_results_folder(folder)
     with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
-        suite = Suite(isolated_config(config, cache), folder, spec)
-        status = _run_all(suite, plans)
+        suite = Suite(isolated_config(config, cache), folder, spec, quick)
+        try:
+            status = _run_all(suite, plans)
+        finally:
+            suite.end_server()
     if suite.runs:
         for file in write_report(folder, suite.runs):
             log_status(f"wrote {file}")
@@ -251,21 +306,29 @@ def _run_all(suite: Suite, plans: Callable[[Config, DiffusionModelSpec], Iterabl
     return 1 if suite.failures else 0
 
 
-def warm_up(url: str, bodies: Sequence[Body]) -> None:
-    """Send each body once, eight at a time. Errors are ignored: they recur under load, where they are counted."""
+def warm_up(url: str, protocol: Protocol, bodies: Sequence[Body]) -> None:
+    """Send each body once, eight at a time. Single errors are ignored: they recur under load, where they are counted.
 
-    def send(body: Body) -> None:
-        text = msgspec.json.encode(body)
-        request = urllib.request.Request(url, text, {"content-type": "application/json"})
+    Raises:
+        RuntimeError: every request failed.
+
+    """
+
+    def send(body: Body) -> str | None:
+        request = urllib.request.Request(url, encode_request(protocol, body), {"content-type": "application/json"})
         try:
             with NO_PROXY_OPENER.open(request, timeout=300) as answer:
                 answer.read()
-        except (OSError, http.client.HTTPException):
-            # No busy loop against a server that refuses connections.
-            time.sleep(0.05)
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {error.read(_MAX_ERROR_BYTES)!r}"
+        except (OSError, http.client.HTTPException) as error:
+            return repr(error)
+        return None
 
     with ThreadPoolExecutor(_NUM_WARM_UP_USERS) as users:
-        list(users.map(send, bodies))
+        errors = list(users.map(send, bodies))
+    if errors and all(errors):
+        raise RuntimeError(f"every request of the warm-up failed: {errors[0]}")
 
 
 def run_line(run: BenchRun) -> str:

@@ -15,6 +15,9 @@ FRAMEWORKS_SWEEP = "frameworks"
 DEFAULT_LOADS = (80,)
 # The reference article's 15 minutes.
 FULL_S = 900.0
+QUICK_S = 15.0
+# What differs among the requests of a closed loop.
+CLOSED_MIXES = ("settings", "uniform", "sizes", "start-images", "loras")
 
 
 @dataclass(frozen=True)
@@ -22,22 +25,32 @@ class SuiteOptions:
     """Options of the benches that compare targets; only `mixed` reads those after `seed`."""
 
     targets: tuple[Target, ...] = read_targets("noria,reference-batched")
-    seconds: float | None = None  # of each run; None: the bench's default
+    seconds: float | None = None  # length of each run; None: the bench's default
     full: bool = False  # runs of 15 minutes unless `seconds` is set, and complete grids
-    seed: int = 1  # of the requests
+    quick: bool = False  # runs of 15 seconds unless `seconds` is set
+    seed: int = 1  # seed of the requests
     arrivals: ArrivalsOption = "poisson"
-    load_percents: tuple[int, ...] = DEFAULT_LOADS  # of Noria's capacity, which is measured first
+    load_percents: tuple[int, ...] = DEFAULT_LOADS  # shares of Noria's capacity, which is measured first
     rows_per_s: float | None = None  # the arriving work, instead of loads
     num_users: int | None = None  # in a closed loop, instead of arrivals
+    mixes: tuple[str, ...] = CLOSED_MIXES  # kinds of traffic in a closed loop
 
     def duration_s(self, default_s: float) -> float:
         """Seconds of a run in a bench whose default is `default_s`."""
-        return self.seconds or (FULL_S if self.full else default_s)
+        return self.seconds or (FULL_S if self.full else QUICK_S if self.quick else default_s)
 
 
 def read_duration(text: str) -> float:
-    """Parse the length of a run: whole seconds, as Locust needs. Raises ValueError for anything else."""
+    """Parse the length of a run. Raises ValueError unless it is 1 to 86400 whole seconds."""
     return float(read_whole(text, 1, 86400, "a run lasts 1 to 86400 whole seconds"))
+
+
+def read_mixes(text: str) -> tuple[str, ...]:
+    """Parse `settings,uniform`, in the order of the runs. Raises ValueError, listing all names, for an unknown one."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in CLOSED_MIXES]:
+        raise ValueError(f"{unknown[0]!r}; mixes are {', '.join(CLOSED_MIXES)}")
+    return tuple(name for name in CLOSED_MIXES if name in names)
 
 
 def read_rate(text: str) -> float:

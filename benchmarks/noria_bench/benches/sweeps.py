@@ -16,7 +16,7 @@ from noria_bench.targets.catalog import TargetSettings
 DEFAULT_SECONDS = 45.0
 # Milliseconds and images, in the article's order.
 _REFERENCE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
-# Of 8 users, all guided: the only bucket in which compiled and eager are compared.
+# The rows of 8 users, all guided: the only bucket in which compiled and eager are compared.
 _USERS_ROWS = 16
 
 
@@ -27,7 +27,7 @@ class Variant:
     name: str
     target: str
     engine: dict[str, Any] = field(default_factory=dict)  # fields of EngineConfig
-    settings: TargetSettings | None = None  # of a target other than Noria
+    settings: TargetSettings | None = None  # settings of a target other than Noria
 
 
 def variants(sweep: str, *, full: bool) -> tuple[Variant, ...]:

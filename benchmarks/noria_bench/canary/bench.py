@@ -19,7 +19,7 @@ BEYOND = NUM_REQUESTS // 100  # requests beyond the minimum within which a bad c
 
 HARMLESS = (
     Scenario("A/A"),
-    Scenario("A/A, both error rates move by up to 5 points", error_drift=0.05),
+    Scenario("A/A, both rates of errors and rejections move by up to 5 points", drift=0.05),
     Scenario("A/A, windows slow the canary by σ 0.3", arm_noise=0.3),
     Scenario("A/A, sticky keys, the first request of each", keys="first"),
     Scenario("A/A, sticky keys, every request", keys="request"),
@@ -28,6 +28,9 @@ HARMFUL = (
     Scenario("errors 20 %", error_rate=0.2),
     Scenario("errors 10 %", error_rate=0.1),
     Scenario("errors 5 %", error_rate=0.05),
+    Scenario("rejections 50 %", rejection_rate=0.5),
+    Scenario("rejections 20 %", rejection_rate=0.2),
+    Scenario("rejections 10 %", rejection_rate=0.1),
     Scenario("slower × 3", slowdown=3.0),
     Scenario("slower × 2", slowdown=2.0),
     Scenario("slower × 1.5", slowdown=1.5),

@@ -1,8 +1,9 @@
-"""One canary's life in virtual time: simulated requests, the real split into windows, the real judge and ramp.
+"""A canary's life in virtual time: simulated requests, the real split into windows, the real judge and ramp.
 
-Requests arrive as a Poisson process of 20 a second, in two shapes. The control's error rate is 0.5 %, its latency
-lognormal with σ = 0.4, its output normal, in cells of equal shares. A canary differs as its scenario says. The ramp is
-5, 25 and 50 %, each for a third of 20,000 requests; its last step waits until the judge passes, for at most 4,000 more.
+Requests arrive as a Poisson process of 20 a second, in two shapes. The control rejects 5 % of them, and fails in 0.5 %
+of the others; its latency is lognormal with σ = 0.4, its output normal, in cells of equal shares. A canary differs as
+its scenario says. The ramp is 5, 25 and 50 %, each for a third of 20,000 requests; its last step waits until the judge
+passes, for at most 4,000 more.
 """
 
 import dataclasses
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.canary.judge import Arm, JudgeSettings, JudgeState, step, verdict
+from noria.canary.arm import Arm
+from noria.canary.judge import ERRORS, JudgeSettings, JudgeState, step, verdict
 from noria.canary.ramp import RampPlan, advance, start_ramp, weight
 from noria.canary.traffic_split import key_position
 
@@ -24,7 +26,7 @@ SETTINGS = JudgeSettings(guards=("output",))
 _NUM_CELLS = 10
 _CELL_EDGES = [statistics.NormalDist().inv_cdf(k / _NUM_CELLS) for k in range(1, _NUM_CELLS)]
 _WINDOW_REQUESTS, _WINDOW_RESPONSES = 100, 5  # at least: of both arms, of the canary
-_ERROR_RATE, _LATENCY_SIGMA = 0.005, 0.4
+_REJECTION_RATE, _ERROR_RATE, _LATENCY_SIGMA = 0.05, 0.005, 0.4
 _SHAPES_S = {"512x512": 1.0, "1024x1024": 4.0}
 _LARGE_SHARE = 0.3
 _NUM_KEYS, _FAILING_KEYS = 4_000, 0.01
@@ -38,10 +40,11 @@ class Scenario:
 
     name: str
     error_rate: float = _ERROR_RATE
+    rejection_rate: float = _REJECTION_RATE
     slowdown: float = 1.0
-    shift: float = 0.0  # of the output, in standard deviations
+    shift: float = 0.0  # shift of the output, in standard deviations
     arm_noise: float = 0.0  # σ of the log by which each window slows the canary down by chance
-    error_drift: float = 0.0  # largest amount by which each window raises both error rates
+    drift: float = 0.0  # largest amount by which each window raises the rates of errors and rejections of both
     keys: str = ""  # "request": 1 % of 4,000 sticky keys always fail, all requests count; "first": one of each key
 
 
@@ -64,7 +67,9 @@ class _Requests:
         window = np.arange(num) // _WINDOW_REQUESTS
         self.at_s = np.cumsum(rng.exponential(1 / REQUESTS_PER_S, num))
         self.position, self.counts = rng.random(num), np.ones(num, bool)
-        drift = scenario.error_drift * rng.random(window[-1] + 1)[window]
+        drift = scenario.drift * rng.random(window[-1] + 1)[window]
+        luck = rng.random(num)
+        self.rejections = luck < _REJECTION_RATE + drift, luck < scenario.rejection_rate + drift
         luck = rng.random(num)
         self.errors = luck < _ERROR_RATE + drift, luck < scenario.error_rate + drift
         if scenario.keys:
@@ -85,16 +90,18 @@ class _Requests:
         self.cell = np.searchsorted(_CELL_EDGES, output), np.searchsorted(_CELL_EDGES, output + scenario.shift)
 
     def arm(self, which: int, chosen: Array, start: int, end: int) -> Arm:
-        """What an arm (0: control) did with its chosen requests of a window."""
+        """Return the counts of an arm (0: control) for its chosen requests of a window."""
+        num = int(chosen.sum())
+        chosen = chosen & ~self.rejections[which][start:end]
         errors, latency_s, cell = (
             values[which][start:end][chosen] for values in (self.errors, self.latency_s, self.cell)
         )
-        is_large, num = self.is_large[start:end][chosen], int(chosen.sum())
+        is_large, num_rejected = self.is_large[start:end][chosen], num - int(chosen.sum())
         latencies = {
             shape: latency_s[mask].tolist() for shape, mask in zip(_SHAPES_S, (~is_large, is_large), strict=True)
         }
         cells = {str(k): count for k, count in enumerate(np.bincount(cell, minlength=_NUM_CELLS).tolist()) if count}
-        return Arm(num, int(errors.sum()), latencies, {"output": cells})
+        return Arm(num, int(errors.sum()), latencies, {"output": cells}, num_rejected)
 
 
 def simulate(scenario: Scenario, seed: int, settings: JudgeSettings = SETTINGS) -> Run:
@@ -135,7 +142,7 @@ def _next_window(requests: _Requests, start: int, share: float) -> tuple[int, Ar
 
 def _z_test(state: JudgeState) -> float:
     """The pooled two-proportion z statistic, which promises its level for one look only."""
-    n, m = state.num_canary, state.num_control
-    rate = (state.canary_errors + state.control_errors) / (n + m)
-    deviation = math.sqrt(rate * (1 - rate) * (1 / n + 1 / m))
-    return (state.canary_errors / n - state.control_errors / m) / deviation if deviation else 0.0
+    control, canary = state.rates(ERRORS)
+    rate = (canary.bad + control.bad) / (canary.n + control.n)
+    deviation = math.sqrt(rate * (1 - rate) * (1 / canary.n + 1 / control.n))
+    return (canary.share - control.share) / deviation if deviation else 0.0

@@ -42,7 +42,7 @@ _log_status = status_log("cluster")
 
 # Width and height, as many pixels in both. The device's time for a step depends on the width.
 _SIZES_PX: Mapping[Steps, tuple[int, int]] = {"short": (128, 160), "long": (160, 128)}
-# Of successive images, so that those of a batch end in different iterations.
+# Steps of successive images, which differ so that those of a batch end in different iterations.
 _NUM_STEPS = (10, 8, 12, 9, 11)
 _MEAN_STEPS = sum(_NUM_STEPS) / len(_NUM_STEPS)
 # As many images wait as run, so that no slot is empty while an answer and the next request are under way.

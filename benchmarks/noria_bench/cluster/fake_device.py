@@ -19,7 +19,7 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.results import DecodedImage
 from noria.engine.diffusion.warmup.calibration import shape_costs
 from noria.engine.multi_model import MultiModelExecutor
-from noria.engine.runtime import Runtime
+from noria.engine.runtime import StepRuntime
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import POLICIES
@@ -89,16 +89,22 @@ class SleepingExecutor(FakeExecutor):
         return DecodedImage(request, image.index, pixels)
 
 
-def load_runtime(models: Sequence[DiffusionModelSpec], config: EngineConfig, _device: str) -> Runtime[Any]:
+def load_runtime(models: Sequence[DiffusionModelSpec], config: EngineConfig, _device: str) -> StepRuntime[Any]:
     """Return what the engine runs, in the place of `noria.engine.diffusion.loading.load_runtime`."""
     step_ms = msgspec.json.decode(os.environ[STEP_MS_VARIABLE], type=dict[int, float])
     assert isinstance(config.slots, int)
     executors = {spec.key: SleepingExecutor(step_ms) for spec in models}
     costs = CostModel(2 * config.slots)
     scheduler = StepScheduler(
-        config.slots, config.decode_batch, config.queue_limit, config.queue_limit_s, POLICIES[config.policy], costs
+        config.slots,
+        config.decode_batch,
+        config.queue_limit,
+        config.queue_limit_s,
+        POLICIES[config.policy],
+        costs,
+        config.fair_width_slack,
     )
-    return Runtime(
+    return StepRuntime(
         MultiModelExecutor(executors),
         scheduler,
         longest_iteration_s=max(step_ms.values()) / 1000,

@@ -7,14 +7,14 @@ from noria_bench.option_values import read_number, read_whole_numbers
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What is measured; `seconds` are of each load."""
+    """The measurements to make; each load takes `seconds`."""
 
     engines: tuple[int, ...] = (1, 2, 4)  # with short steps, in pairs of both servers
     scaling: tuple[int, ...] = (1, 2, 4, 8, 16)  # engines with long steps
     step_ms: float = 20.0
     long_step_ms: float = 100.0
     seconds: float = 5.0
-    num_rounds: int = 3  # of short steps; long ones are measured once
+    num_rounds: int = 3  # rounds of short steps; long ones are measured once
 
 
 QUICK = ClusterOptions(engines=(1, 2), scaling=(1, 2), seconds=3.0, num_rounds=1)

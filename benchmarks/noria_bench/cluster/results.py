@@ -1,4 +1,4 @@
-"""What `noria bench cluster` measures, as its JSON file has it; and how replies become figures. Pure."""
+"""The measurements of `noria bench cluster`, as its JSON file has them; and how replies become figures. Pure."""
 
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
@@ -18,7 +18,7 @@ Steps = Literal["short", "long"]
 
 
 class ClusterRun(Struct, frozen=True):
-    """One load of one server."""
+    """The result of one load on one server."""
 
     serving: Serving
     num_engines: int
@@ -41,7 +41,7 @@ class ClusterResult(Struct, frozen=True):
     """The whole document."""
 
     provenance: dict[str, Any]
-    versions: dict[str, str]  # of Ray's environment, in which both servers run
+    versions: dict[str, str]  # versions of the packages in Ray's environment, in which both servers run
     options: dict[str, Any]
     ideal: dict[str, float]  # images per second of an engine whose slots are never empty, by steps
     seconds_to_ready: dict[str, dict[int, float]] = {}  # by server and number of engines

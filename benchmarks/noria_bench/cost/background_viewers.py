@@ -19,7 +19,7 @@ _READY_TIMEOUT_S = 60.0
 
 @dataclass
 class ViewerStats:
-    """What the clients received."""
+    """The counts of what the clients received."""
 
     num_views: int = 0  # engine views on the page
     live_bytes: int = 0

@@ -44,7 +44,7 @@ from noria_bench.running import run_to_end, status_log
 from noria_bench.targets.server import isolated_config
 
 _log_status = status_log("cost")
-# Of each fresh server: samplers are compiled, and memory grows to what load needs.
+# Load before measuring each fresh server: samplers are compiled, and memory grows to what load needs.
 _WARM_UP_S = 6.0
 # Before both servers are restarted.
 _PAIRS_PER_INCARNATION = 8
@@ -78,7 +78,7 @@ class CostBench:
     _since_scrape_s: float = math.inf
 
     def __post_init__(self) -> None:
-        self._spec = open_model_of(DiffusionModelSpec, self.config.model)
+        self._spec = open_model_of(DiffusionModelSpec, self.config.model, self.config.engine)
         self._templates = list(itertools.islice(mixed(self._spec).templates(self.options.seed), 4096))
         self._provenance = collect_provenance()
 

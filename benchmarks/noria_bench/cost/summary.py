@@ -28,13 +28,13 @@ _MIN_INCARNATIONS = 5
 
 
 class CostRun(Struct, frozen=True):
-    """One side of a pair."""
+    """The measurements of one side of a pair."""
 
     seconds: float  # from the first request to the last answer
     rows: float
     images: int
-    cpu_s: float  # of all the server's processes
-    other_cpu_share: float  # of the machine's CPU time, used by other processes
+    cpu_s: float  # CPU time of all the server's processes
+    other_cpu_share: float  # share of the machine's CPU time, used by other processes
     views: int = 0  # that the open page received
     live_bytes: int = 0
     scrapes_s: tuple[float, ...] = ()

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import setproctitle
@@ -30,7 +30,7 @@ _UNUSED_PID = 2**22 + 1
 
 
 class SyntheticProcess(Struct, frozen=True):
-    """What a process is, and what it starts."""
+    """The role of a process, and the number of processes that it starts."""
 
     role: Literal["supervisor", "frontend", "engine"]
     name: str
@@ -64,16 +64,21 @@ def populate_metrics(name: str, engines: list[str]) -> None:
     Every process fills all of them, except those of an engine, which only the one of `engines` called `name` has.
     """
     from noria.observe.metrics import declarations
-    from noria.observe.metrics.exposition import observe
+    from noria.observe.metrics.exposition import keep_exemplar
 
     for k in range(LABEL_SETS):
         method, path, exemplar = ("GET", "POST")[k % 2], f"/v1/path-{k // 2}", {"request_id": f"{k:032x}"}
         declarations.HTTP_REQUESTS.labels(method, path, "200").inc()
-        observe(declarations.HTTP_REQUEST_SECONDS, 0.037 * k, {"method": method, "path": path}, exemplar)
+        observed: list[Any] = [(declarations.HTTP_REQUEST_SECONDS, 0.037 * k, (method, path))]
+        if k < 5:
+            observed += [
+                (declarations.REQUEST_SECONDS, 0.3 * k, (f"model-{k}",)),
+                (declarations.QUEUE_SECONDS, 0.1 * k, (f"model-{k}",)),
+            ]
+        for histogram, seconds, labels in observed:
+            histogram.labels(*labels).observe(seconds)
+        keep_exemplar(exemplar, *observed)
         declarations.REQUESTS.labels(f"model-{k % 5}", f"outcome-{k // 5}").inc()
-    for k in range(5):
-        observe(declarations.REQUEST_SECONDS, 0.3 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
-        observe(declarations.QUEUE_SECONDS, 0.1 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
     for stage in ("queue", "text_encode", "denoise", "decode", "postprocess"):
         declarations.STAGE_SECONDS.labels("model-0", stage).observe(0.1)
     for k in range(declarations.MAX_SHAPES):
@@ -152,9 +157,7 @@ def _serve(port: int) -> None:
     with tempfile.TemporaryDirectory(prefix="noria-data-") as folder:
         link = EnginePool([])
         config = Config(data_dir=folder, frontend=FrontendConfig(drain_s=0.1))
-        http_server(build_app(config, link), link, config.frontend).run(
-            sockets=[socket.create_server(("127.0.0.1", port))]
-        )
+        http_server(build_app(config, link), config.frontend).run(sockets=[socket.create_server(("127.0.0.1", port))])
 
 
 if __name__ == "__main__":

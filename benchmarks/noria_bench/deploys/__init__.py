@@ -1,1 +1,1 @@
-"""What users notice while versions of models change."""
+"""The effects that users notice while versions of models change."""

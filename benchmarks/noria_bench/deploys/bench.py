@@ -20,11 +20,11 @@ import msgspec
 from noria.canary.judge import JudgeSettings
 from noria.config import Config
 from noria.protocol.model_spec import ModelSpec
+from noria.registry.changes import Change
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
-from noria.registry.versions import Change
 from noria.testing.server import RunningServer, config_flags, running_server
 from noria_bench.deploys.options import DeploysOptions
 from noria_bench.deploys.report import write_report
@@ -43,7 +43,7 @@ _SETTLE_S = 6.0  # after a phase, until what was sent in it is answered: it belo
 _POLL_S = 0.5  # each asks the database; ten times as often took 0.05 of a core from the images
 _MAX_LOAD_S = 600.0
 _MAX_S = 3600.0  # longer than a run; the users end with it
-_CHANGED_BYTES = 4096  # of weights that the second version has as zeros
+_CHANGED_BYTES = 4096  # weights that the second version has as zeros
 
 
 def main(config: Config, options: DeploysOptions, folder: pathlib.Path) -> int:

@@ -7,12 +7,12 @@ from noria_bench.option_values import read_whole_numbers
 
 @dataclass(frozen=True)
 class DeploysOptions:
-    """What is measured."""
+    """The measurements to make."""
 
-    niceness: tuple[int, ...] = (19, 0)  # of loading, each with servers of its own
+    niceness: tuple[int, ...] = (19, 0)  # niceness of loading, each with servers of its own
     image_users: int = 8
     text_users: int = 64
-    pause_s: float = 1.0  # of each user, from an answer to the next request
+    pause_s: float = 1.0  # pause of each user, from an answer to the next request
     seconds: float = 30.0  # before a deployment, and after it
     num_rounds: int = 2
     seed: int = 1

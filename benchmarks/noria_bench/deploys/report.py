@@ -7,7 +7,7 @@ from noria_bench.reports.plots.styles import report_style, save_figure
 from noria_bench.reports.result_report import conditions, heading, median
 from noria_bench.reports.table import Table, format_number, format_ratio
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of each niceness; Okabe and Ito's
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # a colour for each niceness; Okabe and Ito's
 
 
 def write_report(result: DeploysResult, folder: pathlib.Path) -> list[pathlib.Path]:

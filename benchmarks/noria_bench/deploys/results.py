@@ -1,4 +1,4 @@
-"""What `noria bench deploys` measures, as its JSON file has it; and how replies become figures. Pure."""
+"""The measurements of `noria bench deploys`, as its JSON file has them; and how replies become figures. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -33,7 +33,7 @@ class Latencies(Struct, frozen=True):
 
 
 class Phase(Struct, frozen=True):
-    """What users noticed in one phase."""
+    """The latencies and failures that users noticed in one phase."""
 
     name: str
     seconds: float
@@ -41,7 +41,7 @@ class Phase(Struct, frozen=True):
 
 
 class DeploysRun(Struct, frozen=True):
-    """One server, on which a version of each model is deployed."""
+    """The result of one server, on which a version of each model is deployed."""
 
     niceness: int
     round: int

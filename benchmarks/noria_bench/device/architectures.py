@@ -36,12 +36,12 @@ _FLOW_CHANNELS, _PATCH = 16, 2
 
 @dataclass(frozen=True)
 class Architecture:
-    """One denoiser and its usual settings."""
+    """A denoiser and its usual settings."""
 
     name: str
-    config: dict[str, Any] = field(hash=False)  # of the diffusers class
+    config: dict[str, Any] = field(hash=False)  # arguments of the diffusers class
     default_steps: int
-    denoiser: str = "UNet2DConditionModel"  # of diffusers
+    denoiser: str = "UNet2DConditionModel"  # name of a class of diffusers
     rows_of_image: int = 2
     latent_scale: int = 8  # pixels of a side per latent
     num_tokens: int = _CLIP_TOKENS
@@ -94,7 +94,7 @@ FLUX = Architecture(
 Z_IMAGE = Architecture(
     "z-image",
     {},
-    default_steps=8,  # of Turbo, which takes no guidance
+    default_steps=8,  # default of Turbo, which takes no guidance
     denoiser="ZImageTransformer2DModel",
     rows_of_image=1,
     num_tokens=_CHAT_TOKENS,
@@ -156,7 +156,7 @@ def make_inputs(
     return make.get(architecture.denoiser, _unet_inputs)(architecture, side, timesteps_R, random)
 
 
-_Random = Callable[..., torch.Tensor]  # of the shape given as arguments
+_Random = Callable[..., torch.Tensor]  # makes a random tensor of the shape given as arguments
 
 
 def _unet_inputs(architecture: Architecture, side: int, timesteps_R: torch.Tensor, random: _Random) -> Inputs:
@@ -195,7 +195,7 @@ def _z_image_inputs(architecture: Architecture, side: int, timesteps_R: torch.Te
 
 
 def joined(inputs: Sequence[Inputs]) -> Inputs:
-    """One call of several, for denoisers that take lists of rows of any size."""
+    """Join several inputs into one call, for denoisers that take lists of rows of any size."""
     names = inputs[0].others.keys()
     values = {name: [each.others[name] for each in inputs] for name in names}
     return Inputs(

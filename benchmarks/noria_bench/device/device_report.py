@@ -28,7 +28,7 @@ class Omission:
 class DeviceReport:
     """The runner fills it, one measurement after the other."""
 
-    provenance: dict[str, Any]  # of `collect_provenance`
+    provenance: dict[str, Any]  # result of `collect_provenance`
     device: dict[str, Any]
     dtype: str
     budget_s: float

@@ -40,6 +40,7 @@ class RandomModel:
         self.latent_channels, self.latent_scale = 4, 8
         self.guidance = CLASSIFIER_FREE
         self.inpainting: InpaintingInput | None = None
+        self.network: torch.nn.Module = unet
         self.lora_parts: Mapping[str, torch.nn.Module] = {"unet": unet}
         self._text_shape = SD15.num_tokens, unet.config.cross_attention_dim
         self.scheduler_config: dict[str, Any] = {

@@ -137,15 +137,15 @@ class DeviceBench:
 
         from noria.config import EngineConfig
         from noria.engine.diffusion.executor import DiffusionExecutor
-        from noria.engine.diffusion.loading import detect_machine, load_executor
-        from noria.engine.diffusion.sizing.auto_settings import resolve_auto
+        from noria.engine.diffusion.loading import load_executor
+        from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto
         from noria.models.catalog import open_model_of
         from noria.protocol.diffusion import DiffusionModelSpec
         from noria_bench.device.serving import set_up
 
         config = msgspec.convert({"dtype": self._report.dtype}, EngineConfig)
         if self._device.type == "cpu":
-            spec = open_model_of(DiffusionModelSpec, "bundled")
+            spec = open_model_of(DiffusionModelSpec, "bundled", EngineConfig())
             executor, config = load_executor(spec, config, "cpu")
             return set_up(executor, spec, config)
         from noria_bench.device.random_model import RANDOM_SPEC, make_random_model

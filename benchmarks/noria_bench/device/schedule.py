@@ -16,7 +16,7 @@ Status = Literal["ok", "out of memory", "failed"]
 # One guided image, eight of them, then the rest.
 ROWS = (2, 16, 8, 32, 4, 1)
 GPU_MODELS = ("sd15", "sdxl", "z-image", "flux")
-# Of large transformers, whose images have one row each.
+# Rows of large transformers, whose images have one row each.
 TRANSFORMER_ROWS = (1, 4, 2, 8)
 GPU_MODES: tuple[Mode, ...] = ("eager", "channels last", "graphs")
 CPU_MODES: tuple[Mode, ...] = ("eager", "channels last")
@@ -34,7 +34,7 @@ class PeakMeasurement:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """One step of a denoiser."""
+    """The time of one step of a denoiser."""
 
     kind: ClassVar = "step"
 
@@ -46,13 +46,13 @@ class StepMeasurement:
 
 @dataclass(frozen=True)
 class MixedSizesMeasurement:
-    """One call with rows of two sizes against a call for each size, of a denoiser that takes both."""
+    """The time of one call with rows of two sizes against a call for each size, of a denoiser that takes both."""
 
     kind: ClassVar = "mixed sizes"
 
     model: str
     sides_px: tuple[int, int]
-    rows: int  # of each size
+    rows: int  # number of rows of each size
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class FinishedMeasurement:
     measurement: Measurement
     status: Status
     seconds: float  # its total duration
-    step_s: float | None = None  # of a successful StepMeasurement
+    step_s: float | None = None  # duration of a step, after a successful StepMeasurement
 
 
 def gpu_measurements(models: Collection[str] = GPU_MODELS, *, quick: bool) -> tuple[Measurement, ...]:
@@ -154,7 +154,7 @@ class InitialEstimate:
     """
 
     flops_per_s: float
-    build_s: float  # of a denoiser
+    build_s: float  # time to build a denoiser
     compile_s: float
     serving_setup_s: float
 

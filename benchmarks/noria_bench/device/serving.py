@@ -23,7 +23,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import max_rows
 from noria.engine.diffusion.preparation import PreparedImageRequest
 from noria.engine.diffusion.warmup.calibration import measure_costs
-from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
+from noria.engine.loop import EngineEvent, RequestEnded, ResultReady, StepLoop
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import collate
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NUM_USERS = 8
 # The reference article's defaults.
 _BATCH_TIMEOUT_S, _BATCH_IMAGES = 0.5, 8
-# Of the time, until all sizes were used and users are out of step.
+# Share of the time, until all sizes were used and users are out of step.
 _WARM_UP_SHARE = 0.2
 _TRAFFIC_SEED = 1
 
@@ -58,7 +58,7 @@ class CompletedRequest:
 
 @dataclass
 class ServingLog:
-    """What a server has done."""
+    """The requests that a server completed, and the sizes of its batches."""
 
     completed: list[CompletedRequest] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)  # images of each UNet call
@@ -82,7 +82,7 @@ class ServingResult:
 
 @dataclass(frozen=True)
 class ServingSetup:
-    """What both servers use, warmed up; no setting of `config` is "auto"."""
+    """The parts that both servers use, warmed up; no setting of `config` is "auto"."""
 
     executor: DiffusionExecutor
     spec: DiffusionModelSpec
@@ -277,9 +277,7 @@ def run_engine_loop(
     assert isinstance(setup.config.slots, int)
     users = _ClosedLoopUsers(setup.executor, setup.spec, templates)
     scheduler = StepScheduler(setup.config.slots, setup.config.decode_batch, costs=setup.costs)
-    engine_loop: EngineLoop[PreparedImageRequest] = EngineLoop(
-        scheduler, setup.executor, users.on_event, time.monotonic
-    )
+    engine_loop: StepLoop[PreparedImageRequest] = StepLoop(scheduler, setup.executor, users.on_event, time.monotonic)
     num_new = num_users
     while (now := time.monotonic()) < end_s:
         for _ in range(num_new):

@@ -33,13 +33,13 @@ class StepTime:
     side_px: int
     rows: int
     mode: str
-    setup_s: float  # of compiling, capturing and the first call
+    setup_s: float  # time for compiling, capturing and the first call
     step_s: float  # median
     rows_per_s: float
     images_per_s: float  # at the model's usual guidance and number of steps; without text encoders and VAE
     flops_per_s: float
-    peak_share: float | None  # of the device's measured matrix peak
-    peak_bytes: int  # of the device's memory; on a CPU of the process, from its start
+    peak_share: float | None  # share of the device's measured matrix peak
+    peak_bytes: int  # maximum of the device's memory; on a CPU of the process, from its start
     max_difference: float | None  # from the eager output, relative to its largest value; None: no eager output
 
 
@@ -49,7 +49,7 @@ class MixedSizesTime:
 
     model: str
     sides_px: tuple[int, int]
-    rows: int  # of each size
+    rows: int  # number of rows of each size
     together_s: float  # one call with all rows
     apart_s: float  # one call for each size
 

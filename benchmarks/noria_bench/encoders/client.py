@@ -2,7 +2,8 @@
 
 `python -m noria_bench.encoders.client < config.json` prints a `ClientResult`. Replies to texts whose vector is known
 are kept, and compared when the load has ended. A latency counts from the intended start. Requests that were sent are
-waited for, for at most `GRACE_S`; one without an answer has failed.
+waited for, for at most `GRACE_S`; one without an answer has failed. A closed loop ends early if nothing but errors
+comes back.
 """
 
 import asyncio
@@ -24,21 +25,24 @@ from noria_bench.encoders.catalog import INTERFACES, Kind
 
 GRACE_S = 20.0
 _MAX_KEPT_REPLIES = 1024
-# Of a closed loop, until it is steady: completions of this share of its time are not counted as throughput.
+# Share of a closed loop's time until it is steady: completions in it are not counted as throughput.
 _RAMP = 0.2
+# A closed loop of which the first so many requests fail has no sense.
+_MAX_FIRST_FAILURES = 64
+_MAX_ERROR_CHARS = 300
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
-_HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+_HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}Content-Length: {length}\r\n\r\n"
 
 
 class ClientConfig(Struct, frozen=True):
-    """What is sent, and where."""
+    """The texts to send, and the server that receives them."""
 
     port: int
     kind: Kind
     texts: tuple[str, ...]
     vectors: str  # a file of numpy's: what the first texts should give
-    seconds: float = 0.0  # of the load
+    seconds: float = 0.0  # duration of the load
     # A closed loop: all texts in turn, from `first` on.
     connections: int = 0
     first: int = 0
@@ -55,12 +59,13 @@ class ClientResult(Struct, frozen=True):
     latencies_s: list[float]
     num_failed: int
     failures: dict[str, int]  # by status, or what went wrong
-    differences: list[float] = []  # of each compared vector, the largest of a number
+    first_error: str = ""  # the begin of the first reply with another status than 200
+    differences: list[float] = []  # for each compared vector, the largest difference of a number
     cosines: list[float] = []
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection; `answered` is called with a status (0: it broke) and the body."""
+    """A keep-alive connection; `answered` is called with a status (0: it broke) and the body."""
 
     def __init__(self, load: "_Load") -> None:
         self._load, self._buffer, self._end = load, bytearray(), 0
@@ -111,12 +116,14 @@ class _Load:
     def __init__(self, config: ClientConfig) -> None:
         interface = INTERFACES[config.kind]
         self.config, self.requests = config, list[bytes]()
+        headers = "".join(f"{name}: {value}\r\n" for name, value in interface.headers.items())
         for text in config.texts:
-            body = msgspec.json.encode(interface.body(text))
-            self.requests.append(_HEAD.format(path=interface.path, length=len(body)).encode() + body)
+            body = interface.body(text)
+            self.requests.append(_HEAD.format(path=interface.path, headers=headers, length=len(body)).encode() + body)
         self.vectors = np.load(pathlib.Path(config.vectors))
         self.latencies_s, self.ends_s = list[float](), list[float]()
         self.failures: dict[str, int] = {}
+        self.first_error = ""
         self.kept: list[tuple[int, bytes]] = []
         self.loop, self.start_s, self.in_flight = asyncio.get_running_loop(), 0.0, 0
         self.connections, self.idle = list[_Connection](), deque[_Connection]()
@@ -151,6 +158,7 @@ class _Load:
             if number < len(self.vectors) and len(self.kept) < _MAX_KEPT_REPLIES:
                 self.kept.append((number, body))
         else:
+            self.first_error = self.first_error or body[:_MAX_ERROR_CHARS].decode(errors="replace")
             self.count_failure(str(status) if status else "connection broken")
         if self.config.arrivals:
             if reusable:
@@ -164,6 +172,8 @@ class _Load:
 
     def count_failure(self, reason: str) -> None:
         self.failures[reason] = self.failures.get(reason, 0) + 1
+        if not self.config.arrivals and not self.latencies_s and sum(self.failures.values()) >= _MAX_FIRST_FAILURES:
+            self.sends_more = False
 
     def end_if_done(self) -> None:
         if not self.sends_more and not self.in_flight:
@@ -175,14 +185,15 @@ class _Load:
         except OSError:
             self.count_failure("no connection")
             await asyncio.sleep(0.05)
-            if self.now() < self.config.seconds:
+            if self.sends_more and self.now() < self.config.seconds:
                 await self.reconnect()
+            self.end_if_done()
             return
         self.send_next(connection)
 
     def send_next(self, connection: _Connection) -> None:
         now_s = self.now()
-        number = next(self.numbers, None) if now_s < self.config.seconds else None
+        number = next(self.numbers, None) if self.sends_more and now_s < self.config.seconds else None
         if number is None:
             self.sends_more = False
             self.end_if_done()
@@ -242,6 +253,7 @@ class _Load:
             latencies_s=self.latencies_s,
             num_failed=sum(self.failures.values()),
             failures=self.failures,
+            first_error=self.first_error,
             differences=[difference for difference, _ in compared],
             cosines=[cosine for _, cosine in compared],
         )
@@ -250,7 +262,7 @@ class _Load:
         """The largest difference of a reply's vector, and its cosine; of an unreadable one infinity (as 1e9) and -1."""
         right = self.vectors[number]
         try:
-            got = np.array(INTERFACES[self.config.kind].vector(msgspec.json.decode(body)), np.float32)
+            got = np.array(INTERFACES[self.config.kind].vector(body), np.float32)
             difference = float(np.abs(got - right).max())
         except (msgspec.DecodeError, LookupError, TypeError, ValueError):
             return 1e9, -1.0

@@ -13,6 +13,7 @@ NUM_TEXTS = 2048
 # [CLS] and [SEP].
 _SPECIAL_TOKENS = 2
 
+_ARTICLES = ("the", "a", "this", "every")
 (_NOUNS, _ADJECTIVES, _VERBS, _PREPOSITIONS, _LINKS) = (
     words.split()
     for words in (
@@ -29,6 +30,11 @@ def mixed_texts(seed: int, num_texts: int = NUM_TEXTS) -> list[str]:
     """Texts of many lengths; the same seed gives the same texts."""
     rng = random.Random(seed)
     return [_text(rng, log_normal_length(rng) - _SPECIAL_TOKENS) for _ in range(num_texts)]
+
+
+def words() -> list[str]:
+    """All words of the mixed texts, in lower case."""
+    return [*_ARTICLES, *_NOUNS, *_ADJECTIVES, *_VERBS, *_PREPOSITIONS, *_LINKS]
 
 
 def _text(rng: random.Random, num_pieces: int) -> str:
@@ -49,4 +55,4 @@ def _sentence(rng: random.Random) -> list[str]:
 
 def _thing(rng: random.Random) -> list[str]:
     adjectives = [rng.choice(_ADJECTIVES)] if rng.random() < 0.6 else []
-    return [rng.choice(("the", "a", "this", "every")), *adjectives, rng.choice(_NOUNS)]
+    return [rng.choice(_ARTICLES), *adjectives, rng.choice(_NOUNS)]

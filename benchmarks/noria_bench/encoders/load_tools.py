@@ -11,6 +11,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 
 from noria_bench.encoders.results import Load, Measurement
 
@@ -21,7 +22,7 @@ _MAX_REQUESTS = 10_000_000
 _WRK_SCRIPT = """
 local requests, at = {}, 0
 function init(arguments)
-  local headers = {["Content-Type"] = "application/json"}
+  local headers = {HEADERS}
   for line in io.lines(arguments[1]) do
     requests[#requests + 1] = wrk.format("POST", nil, headers, line)
   end
@@ -44,7 +45,9 @@ def has(tool: str) -> bool:
     return shutil.which(tool) is not None
 
 
-def run_ab(url: str, body: pathlib.Path, load: Load, seconds: float, output: pathlib.Path) -> Measurement:
+def run_ab(
+    url: str, body: pathlib.Path, headers: Mapping[str, str], load: Load, seconds: float, output: pathlib.Path
+) -> Measurement:
     """Send the same body over and over; its output goes to `output`.
 
     Raises:
@@ -58,15 +61,17 @@ def run_ab(url: str, body: pathlib.Path, load: Load, seconds: float, output: pat
         "-n": _MAX_REQUESTS,  # -t sets it, so it comes after it
         "-s": _TIMEOUT_S,
         "-p": body,
-        "-T": "application/json",
+        "-T": headers["Content-Type"],
         "-e": percentiles,
     }
-    text = _run(["ab", "-q", "-l", "-r", *(str(word) for option in options.items() for word in option), url], output)
+    words = [str(word) for option in options.items() for word in option]
+    others = [word for name, value in headers.items() if name != "Content-Type" for word in ("-H", f"{name}: {value}")]
+    text = _run(["ab", "-q", "-l", "-r", *words, *others, url], output)
     return parse_ab(text, percentiles.read_text(encoding="utf-8") if percentiles.exists() else "", load)
 
 
 def parse_ab(text: str, percentiles: str, load: Load) -> Measurement:
-    """What ab printed, and its file of percentiles in milliseconds.
+    """Parse the output of ab, and its file of percentiles in milliseconds.
 
     Raises:
         RuntimeError: there is no number of requests.
@@ -85,11 +90,18 @@ def parse_ab(text: str, percentiles: str, load: Load) -> Measurement:
 
 
 def run_wrk(
-    url: str, bodies: pathlib.Path, first: int, load: Load, seconds: float, output: pathlib.Path
+    url: str,
+    bodies: pathlib.Path,
+    headers: Mapping[str, str],
+    first: int,
+    load: Load,
+    seconds: float,
+    output: pathlib.Path,
 ) -> Measurement:
     """Send the lines of `bodies` in turn; its output goes to `output`. Raises RuntimeError if it failed."""
     script = bodies.with_suffix(".lua")
-    script.write_text(_WRK_SCRIPT, encoding="utf-8")
+    table = ", ".join(f'["{name}"] = "{value}"' for name, value in headers.items())
+    script.write_text(_WRK_SCRIPT.replace("HEADERS", table), encoding="utf-8")
     options = ["-t1", f"-c{load.connections}", f"-d{math.ceil(seconds)}s", f"--timeout={_TIMEOUT_S}s"]
     text = _run(["wrk", *options, "-s", str(script), url, "--", str(bodies), str(first)], output)
     try:
@@ -101,7 +113,7 @@ def run_wrk(
 
 
 def _run(command: list[str], output: pathlib.Path) -> str:
-    """What `command` prints, which is also written to `output`."""
+    """Run `command` and return its output, which is also written to `output`."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     output.write_text(done.stdout, encoding="utf-8")
     return done.stdout

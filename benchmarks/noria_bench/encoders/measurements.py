@@ -1,4 +1,4 @@
-"""What the bench's own client and a server's counters say, as measurements. Pure."""
+"""Measurements, made of the results of the bench's own client and of a server's counters. Pure."""
 
 from noria_bench.encoders.client import ClientResult
 from noria_bench.encoders.results import MIN_COSINE, TOLERANCE, Load, Measurement
@@ -6,7 +6,7 @@ from noria_bench.measurement.run_metrics import percentile
 
 
 def make_measurement(load: Load, found: ClientResult, precision: str) -> Measurement:
-    """What the client found; vectors of another `precision` than float32 may differ more."""
+    """Return the client's result as a measurement; vectors of another `precision` than float32 may differ more."""
     latencies_s = [*found.latencies_s, *[float("inf")] * found.num_failed]
     p50_ms, p95_ms, p99_ms = (_milliseconds(percentile(latencies_s, share)) for share in (0.5, 0.95, 0.99))
     wrong = [

@@ -15,6 +15,7 @@ TARGETS = (
     "raw",
     "raw-bfloat16",
     "noria",
+    "noria-8",
     "noria-bfloat16",
     "fastapi",
     "triton-1",
@@ -24,19 +25,21 @@ TARGETS = (
     "triton-best",
     "litserve",
     "bentoml",
+    "infinity",
 )
-_DEFAULT_TARGETS = tuple(name for name in TARGETS if name not in ("triton-n", "triton-n-batching"))
+_NO_DEFAULTS = ("noria-8", "triton-n", "triton-n-batching", "infinity")
+_DEFAULT_TARGETS = tuple(name for name in TARGETS if name not in _NO_DEFAULTS)
 
 
 @dataclass(frozen=True)
 class EncodersOptions:
-    """What is measured; `seconds` are of each load."""
+    """The measurements to make; each load takes `seconds`."""
 
     targets: tuple[str, ...] = _DEFAULT_TARGETS
     connections: tuple[int, ...] = (1, 16, 128)
     seconds: float = 4.0
     corpora: tuple[Corpus, ...] = CORPORA
-    load_percents: tuple[int, ...] = (30, 60, 85)  # of an open loop, of the raw loop's texts per second
+    load_percents: tuple[int, ...] = (30, 60, 85)  # rates of an open loop, in % of the raw loop's texts per second
     num_rounds: int = 2
     sweeps: bool = True  # whether the best settings are looked for; otherwise the first candidates are used
     seed: int = 1
@@ -58,6 +61,12 @@ def read_connections(text: str) -> tuple[int, ...]:
     """Parse `1,16,128`. Raises ValueError unless all are 1 to 128."""
     allowed = "connections are whole numbers from 1 to 128, such as 1,16,128"
     return tuple(sorted(set(read_whole_numbers(text, 1, 128, allowed))))
+
+
+def read_open_loops(text: str) -> tuple[int, ...]:
+    """Parse `30,60,85` or `none`. Raises ValueError unless all are 1 to 100."""
+    allowed = "open loops are none, or percents of the raw loop's rate, such as 30,60,85"
+    return () if text == "none" else tuple(sorted(set(read_whole_numbers(text, 1, 100, allowed))))
 
 
 def read_corpora(text: str) -> tuple[Corpus, ...]:

@@ -78,6 +78,6 @@ def _log_axis(axes: Any, ticks: Sequence[int]) -> None:
 
 
 def _legend(figure: Any, panels: Any) -> None:
-    """One legend for all panels."""
+    """Add one legend for all panels."""
     found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=5, frameon=False, fontsize=9)

@@ -21,17 +21,18 @@ from noria_bench.reports.table import (
 )
 
 NOT_REPORTED = "not reported"
+_MIN_SHOWN_MS = 0.005  # CPU milliseconds a request
 
 
 def write_report(result: EncodersResult, folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `report.md` and the plots into `folder`; returns the files."""
+    report = folder / "report.md"
+    report.write_text(markdown(result), encoding="utf-8")
     with report_style():
         plots = [
             plot_latency(result, folder / "plots" / "latency.svg"),
             plot_throughput(result, folder / "plots" / "throughput.svg"),
         ]
-    report = folder / "report.md"
-    report.write_text(markdown(result), encoding="utf-8")
     return [report, *plots]
 
 
@@ -49,7 +50,12 @@ def markdown(result: EncodersResult) -> str:
     for load in loads_of(result):
         if load.client != "wrk":
             parts += _section(_load_table(result, load))
-    parts += [text for table in (_clients(result), _sweep(result)) if table.rows for text in _section(table)]
+    parts += [
+        text
+        for table in (_processes(result), _clients(result), _sweep(result))
+        if table.rows
+        for text in _section(table)
+    ]
     return "\n\n".join([*parts, "## Conditions", *_conditions(result)]) + "\n"
 
 
@@ -146,6 +152,19 @@ def _reported(values: list[float | None], digits: int | None) -> str:
     return format_share(median(known)) if digits is None else format_number(median(known), digits)
 
 
+def _processes(result: EncodersResult) -> Table:
+    rows = []
+    for load in (load for load in loads_of(result) if load.corpus == "fixed"):
+        for target in targets_of(result):
+            found = measured(result, target, load)
+            names = sorted({name for each in found for name in each.cpu_s_by_process})
+            costs = {name: median(each.process_ms_per_request(name) for each in found) for name in names}
+            shown = [f"{name} {cost:.2f}" for name, cost in costs.items() if cost >= _MIN_SHOWN_MS]
+            if shown:
+                rows.append((f"{target}, {load_title(load)}", ", ".join(shown)))
+    return Table("CPU milliseconds a request, by process", ("", "processes"), tuple(rows))
+
+
 def _clients(result: EncodersResult) -> Table:
     rows = []
     for load in (load for load in loads_of(result) if load.client == "wrk"):
@@ -184,10 +203,14 @@ def _conditions(result: EncodersResult) -> list[str]:
         f"{provenance['date']}, load before {machine['load_average_before']:.2f}; Python {provenance['python']}; "
         f"{versions}.",
         f"Command: `{escape_markdown(provenance['command'])}`. Model {result.model['name']}, at most "
-        f"{result.model['max_tokens']} tokens; {result.threads} threads compute in each target; raw loop "
-        f"{result.raw_texts_per_s:.1f} texts/s. One sentence: “{result.corpus['fixed']}”; mixed: "
+        f"{result.model['max_tokens']} tokens, computed by {'torch' if result.backend == 'torch' else 'ONNX Runtime'} "
+        f"in {result.precision} on {result.device_name or result.device}; {_threads(result)} in each target; raw loop "
+        f"{format_rate(result.raw_texts_per_s or math.nan)} texts/s. One sentence: “{result.corpus['fixed']}”; mixed: "
         f"{result.corpus['num_texts']} texts of 4 to 256 tokens.",
     ]
+    fixed_clients = {load.client for load in loads_of(result) if load.corpus == "fixed"}
+    if fixed_clients == {"own"}:
+        lines.append("Apache Bench is not installed here: the bench's own client sent the one sentence, too.")
     last = {run.target: run for run in result.runs}
     return [
         *lines,
@@ -197,7 +220,11 @@ def _conditions(result: EncodersResult) -> list[str]:
     ]
 
 
+def _threads(result: EncodersResult) -> str:
+    return f"{result.threads} threads {'compute' if result.device == 'cpu' else 'prepare batches'}"
+
+
 def _framework(run: TargetRun) -> str:
-    names = ("litserve", "bentoml", "nvidia-pytriton", "onnxruntime", "tokenizers")
+    names = ("litserve", "bentoml", "infinity_emb", "nvidia-pytriton", "onnxruntime", "tokenizers")
     found = [f"{name} {run.framework_versions[name]}" for name in names if name in run.framework_versions]
     return f" ({', '.join(found)})" if found else ""

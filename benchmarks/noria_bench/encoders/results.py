@@ -1,4 +1,4 @@
-"""What `noria bench encoders` measures, as its JSON file has it."""
+"""The measurements of `noria bench encoders`, as its JSON file has them."""
 
 import pathlib
 from typing import Any, Literal
@@ -16,18 +16,18 @@ MIN_COSINE = 0.999
 
 
 class Load(Struct, frozen=True):
-    """What was sent."""
+    """The traffic that was sent."""
 
     corpus: Corpus
     loop: Literal["closed", "open"]
     client: Literal["ab", "wrk", "own", "none"]  # none: the loop without a server
-    connections: int | None = None  # of a closed loop
-    percent: int | None = None  # of an open loop, of the raw loop's texts per second
-    rate: float | None = None  # of an open loop, requests per second
+    connections: int | None = None  # number in a closed loop
+    percent: int | None = None  # rate of an open loop, in % of the raw loop's texts per second
+    rate: float | None = None  # rate of an open loop, in requests per second
 
 
 class Measurement(Struct, frozen=True):
-    """One load. None is what was not measured; a percentile that is not finite is None, too."""
+    """The result of one load. None is what was not measured; a percentile that is not finite is None, too."""
 
     load: Load
     requests_per_s: float
@@ -36,10 +36,11 @@ class Measurement(Struct, frozen=True):
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
-    cpu_s: float | None = None  # of all the server's processes
+    cpu_s: float | None = None  # CPU time of all the server's processes
+    cpu_s_by_process: dict[str, float] = {}  # the same by their names
     mean_batch: float | None = None  # texts
     padding: float | None = None  # share of the computed tokens
-    other_cpu_share: float | None = None  # of the machine's CPU time, used by neither the server nor this bench
+    other_cpu_share: float | None = None  # share of the machine's CPU time, used by neither the server nor this bench
     num_compared: int = 0
     num_wrong: int = 0
     max_difference: float | None = None
@@ -50,6 +51,10 @@ class Measurement(Struct, frozen=True):
         """CPU milliseconds of the server for each request."""
         num = self.num_ok + self.num_failed
         return None if self.cpu_s is None or not num else 1000 * self.cpu_s / num
+
+    def process_ms_per_request(self, name: str) -> float:
+        """Return the CPU milliseconds of the processes of this name for each request."""
+        return 1000 * self.cpu_s_by_process.get(name, 0.0) / max(self.num_ok + self.num_failed, 1)
 
 
 class TargetRun(Struct, frozen=True):
@@ -65,7 +70,7 @@ class TargetRun(Struct, frozen=True):
 
 
 class SweepRow(Struct, frozen=True):
-    """One candidate of a sweep."""
+    """The rate of one candidate of a sweep."""
 
     target: str
     settings: dict[str, Any]
@@ -81,7 +86,11 @@ class EncodersResult(Struct, frozen=True):
     options: dict[str, Any]
     corpus: dict[str, Any]
     threads: int
-    raw_texts_per_s: float
+    raw_texts_per_s: float  # 0: not measured, since there is no open loop
+    device: str = "cpu"
+    device_name: str = ""
+    backend: Literal["onnxruntime", "torch"] = "onnxruntime"
+    precision: str = "float32"
     sweep: list[SweepRow] = []
     runs: list[TargetRun] = []
     left_out: list[str] = []  # targets that cannot run here, and why

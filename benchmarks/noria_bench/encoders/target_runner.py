@@ -7,12 +7,12 @@ of the raw loop's.
 import os
 import pathlib
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from noria.config import Config
 from noria.folders import cache_folder
@@ -20,22 +20,29 @@ from noria.models.encoder.onnx_export import find_or_export
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, config_flags, running_process, running_server
 from noria_bench.encoders import load_tools
-from noria_bench.encoders.catalog import INTERFACES, EncoderTarget
+from noria_bench.encoders.catalog import INTERFACES, EncoderTarget, Form
 from noria_bench.encoders.client import ClientConfig, ClientResult
 from noria_bench.encoders.corpus import FIXED_TEXT, mixed_texts
 from noria_bench.encoders.measurements import make_measurement, sum_series
 from noria_bench.encoders.options import Corpus, EncodersOptions
 from noria_bench.encoders.results import Load, Measurement, TargetRun
-from noria_bench.encoders.servers.job import EncoderFiles, EncoderJob, ServerSettings
-from noria_bench.encoders.servers.onnx_encoder import read_counters
+from noria_bench.encoders.servers.job import Checkpoint, EncoderFiles, EncoderJob, Precision, ServerSettings
 from noria_bench.encoders.servers.raw_loop import RawJob, RawResult
+from noria_bench.encoders.servers.text_encoder import read_counters
 from noria_bench.measurement.resource_monitor import monitor_resources
 from noria_bench.running import run_module, status_log
 from noria_bench.targets import environments
+from noria_bench.targets.server import interpreter_of
 
 WARM_UP_CONNECTIONS = 16
 # Texts whose right vectors are known, which the warm-up sends.
 _NUM_CHECKED = 256
+_MAX_WARM_UP_S = 120.0
+# On a GPU, shapes of batches cost time when they first occur, and the most connections make other shapes.
+_GPU_WARM_UP_S = 3.0
+# Noria's servers have these; without the second, threads of torch that wait for each other keep cores from others.
+_AS_NORIA = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "GOMP_SPINCOUNT": "10000"}
+_RAW_BATCH, _GPU_RAW_BATCH = 8, 64
 _TO_JSON = msgspec.json.encode
 _log_status = status_log("encoders")
 
@@ -47,34 +54,50 @@ class TargetRunner:
     config: Config
     options: EncodersOptions
     spec: EncoderModelSpec
-    threads: int  # of each server
-    folder: pathlib.Path  # of the results
+    form: Form
+    folder: pathlib.Path  # folder of the results
     work: pathlib.Path  # temporary
-    raw_texts_per_s: float = 0.0  # of the raw loop; 0 until `prepare`
+    raw_texts_per_s: float = 0.0  # rate of the raw loop; 0 until `prepare`
 
     def __post_init__(self) -> None:
         self.texts: dict[Corpus, list[str]] = {"fixed": [FIXED_TEXT], "mixed": mixed_texts(self.options.seed)}
 
     def prepare(self) -> None:
-        """Export the model if that was not done, compute what is right, measure the raw loop."""
-        os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as Noria's servers have it
-        graph = find_or_export(self.spec, cache_folder(self.config.engine.cache_dir, os.environ))
-        counters = self.work / "counters"
+        """Export the model if it is needed and not done, compute what is right, measure the raw loop for open loops."""
+        for name, value in _AS_NORIA.items():
+            os.environ.setdefault(name, value)
+        counters, form = self.work / "counters", self.form
         counters.mkdir()
         self._files = EncoderFiles(
-            onnx=str(graph.file),
             tokenizer=str(self.spec.path / "tokenizer.json"),
             max_tokens=self.spec.max_length,
-            inputs=graph.record.inputs,
-            output=graph.record.output,
             normalize=self.spec.normalize,
             counter_folder=str(counters),
         )
-        for corpus, texts in self.texts.items():
-            job = RawJob(self.spec, self.config.engine, tuple(texts[:_NUM_CHECKED]), vectors=str(self._vectors(corpus)))
-            run_module("noria_bench.encoders.servers.raw_loop", job)
-        raw = self._raw_loop("mixed", "float32")
-        self.raw_texts_per_s = raw.num_texts / raw.seconds
+        if form.by_torch:
+            checkpoint = Checkpoint(self.spec, form.device, form.precision)
+            self._files = msgspec.structs.replace(self._files, checkpoint=checkpoint)
+        else:
+            graph = find_or_export(self.spec, cache_folder(self.config.engine.cache_dir, os.environ))
+            self._files = msgspec.structs.replace(
+                self._files, onnx=str(graph.file), inputs=graph.record.inputs, output=graph.record.output
+            )
+        self._compute_vectors()
+        if self.options.load_percents and "mixed" in self.options.corpora:
+            raw = self._raw_loop("mixed", form.precision)
+            self.raw_texts_per_s = raw.num_texts / raw.seconds
+
+    def _compute_vectors(self) -> None:
+        """Write what is right, of all corpora by one process."""
+        checked = {corpus: texts[:_NUM_CHECKED] for corpus, texts in self.texts.items()}
+        file = self.work / "vectors.npy"
+        texts = tuple(text for each in checked.values() for text in each)
+        job = RawJob(self.spec, self.config.engine, texts, vectors=str(file), device=self.form.device)
+        run_module("noria_bench.encoders.servers.raw_loop", job)
+        vectors, start = np.load(file), 0
+        for corpus, each in checked.items():
+            np.save(self._vectors(corpus), vectors[start : start + len(each)])
+            start += len(each)
 
     def raw_run(self, target: EncoderTarget, number: int) -> TargetRun:
         """Measure the raw loop once with each corpus."""
@@ -95,13 +118,25 @@ class TargetRunner:
             _log_status(f"round {number + 1}: {target.name}: {corpus}: {measurements[-1].requests_per_s:.1f} texts/s")
         return TargetRun(target.name, number, {}, measurements)
 
-    def _raw_loop(self, corpus: Corpus, precision: str) -> RawResult:
+    def _raw_loop(self, corpus: Corpus, precision: Precision) -> RawResult:
         """Run the raw loop once."""
-        engine = msgspec.structs.replace(self.config.engine, encoder_precision=precision)
+        batch = _RAW_BATCH if self.form.device == "cpu" else _GPU_RAW_BATCH
         job = RawJob(
-            self.spec, engine, tuple(self.texts[corpus] * (8 if corpus == "fixed" else 1)), self.options.seconds
+            self.spec,
+            msgspec.structs.replace(self.config.engine, encoder_precision=precision),
+            tuple(self.texts[corpus] * (batch if corpus == "fixed" else 1)),
+            self.options.seconds,
+            files=self._files_in(precision) if self.form.by_torch else None,
+            threads=self.form.threads,
+            batch=batch,
         )
         return msgspec.json.decode(run_module("noria_bench.encoders.servers.raw_loop", job), type=RawResult)
+
+    def _files_in(self, precision: Precision) -> EncoderFiles:
+        """The files, with the checkpoint in another precision."""
+        assert self._files.checkpoint is not None
+        checkpoint = msgspec.structs.replace(self._files.checkpoint, precision=precision)
+        return msgspec.structs.replace(self._files, checkpoint=checkpoint)
 
     def server_run(self, target: EncoderTarget, settings: ServerSettings, number: int) -> TargetRun:
         """Measure a target once."""
@@ -109,9 +144,7 @@ class TargetRunner:
         own_settings = {} if target.kind == "noria" else msgspec.to_builtins(settings)
         _log_status(f"round {number + 1}: {target.name}: starting")
         with self.server(target, settings) as server:
-            found = self.client(target, server, "mixed", connections=WARM_UP_CONNECTIONS, num_requests=_NUM_CHECKED)
-            load = Load("mixed", "closed", "own", WARM_UP_CONNECTIONS)
-            check = make_measurement(load, found, target.precision)
+            check = self.warm_up(target, server)
             measurements = [self._measure(target, server, load, number) for load in self._loads()]
         return TargetRun(
             target=target.name,
@@ -123,20 +156,40 @@ class TargetRunner:
             framework_versions={} if framework is None else environments.versions_of(framework),
         )
 
+    def warm_up(self, target: EncoderTarget, server: RunningServer, num_requests: int = _NUM_CHECKED) -> Measurement:
+        """Send the first requests, all of whose answers are compared.
+
+        Raises:
+            RuntimeError: there is no answer but errors.
+
+        """
+        found = self.client(
+            target,
+            server,
+            "mixed",
+            connections=WARM_UP_CONNECTIONS,
+            num_requests=num_requests,
+            seconds=_MAX_WARM_UP_S,
+        )
+        if not found.latencies_s:
+            raise RuntimeError(f"it answers only errors: {found.failures}, the first one {found.first_error!r}")
+        if self.form.device != "cpu":
+            most = max(self.options.connections)
+            self.client(target, server, "mixed", connections=most, seconds=_GPU_WARM_UP_S)
+        return make_measurement(Load("mixed", "closed", "own", WARM_UP_CONNECTIONS), found, target.precision)
+
     @contextmanager
     def server(self, target: EncoderTarget, settings: ServerSettings) -> Iterator[RunningServer]:
         """A fresh server for `target`."""
         if target.kind == "noria":
-            with running_server([self.config.model, *config_flags(self._engine_config(target))]) as server:
+            with running_server([self.config.model, *config_flags(self._config_of(target))]) as server:
                 yield server
             return
         interface = INTERFACES[target.kind]
-        # Triton's is started by Noria's Python.
-        is_other = interface.framework is not None and target.kind != "triton"
-        python = str(environments.python_of(str(interface.framework))) if is_other else sys.executable
+        python = interpreter_of(interface.framework)
 
         def command(port: int) -> list[str]:
-            job = EncoderJob(self._files, port, self.threads, self.spec.dimensions, settings, os.getpid())
+            job = EncoderJob(self._files, port, self.form.threads, self.spec.dimensions, settings, os.getpid())
             return [python, "-m", interface.module, _TO_JSON(job).decode()]
 
         log = self.folder / "logs" / f"{target.name}.log"
@@ -144,9 +197,13 @@ class TargetRunner:
         with running_process(command, log=log, ready_path=interface.ready_path) as server:
             yield server
 
-    def _engine_config(self, target: EncoderTarget) -> Config:
+    def _config_of(self, target: EncoderTarget) -> Config:
         engine = msgspec.structs.replace(self.config.engine, encoder_precision=target.precision)
-        return msgspec.structs.replace(self.config, engine=engine)
+        config = msgspec.structs.replace(self.config, engine=engine)
+        if target.processes is None:
+            return config
+        frontend = msgspec.structs.replace(config.frontend, processes=target.processes)
+        return msgspec.structs.replace(config, frontend=frontend)
 
     def _loads(self) -> list[Load]:
         """All loads of a server: closed loops, wrk's at the most connections, and open loops."""
@@ -167,9 +224,9 @@ class TargetRunner:
         return loads
 
     def _measure(self, target: EncoderTarget, server: RunningServer, load: Load, number: int) -> Measurement:
-        """One load, with the CPU time and the batches of the server meanwhile."""
+        """Run one load; measure the CPU time and the batches of the server meanwhile."""
         seconds = self.options.seconds
-        cpu_s, batches = sum(server.cpu_s().values()), self._batches(target, server)
+        cpu_s, batches = server.cpu_s_by_name(), self._batches(target, server)
         with monitor_resources(server, interval_s=1.0) as resources:
             if load.client == "own":
                 measurement = make_measurement(load, self._own_load(target, server, load, number), target.precision)
@@ -177,9 +234,11 @@ class TargetRunner:
                 measurement = self._tool_load(target, server, load, number)
                 self._wait_until_idle(target, server)
         new = [after - before for before, after in zip(batches, self._batches(target, server), strict=True)]
+        used_s = {name: seconds - cpu_s.get(name, 0.0) for name, seconds in server.cpu_s_by_name().items()}
         measurement = msgspec.structs.replace(
             measurement,
-            cpu_s=sum(server.cpu_s().values()) - cpu_s,
+            cpu_s=sum(used_s.values()),
+            cpu_s_by_process=used_s,
             other_cpu_share=resources.other_cpu_share,
             mean_batch=new[1] / new[0] if new[0] else None,
             padding=1 - new[2] / new[3] if new[3] else None,
@@ -217,18 +276,18 @@ class TargetRunner:
         interface = INTERFACES[target.kind]
         url = f"http://127.0.0.1:{server.port}{interface.path}"
         bodies = self.work / f"{target.kind}-{load.corpus}.jsonl"
-        bodies.write_bytes(b"\n".join(_TO_JSON(interface.body(text)) for text in self.texts[load.corpus]))
+        bodies.write_bytes(b"\n".join(map(interface.body, self.texts[load.corpus])))
         folder = self.folder / load.client
         folder.mkdir(exist_ok=True)
         output = folder / f"{target.name}-{load.connections}-connections-round-{number + 1}.txt"
         if load.client == "ab":
-            return load_tools.run_ab(url, bodies, load, self.options.seconds, output)
-        return load_tools.run_wrk(url, bodies, 997 * number, load, self.options.seconds, output)
+            return load_tools.run_ab(url, bodies, interface.headers, load, self.options.seconds, output)
+        return load_tools.run_wrk(url, bodies, interface.headers, 997 * number, load, self.options.seconds, output)
 
     def _wait_until_idle(self, target: EncoderTarget, server: RunningServer) -> None:
         """Wait for the requests that ab or wrk left behind: a later one is answered after them."""
         for _ in range(2):
-            self.client(target, server, "fixed", connections=self.threads, num_requests=self.threads)
+            self.client(target, server, "fixed", connections=self.form.threads, num_requests=self.form.threads)
 
     def client(
         self, target: EncoderTarget, server: RunningServer, corpus: Corpus, *, seconds: float = 600.0,

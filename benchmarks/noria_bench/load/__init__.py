@@ -1,1 +1,1 @@
-"""Load generators: closed loop, open loop, Locust."""
+"""Load generators: closed and open loops."""

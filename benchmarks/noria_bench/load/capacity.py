@@ -13,7 +13,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.load import closed_loop
 from noria_bench.load.workload import Mix, RequestTemplate
 
-# Of each request alone; the quickest counts, since only disturbances make one slower.
+# Repetitions of each request alone; the quickest counts, since only disturbances make one slower.
 _NUM_REPEATS = 3
 _FEW_STEPS = 5
 # Twice a CPU's slots: a request always waits to join the batch.
@@ -43,7 +43,7 @@ class SoloCost(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """What a server finished per second while 32 users kept it busy."""
+    """The work that a server finished per second while 32 users kept it busy."""
 
     rows_per_s: float
     images_per_s: float
@@ -129,7 +129,7 @@ def capacity_of_replies(
     start: float,
     end: float,
 ) -> Capacity:
-    """What was finished per second between `start` and `end`.
+    """Return what was finished per second between `start` and `end`.
 
     Raises:
         RuntimeError: nothing was.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 # Some frameworks would compress JSON again whose images are compressed already.
@@ -22,13 +23,13 @@ _STAGE = re.compile(r"\b(?:queue|image_encode|text_encode|denoise|decode);dur=([
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer; times are monotonic seconds."""
+    """An answer; times are monotonic seconds."""
 
     sent_s: float
     done_s: float
     status: int  # 0: the connection broke
     num_bytes: int
-    number: int = 0  # of the request in its run
+    number: int = 0  # number of the request in its run
     predicted_s: float | None = None  # the server's prediction at admission, from arrival to the last pixels
 
     @property
@@ -41,15 +42,17 @@ def run_closed_loop(
     port: int,
     num_users: int,
     seconds: float,
-    body: Callable[[int], Mapping[str, Any]],
+    body: Callable[[int], Mapping[str, Any] | bytes],
     path: str = "/t2i",
     max_requests: int | None = None,
     ended: threading.Event | None = None,
     pause_s: float = 0.0,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Reply]:
     """Load `POST path` on loopback `port` for `seconds`, or with `max_requests`, or until `ended`.
 
-    Request k has `body(k)`. Each user pauses `pause_s` after an answer. Returns replies in the order of their end.
+    Request k has `body(k)`, as JSON unless it is bytes, and `headers`. Each user pauses `pause_s` after an answer.
+    Returns replies in the order of their end.
     """
     numbers = itertools.count() if max_requests is None else iter(range(max_requests))
     replies, interrupted = list[Reply](), ended or threading.Event()
@@ -58,9 +61,10 @@ def run_closed_loop(
     def user_loop() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         while time.monotonic() < stop and not interrupted.is_set() and (number := next(numbers, None)) is not None:
-            text, sent = json.dumps(body(number)), time.monotonic()
+            content = body(number)
+            text, sent = content if isinstance(content, bytes) else json.dumps(content), time.monotonic()
             try:
-                connection.request("POST", path, text, {"content-type": "application/json"})
+                connection.request("POST", path, text, {"content-type": "application/json", **headers})
                 answer = connection.getresponse()
                 status, num_bytes = answer.status, len(answer.read())
                 predicted = predicted_s(answer.headers.get("Server-Timing", ""))

@@ -31,7 +31,7 @@ _GAMMA_SHAPES: dict[Arrivals, float] = {"poisson": 1.0, "bursty": 0.25}
 
 
 class RequestTemplate(Struct, frozen=True):
-    """One request's body. Every setting is explicit, so that the servers' defaults do not matter."""
+    """The body of a request. Every setting is explicit, so that the servers' defaults do not matter."""
 
     prompt: str
     seed: int
@@ -42,7 +42,7 @@ class RequestTemplate(Struct, frozen=True):
     scheduler: str
     n: int
     lora: str = ""  # the name of one; empty: none
-    strength: float | None = None  # of a start image; None: it has none
+    strength: float | None = None  # strength of the change to a start image; None: it has none
 
     @property
     def body(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class RequestTemplate(Struct, frozen=True):
 
 
 class Arrival(Struct, frozen=True):
-    """One request of a trace. `intended_s` counts from the trace's start, `deadline_s` from `intended_s`."""
+    """A request of a trace. `intended_s` counts from the trace's start, `deadline_s` from `intended_s`."""
 
     number: int
     intended_s: float
@@ -185,7 +185,7 @@ def uniform(spec: DiffusionModelSpec) -> Mix:
 
 
 def mixed_settings(spec: DiffusionModelSpec) -> Mix:
-    """One image of the default size and scheduler; 6 to 40 steps and guidance of 1 (none) to 7.5, all as frequent."""
+    """Mix images of the default size and scheduler; 6 to 40 steps and guidance of 1 (none) to 7.5, all as frequent."""
     return replace(
         uniform(spec),
         steps=Weighted((6, 12, 20, 28, 40), (1.0,) * 5),
@@ -194,7 +194,7 @@ def mixed_settings(spec: DiffusionModelSpec) -> Mix:
 
 
 def mixed_sizes(spec: DiffusionModelSpec) -> Mix:
-    """One image of the model's defaults, of its default size or with one or both sides three quarters as long."""
+    """Mix images of the model's defaults, of its default size or with one or both sides three quarters as long."""
     sides = (spec.default_width_px, spec.default_height_px)
     width, height = (max(spec.min_side_px, side * 3 // 4 // spec.multiple_px * spec.multiple_px) for side in sides)
     sizes = (sides, (width, sides[1]), (sides[0], height), (width, height))
@@ -202,12 +202,12 @@ def mixed_sizes(spec: DiffusionModelSpec) -> Mix:
 
 
 def mixed_loras(spec: DiffusionModelSpec, names: tuple[str, ...]) -> Mix:
-    """One image of the model's defaults, without a LoRA or with one of `names`, all as frequent."""
+    """Mix images of the model's defaults, without a LoRA or with one of `names`, all as frequent."""
     return replace(uniform(spec), loras=Weighted(("", *names), (1.0,) * (len(names) + 1)))
 
 
 def mixed_start_images(spec: DiffusionModelSpec) -> Mix:
-    """One image of the model's defaults, from its prompt alone or from a start image too, at three strengths."""
+    """Mix images of the model's defaults, from the prompt alone or from a start image too, at three strengths."""
     return replace(uniform(spec), strengths=Weighted((None, 0.4, 0.6, 0.8), (1.0,) * 4))
 
 
@@ -271,7 +271,7 @@ def generate_trace(
 
 
 def caption(number: int) -> str:
-    """One of 2,304 captions: too many for a prompt cache to give the server an advantage over the bare loop."""
+    """Return one of 2,304 captions: too many for a prompt cache to give the server an advantage over the bare loop."""
     colours, shapes = (
         ("red", "green", "blue", "yellow", "orange", "purple", "white", "black"),
         ("circle", "square", "triangle", "star", "ring", "cross"),

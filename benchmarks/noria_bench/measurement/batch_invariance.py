@@ -14,7 +14,7 @@ from noria_bench.load.trace_client import image_files
 from noria_bench.load.workload import RequestTemplate, mixed
 
 IN_FLIGHT = 32
-# Of the batch's requests that are also sent alone.
+# The requests of the batch that are also sent alone.
 _PROBE_INDICES = (3, 15, 28)
 # Enough for a difference to show.
 _NUM_STEPS = 8
@@ -40,5 +40,5 @@ def _batch_templates(spec: DiffusionModelSpec) -> list[RequestTemplate]:
 
 def _pixels(client: httpx.Client, url: str, template: RequestTemplate) -> np.ndarray:
     answer = client.post(url, json=template.body).raise_for_status()
-    (file,) = image_files(answer)
+    (file,) = image_files(answer.headers, answer.content)
     return np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)

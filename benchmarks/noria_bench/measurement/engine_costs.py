@@ -54,7 +54,7 @@ def record_engine_costs(
 
 
 def device_costs(samples: list[dict[str, Any]], spec: DiffusionModelSpec, config: EngineConfig) -> dict[str, Any]:
-    """What was measured between the first and the last answer of `/v1/models/{model}`, as a `Device`.
+    """Return the costs measured between the first and the last answer of `/v1/models/{model}`, as a `Device`.
 
     Empty if there is no answer. `slowdown` is the mean of all.
     """

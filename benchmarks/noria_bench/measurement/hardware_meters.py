@@ -35,7 +35,7 @@ def matrix_gflops(seconds: float = _PROBE_S) -> float:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One reading of all metered GPUs."""
+    """A reading of all metered GPUs."""
 
     utilisation: float  # mean utilisation since NVML's last sample, 0 to 1
     used_bytes: int  # together, beyond those in use when the meter was created

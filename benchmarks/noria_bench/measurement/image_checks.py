@@ -34,12 +34,18 @@ _MALFORMED = (msgspec.DecodeError, ValueError, KeyError, TypeError)
 
 
 def check_replies(
-    folder: pathlib.Path, body_of: Callable[[int], Body], generate: Callable[[Body], list[np.ndarray]]
+    folder: pathlib.Path,
+    body_of: Callable[[int], Body],
+    generate: Callable[[Body], list[np.ndarray]],
+    max_replies: int | None = None,
 ) -> tuple[ImageCheck, ...]:
-    """Check every reply in `folder` (see `reply_sampler`); `generate` gives the images of a body as uint8 [H, W, 3]."""
-    return tuple(
-        check_reply(number, file, generate(body_of(number))) for number, file in sampled_replies(folder).items()
-    )
+    """Check the replies in `folder` (see `reply_sampler`), of many at most `max_replies` at even distances.
+
+    `generate` gives the images of a body as uint8 [H, W, 3].
+    """
+    replies = list(sampled_replies(folder).items())
+    stride = 1 if max_replies is None else max(1, math.ceil(len(replies) / max_replies))
+    return tuple(check_reply(number, file, generate(body_of(number))) for number, file in replies[::stride])
 
 
 def check_reply(number: int, file: pathlib.Path, expected: list[np.ndarray]) -> ImageCheck:
@@ -132,8 +138,7 @@ class SoloGenerator:
 def _load_pipeline(spec: DiffusionModelSpec, config: EngineConfig) -> Any:
     import torch
 
-    from noria.engine.diffusion.loading import detect_machine
-    from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
+    from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
     from noria_bench.targets.pipeline import Pipeline
 
     machine = detect_machine()

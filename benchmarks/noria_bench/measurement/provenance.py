@@ -22,7 +22,6 @@ _VERSIONS = (
     "pyzmq",
     "msgspec",
     "pillow",
-    "locust",
     "httpx",
     "onnxruntime",
     "openvino",

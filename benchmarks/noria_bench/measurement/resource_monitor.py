@@ -26,9 +26,9 @@ class ResourceTrace:
     memory: list[tuple[float, int]] = field(default_factory=list)  # seconds since the start, bytes of all processes
     cpu_cores: list[float] = field(default_factory=list)  # CPU seconds per second, since the previous sample
     gpu_readings: list[GpuReading] = field(default_factory=list)  # empty without GPUs
-    energy_j: float | None = None  # of the GPUs; without GPUs, of the CPU packages
+    energy_j: float | None = None  # energy of the GPUs; without GPUs, of the CPU packages
     matrix_gflops: list[float] = field(default_factory=list)  # filled by the caller, before and after
-    other_cpu_share: float = 0.0  # of the machine's CPU time, used by neither the server nor this bench
+    other_cpu_share: float = 0.0  # share of the machine's CPU time, used by neither the server nor this bench
 
     @property
     def usage(self) -> ResourceUsage:

@@ -11,28 +11,28 @@ from typing import Any
 
 from msgspec import Struct
 
-# Of the predicted duration.
+# Share of the predicted duration by which a good prediction may be wrong.
 PREDICTION_BOUND = 0.15
 
 
 class RequestRecord(Struct, frozen=True, array_like=True):
-    """One request; times are seconds from the trace's start. In JSON it is an array in the order of the fields."""
+    """A request's record; times are seconds from the trace's start. In JSON, an array in the order of the fields."""
 
     number: int
     intended_s: float
     sent_s: float
     done_s: float | None  # None: no answer during the run
-    status: int  # of HTTP; 0: the connection broke, or there was no answer
+    status: int  # HTTP status; 0: the connection broke, or there was no answer
     deadline_s: float | None  # from intended_s
     deadline_class: str
     rows: float
     num_images: int
     predicted_s: float | None = None  # the server's prediction at admission, from the request's arrival
     batch_size: float | None = None  # as the server reports it: images generated together
-    digest: str | None = None  # of the image files
+    digest: str | None = None  # digest of the image files
     queue_s: float | None = None  # as the server reports it: until generation started
     engine_s: float | None = None  # as Noria reports it: from the request's arrival at the engine to its last pixels
-    # Of each of its images: its size, its model calls, and its rows in one. 0: not known, in a scenario.
+    # For each of its images: its size, its model calls, and its rows in one. 0: not known, in a scenario.
     width_px: int = 0
     height_px: int = 0
     num_calls: int = 0

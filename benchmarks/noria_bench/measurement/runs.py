@@ -11,7 +11,7 @@ from noria_bench.measurement.run_metrics import RequestRecord
 
 
 class Traffic(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was sent.
+    """The traffic that was sent.
 
     Closed: users who each send a request when the previous one is answered. Open: requests at intended times.
     """
@@ -38,21 +38,21 @@ class ResourceUsage(Struct, frozen=True, forbid_unknown_fields=True):
     resident_bytes: tuple[int, ...] = ()
     gpu_utilisation: tuple[float, ...] = ()  # 0 to 1; empty without NVML
     gpu_bytes: tuple[int, ...] = ()  # beyond those in use before the server's start
-    energy_j: float | None = None  # of the device (NVML) or the CPU packages (RAPL), over the run
-    other_cpu_share: float = 0.0  # of the machine's CPU time, used by other processes
-    matrix_gflops: tuple[float, ...] = ()  # of the idle machine's CPUs, before the server's start and after its end
+    energy_j: float | None = None  # energy of the device (NVML) or the CPU packages (RAPL), over the run
+    other_cpu_share: float = 0.0  # share of the machine's CPU time, used by other processes
+    matrix_gflops: tuple[float, ...] = ()  # the idle machine's CPUs, before the server's start and after its end
 
 
 class ImageCheck(Struct, frozen=True, forbid_unknown_fields=True):
     """The comparison of a reply with what diffusers' pipeline generates for the same body alone."""
 
-    number: int  # of the request
+    number: int  # number of the request
     psnr_db: float | None  # peak signal-to-noise ratio of the worst image; None: identical, or not comparable
     problem: str = ""  # why the reply is incorrect; empty: it is correct
 
 
 class BenchRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """One run.
+    """The result of a run.
 
     `provenance` is of `provenance.collect_provenance`, with `framework_versions` of a framework's environment. `model`
     has name, fingerprint and unet_parameters. `settings` are the target's. `calibration` is what `noria bench
@@ -68,12 +68,12 @@ class BenchRun(Struct, frozen=True, forbid_unknown_fields=True):
     records: tuple[RequestRecord, ...] = ()
     usage: ResourceUsage = ResourceUsage()
     image_checks: tuple[ImageCheck, ...] = ()
-    # of a sweep, such as "250 ms, 8"; in `mixed` the arrivals, in `deadlines` the load and the policy
+    # The variant in a sweep, such as "250 ms, 8"; in `mixed` the arrivals, in `deadlines` the load and the policy.
     variant: str = ""
     complete: bool = True  # False: it was interrupted
     seconds_to_ready: float | None = None  # from the start of the server's process
     calibration: dict[str, Any] = {}
-    engine_costs: dict[str, Any] = {}  # of Noria in an open loop, as `simulator.devices.Device`
+    engine_costs: dict[str, Any] = {}  # costs of Noria in an open loop, as `simulator.devices.Device`
 
     @property
     def duration_s(self) -> float:

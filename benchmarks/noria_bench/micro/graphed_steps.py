@@ -19,8 +19,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.loading import detect_machine
-from noria.engine.diffusion.sizing.auto_settings import resolve_auto
+from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto
 from noria.models.diffusion.unet_models.graphed_calls import GraphedCalls, without_graphs
 from noria_bench.device.architectures import SD15, SDXL, Architecture, build_denoiser, make_inputs
 from noria_bench.device.hardware import choose_device, choose_dtype, describe_device

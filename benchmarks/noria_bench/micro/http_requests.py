@@ -29,12 +29,13 @@ from collections.abc import Iterator
 import msgspec
 
 from noria.config import Config
-from noria.frontend.process import FrontendTask
 from noria.observe.logs.setup import child_log_environment, new_mark
+from noria.protocol.process_signals import STOP_SIGNAL
+from noria.protocol.tasks import FrontendTask
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 
-NUM_CONNECTIONS, NUM_ROUNDS = 16, 20  # of a batch
+NUM_CONNECTIONS, NUM_ROUNDS = 16, 20  # connections, and rounds of a batch
 # Writes no image file, and splits texts at spaces.
 FRONTEND = """
 from noria.frontend import app, process
@@ -60,10 +61,12 @@ call, middleware.__call__ = middleware.__call__, answer
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
 from noria.models.encoder.tokens import TokenizedText
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.testing.fake_encoder import FAKE_ENCODER
 numbers, text = memoryview(bytes(32)).cast("f"), TokenizedText(5, b"")
 async def encode(*_):
-    return EncodingResult(FAKE_ENCODER, numbers, 1, 8, [text], EncodingTimings(0.1, 0.1, 0.1, 0.3, 0.2), 1.0)
+    timings = EncodingTimings(0.1, 0.1, 0.1, 0.3, 0.2)
+    return EncodingResult(FAKE_ENCODER, numbers, 1, 8, [text], 5, 0, timings, 1.0, RequestLogRecord())
 EncodingService.encode = encode
 """,
     "  the tokenizer's thread": """
@@ -79,7 +82,7 @@ TokenizationThread.tokenize = tokenize
 from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.results import EngineResult
 from noria.protocol.text import TextResult, TextTimings
-async def submit(*_):
+async def submit(*_, **__):
     return EngineResult((), TextTimings(0.1, 0.1), 1, 1.0, 0.2, TextResult(1, 8), memoryview(bytes(32)))
 EngineClient.submit = submit
 """,
@@ -101,9 +104,9 @@ declarations.REQUESTS_IN_FLIGHT.track_inprogress = contextlib.nullcontext
     "spans": """
 from opentelemetry.trace import INVALID_SPAN
 from noria.frontend.http import request_spans
-from noria.frontend.services.texts import encoding
+from noria.frontend.engines import submission
 request_spans.begin = lambda *_: INVALID_SPAN
-encoding.with_trace_context = lambda request: request
+submission.with_trace_context = lambda request: request
 """,
 }
 
@@ -141,7 +144,7 @@ def running_frontend(folder: pathlib.Path, engine_address: str, without: str = "
         try:
             yield child.pid, listener.getsockname()[1]
         finally:
-            child.terminate()
+            child.send_signal(STOP_SIGNAL)
 
 
 def cpu_s(pid: int) -> float:

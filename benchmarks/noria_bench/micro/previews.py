@@ -16,7 +16,7 @@ from PIL import Image
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
-from noria.engine.loop import EngineLoop
+from noria.engine.loop import StepLoop
 from noria.frontend.live.sprite_sheet import make_sprite_sheet
 from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -39,14 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=pathlib.Path)
     output = parser.parse_args().output
-    spec = open_model_of(DiffusionModelSpec, "bundled")
+    spec = open_model_of(DiffusionModelSpec, "bundled", EngineConfig())
     executor, config = load_executor(spec, EngineConfig(), "auto")
     assert isinstance(config.slots, int)
     num_slots = config.slots
 
     def steps_s() -> list[float]:
         """Seconds of each iteration except the first and the last, which also encode and decode."""
-        engine_loop = EngineLoop(StepScheduler(num_slots), executor, lambda _: None, time.monotonic)
+        engine_loop = StepLoop(StepScheduler(num_slots), executor, lambda _: None, time.monotonic)
         for number in range(NUM_IMAGES):
             engine_loop.submit(executor.prepare(make_image_request(
                 f"r{number}", spec.name, seed=number, width=spec.default_width_px, height=spec.default_height_px,

@@ -58,6 +58,7 @@ def make_request(attempt_id: str, rng: random.Random, keys: list[BatchKey]) -> S
         deadline=rng.choice([None, 1e6 + rng.random()]),
         rows=rng.choice([1, 2]),
         priority=rng.choice(["low", "normal", "high"]),
+        client=f"client{rng.randrange(8)}",
     )
 
 
@@ -107,7 +108,7 @@ def forecast_errors(keys: list[BatchKey], policy: Policy, num_waiting: int) -> l
     """Return the relative differences from the exact forecast for the requests behind the head of the queue."""
     scheduler, _ = full_scheduler(keys, policy, num_waiting)
     predictor = scheduler._predictor
-    names = [active.request.attempt_id for active in predictor.queue(0.0)][predictor.head_images :]
+    names = [each.image.attempt_id for each in predictor.queue(0.0)][predictor.head_images :]
     found = predictor.predict_requests(names, 0.0)
     predictor.head_images = 10**9
     predictor.table.bump_version()

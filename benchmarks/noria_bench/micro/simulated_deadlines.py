@@ -18,7 +18,7 @@ from unittest import mock
 
 import msgspec
 
-from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
+from noria.engine.loop import ProgressChanged, RequestEnded, StepLoop
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import ImageRequest
 from noria.sampling.guidance import CLASSIFIER_FREE
@@ -48,7 +48,7 @@ class SimulatedDevice(FakeExecutor):
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         rows = sum(self._accepted[step.image.attempt_id].num_rows for step in plan.steps)
         exact_s = (
-            TEXT_ENCODE_S * len(plan.joins),
+            TEXT_ENCODE_S * (len(plan.joins) - len(plan.returns)),
             CostCurve(dict(STEP_S)).at(rows) if rows else 0.0,
             CostCurve(dict(DECODE_S)).at(len(plan.decodes)) if plan.decodes else 0.0,
         )
@@ -61,13 +61,13 @@ class SimulatedDevice(FakeExecutor):
 
 def make_simulation(
     policy: str, on_event: Callable[[Any], None]
-) -> tuple[SimulatedDevice, StepScheduler, EngineLoop[Any]]:
+) -> tuple[SimulatedDevice, StepScheduler, StepLoop[Any]]:
     costs = CostModel(
         32, {BATCH_KEY: CostCurve(dict(STEP_S))}, {BATCH_KEY: CostCurve(dict(DECODE_S))}, {ModelKey("m"): TEXT_ENCODE_S}
     )
     costs.refresh_knees()
     step_scheduler, device = StepScheduler(16, 4, 256, 120.0, POLICIES[policy], costs), SimulatedDevice()
-    return device, step_scheduler, EngineLoop(step_scheduler, device, on_event, device.clock)
+    return device, step_scheduler, StepLoop(step_scheduler, device, on_event, device.clock)
 
 
 def make_request(number: int, rng: random.Random, num_images: int) -> ImageRequest:

@@ -15,7 +15,7 @@ import numpy as np
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
-from noria.engine.loop import EngineLoop
+from noria.engine.loop import StepLoop
 from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequest
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=256, metavar="PX", help="of all images")
     parser.add_argument("-o", "--output", type=pathlib.Path)
     arguments = parser.parse_args()
-    spec = open_model_of(DiffusionModelSpec, "bundled")
+    spec = open_model_of(DiffusionModelSpec, "bundled", EngineConfig())
     executor, config = load_executor(spec, EngineConfig(slots=NUM_RUNNING + NUM_ARRIVING), "auto")
     rounds = [longest_s(executor, config, arguments.side, number) for number in range(NUM_ROUNDS)][
         1:
@@ -62,7 +62,7 @@ def longest_s(
     Iterations that decode are left out.
     """
     assert isinstance(config.slots, int)
-    loop = EngineLoop(StepScheduler(config.slots, config.decode_batch), executor, lambda _: None, time.monotonic)
+    loop = StepLoop(StepScheduler(config.slots, config.decode_batch), executor, lambda _: None, time.monotonic)
 
     def request(number: int, strength: float | None = None) -> ImageRequest:
         prompt = f"{round_number} {number}"  # differs each time, so that no embedding is cached

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from noria.config import StatisticsConfig
 from noria.frontend.engines.results import RawImage
-from noria.frontend.statistics.built_in import image_values, request_values
+from noria.frontend.services.counted_values import image_values, request_values
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.protocol.diffusion import DiffusionPayload
 from noria.statistics.values import Values

@@ -8,9 +8,9 @@ from noria_bench.reports.comparison_tables import BASELINE
 from noria_bench.reports.run_groups import Group
 from noria_bench.reports.run_summary import RunSummary, finite_ratio, summarise_run
 from noria_bench.reports.table import format_number, format_rate
-from noria_bench.targets.catalog import FRAMEWORKS
+from noria_bench.targets.catalog import FRAMEWORKS, TARGETS
 
-# Of Noria over the reference server on mixed traffic.
+# Ratios of Noria to the reference server on mixed traffic.
 _MIN_RPS_RATIO = 2.0
 _MAX_P99_RATIO = 0.25
 # Tolerance for sums of floats.
@@ -39,7 +39,7 @@ def goals_of(group: Group) -> list[Goal]:
     noria, reference = summaries.get("noria"), summaries.get(BASELINE)
     if noria is None:
         return [Goal("Noria was not measured completely.", None)]
-    frameworks = {name: summaries[name] for name in FRAMEWORKS if name in summaries}
+    frameworks = {name: each for name, each in summaries.items() if name in TARGETS and TARGETS[name].framework}
     goals = [_rps_goal(noria, frameworks), _p99_goal(noria, frameworks)]
     if group.bench == "mixed":
         goals.append(
@@ -76,8 +76,9 @@ def _p99_goal(noria: RunSummary, frameworks: Mapping[str, RunSummary]) -> Goal:
 
 
 def _goal_among_all_frameworks(claim: str, met: bool | None, frameworks: Mapping[str, RunSummary]) -> Goal:
-    """One faster framework is enough to miss the goal; it is met only if all frameworks were measured."""
-    if not (unmeasured := [name for name in FRAMEWORKS if name not in frameworks]):
+    """Return the goal: one faster framework is enough to miss it; it is met only if all frameworks were measured."""
+    measured = {TARGETS[name].framework for name in frameworks}
+    if not (unmeasured := [name for name in FRAMEWORKS if name not in measured]):
         return Goal(f"{claim}.", met)
     return Goal(f"{claim}; {', '.join(unmeasured)} not measured.", None if met else met)
 

@@ -20,7 +20,7 @@ def provenance_lines(runs: Sequence[BenchRun]) -> list[str]:
 
 
 def traffic_lines(runs: Sequence[BenchRun]) -> list[str]:
-    """What was sent; a line for each kind of traffic."""
+    """Return a line for each kind of traffic that was sent."""
     return list(dict.fromkeys(_traffic_text(run.traffic) for run in runs))
 
 

@@ -17,7 +17,7 @@ CITATION = (
     "Javier Mermet, “Universe Scale Serving of Generative Models”, 12 April 2023: Stable Diffusion at 512 × 512 px, "
     "20 steps, guidance 8.2, on one Tesla T4 (g4dn.xlarge), by Locust; no failures"
 )
-# Of every run of the article.
+# Length of every run of the article.
 SECONDS = 900.0
 
 

@@ -1,4 +1,4 @@
-"""What the reports of benches share whose result is one document, a report in Markdown and plots. Pure."""
+"""Parts of the reports of benches whose result is one document, a report in Markdown and plots. Pure."""
 
 import math
 import statistics

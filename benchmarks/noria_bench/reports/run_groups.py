@@ -26,7 +26,7 @@ class Group:
     """Runs that are compared, in the order of the tables."""
 
     bench: str
-    variant: str  # of all runs; empty if each has its own
+    variant: str  # variant of all runs; empty if each has its own
     runs: tuple[BenchRun, ...]
 
     @property

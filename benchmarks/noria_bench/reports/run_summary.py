@@ -2,8 +2,7 @@
 
 A latency counts from the *intended* start. A request without images has an infinite latency: percentiles are over all
 requests, so an infinite one says that too many failed. The average is over the requests with images only. A rate counts
-requests, or images, that ended while the traffic lasted, over that time with its ramp, as the reference article and
-Locust do.
+requests, or images, that ended while the traffic lasted, over that time with its ramp, as in the reference article.
 """
 
 import math
@@ -25,7 +24,7 @@ class RunSummary:
     num_requests: int
     num_http_failures: int  # answered, but not with images
     num_unanswered: int  # the connection broke, or no answer arrived during the run
-    num_wrong: int  # of `num_compared`: not the image that the request gives alone
+    num_wrong: int  # replies, among `num_compared`, that are not the image that the request gives alone
     num_compared: int
     seconds: float  # over which rates are taken
     avg_ms: float
@@ -43,7 +42,7 @@ class RunSummary:
     gpu_utilisation: float  # mean, 0 to 1
     gpu_bytes: float  # mean
     energy_per_image_j: float
-    other_cpu_share: float  # of the machine's CPU time, used by other processes
+    other_cpu_share: float  # share of the machine's CPU time, used by other processes
 
     @property
     def num_failures(self) -> int:

@@ -1,1 +1,1 @@
-"""What embeddings and images on one CPU cost each other."""
+"""The cost of embeddings and images on one CPU to each other."""

@@ -68,7 +68,7 @@ class _Reading:
     """Counters of a moment."""
 
     at_s: float
-    num_steps: float  # of images, in all batches
+    num_steps: float  # steps of images, in all batches
     cpu_s: dict[str, float]  # as `SharingRun.cores`
 
 
@@ -169,7 +169,7 @@ class SharingBench:
     def _observe(
         self, server: RunningServer, seconds: float, client: "subprocess.Popen[bytes] | None" = None
     ) -> tuple[_Reading, _Reading]:
-        """What is counted while `client` sends its texts."""
+        """Read the counters before and after `seconds`, in which `client` sends its texts."""
         before = self._read(server)
         if client is not None:
             assert client.stdin is not None

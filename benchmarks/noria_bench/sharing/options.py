@@ -7,11 +7,11 @@ from noria_bench.option_values import read_number
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """What is measured; `seconds` are of each load, an open loop takes twice as long."""
+    """The measurements to make; each load takes `seconds`, an open loop twice as long."""
 
-    connections: tuple[int, ...] = (1, 4)  # of the closed loops of texts
-    rate: float = 30.0  # of the open loop of texts, requests per second
-    num_users: int = 4  # of images
+    connections: tuple[int, ...] = (1, 4)  # connections of the closed loops of texts
+    rate: float = 30.0  # rate of the open loop of texts, in requests per second
+    num_users: int = 4  # users who request images
     seconds: float = 4.0
     num_rounds: int = 2
     seed: int = 1

@@ -1,4 +1,4 @@
-"""What `noria bench sharing` measures, as its JSON file has it."""
+"""The measurements of `noria bench sharing`, as its JSON file has them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ FILE_NAME = "sharing.json"
 
 
 class SharingRun(Struct, frozen=True):
-    """One load of texts, alone or beside images; or images alone."""
+    """The result of one load of texts, alone or beside images; or of images alone."""
 
     encoder_cores: str  # the setting
     round: int

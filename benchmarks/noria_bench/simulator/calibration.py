@@ -27,7 +27,7 @@ from noria_bench.simulator.workload import Arrival, SimulateError
 from noria_bench.simulator.world import Settings, simulate
 
 _SHARES = (0.5, 0.9, 0.99)
-_BUSY_SHARE = 0.05  # of the machine's CPU time, used by other processes: then a measured run means little
+_BUSY_SHARE = 0.05  # share of the machine's CPU time, used by other processes: then a measured run means little
 
 
 @dataclass(frozen=True, slots=True)

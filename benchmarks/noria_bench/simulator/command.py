@@ -25,6 +25,14 @@ def add_to(commands: Any) -> list[Parser]:
     traffic.add_argument("--shapes", type=pathlib.Path, metavar="FILE", help="JSON: what shares of requests ask for")
     traffic.add_argument("--trace", type=pathlib.Path, metavar="FILE", help="CSV of requests, instead of a process")
     traffic.add_argument("--trace-format", choices=("noria", "gentd26", "burstgpt"), default="noria", help="(noria)")
+    traffic.add_argument(
+        "--clients",
+        nargs="?",
+        const=True,
+        type=pathlib.Path,
+        metavar="FILE",
+        help="several clients in closed loops, instead: JSON, or an example; what fairness costs",
+    )
     traffic.add_argument("--write-trace", type=pathlib.Path, metavar="FILE", help="write requests, simulate nothing")
     world = parser.add_argument_group("devices")
     world.add_argument("--device", type=pathlib.Path, metavar="FILE", help="costs: saved by an engine, or a table")
@@ -34,7 +42,15 @@ def add_to(commands: Any) -> list[Parser]:
         "--slots", type=_whole(1, 1024), nargs="+", metavar="N", help="of each device; several are compared"
     )
     world.add_argument(
-        "--policy", nargs="+", default=["least-slack"], metavar="NAME", help="of the scheduler; several are compared"
+        "--policy", nargs="+", metavar="NAME", help="of the scheduler; several are compared, with --clients all"
+    )
+    world.add_argument(
+        "--fair-width-slack",
+        type=_number(0.0, math.inf),
+        nargs="+",
+        default=[],
+        metavar="X",
+        help="of the policy fair (0.2); several are compared",
     )
     world.add_argument("--queue-limit", type=_whole(0, 10**6), default=256, metavar="N", help="of a device (256)")
     world.add_argument("--autoscale", type=argument_type(_bounds), metavar="MIN-MAX", help="devices, by their backlog")
@@ -73,8 +89,9 @@ def _bounds(text: str) -> tuple[int, int]:
 def _run(arguments: argparse.Namespace) -> int:
     """Simulate a cluster in virtual time, with the scheduler, the router and the autoscaler of the server.
 
-    Says latencies and costs, and with --p99 how many devices are needed. Several values of --slots or --policy are
-    compared; --spot adds the same devices without interruptions, and --canary those without a canary.
+    Says latencies and costs, and with --p99 how many devices are needed; with --clients what each client gets. Several
+    values of --slots or --policy are compared; --spot adds the same devices without interruptions, and --canary those
+    without a canary.
     """
     from noria_bench.simulator import page, trace
     from noria_bench.simulator.study import Study
@@ -84,6 +101,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.calibrate is not None:
         return _calibrate(arguments)
     device = _device(arguments)
+    if arguments.clients is not None:
+        return _simulate_clients(arguments, device)
     traffic = _traffic(arguments, device)
     if arguments.write_trace is not None:
         num = trace.write_trace(arguments.write_trace, iter(traffic.arrivals()))
@@ -96,6 +115,36 @@ def _run(arguments: argparse.Namespace) -> int:
     print(page.table_of(page.rows_of(results)).markdown())
     if arguments.out is not None:
         print(f"\nthe report is {page.write_report(arguments.out, results, lines, arguments.p99)}")
+    return 0
+
+
+def _simulate_clients(arguments: argparse.Namespace, device: Any) -> int:
+    """Simulate several clients, by policy, and print what each gets."""
+    from noria_bench.simulator import clients, page
+
+    for name in ("arrivals", "rate", "shapes", "trace", "write_trace", "p99", "autoscale", "spot"):
+        if getattr(arguments, name) is not None:
+            raise SimulateError(f"--clients send their requests themselves: leave out --{name.replace('_', '-')}")
+    if arguments.canary or arguments.engine == "fast":
+        raise SimulateError("--clients takes no canary, and the fast engine knows no clients")
+    groups = clients.EXAMPLE_GROUPS if arguments.clients is True else clients.read_groups(arguments.clients)
+    scenarios, duration_s = _scenarios(arguments, device), arguments.duration or 600.0
+    lines = [
+        f"{'; '.join(group.text for group in groups)}. For {duration_s:,.0f} s.",
+        _device_line(device, ()),
+    ]
+    print("\n".join(lines), end="\n\n", flush=True)
+    rows = clients.rows_of(
+        [
+            each
+            for scenario in scenarios
+            for each in clients.simulate_clients(scenario, groups, duration_s, arguments.seed)
+        ]
+    )
+    table = clients.table_of(rows)
+    print(table.markdown())
+    if arguments.out is not None:
+        print(f"\nthe report is {page.write_page(arguments.out, 'Noria simulation: clients', lines, table, [], rows)}")
     return 0
 
 
@@ -176,7 +225,7 @@ def _shapes_of(arrivals: Any) -> Any:
 
     from noria_bench.simulator.workload import Shape
 
-    counts = Counter(each[1:] for each in arrivals)
+    counts = Counter(each[1:-2] for each in arrivals)  # without the client and its weight
     return tuple(Shape(float(num), *fields) for fields, num in counts.most_common(1000))
 
 
@@ -188,7 +237,8 @@ def _scenarios(arguments: argparse.Namespace, device: Any) -> list[Any]:
     from noria_bench.simulator.study import Scenario, scenarios
     from noria_bench.simulator.world import Settings
 
-    if unknown := [name for name in arguments.policy if name not in POLICIES]:
+    policies = arguments.policy or (["least-slack"] if arguments.clients is None else list(POLICIES))
+    if unknown := [name for name in policies if name not in POLICIES]:
         raise SimulateError(f"--policy {unknown[0]!r} is unknown; policies are {', '.join(POLICIES)}")
     if arguments.autoscale is not None and arguments.p99 is not None:
         raise SimulateError("--p99 searches a number of devices, and --autoscale changes it: use one of them")
@@ -203,7 +253,7 @@ def _scenarios(arguments: argparse.Namespace, device: Any) -> list[Any]:
     )
     autoscale = AutoscalerSettings(low, high, arguments.target_backlog) if arguments.autoscale else None
     base = Scenario("", settings, device.price_per_hour, autoscale)
-    found = scenarios(base, arguments.policy, arguments.slots or [device.slots])
+    found = scenarios(base, policies, arguments.slots or [device.slots], arguments.fair_width_slack)
     if arguments.canary:
         without = [replace(each, settings=replace(each.settings, canary_share=0.0)) for each in found]
         found = [*without, *(replace(each, name=f"{each.name}, canary {arguments.canary:g}") for each in found)]

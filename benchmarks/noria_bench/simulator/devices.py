@@ -1,4 +1,4 @@
-"""What a device costs, in seconds and money: from a file of costs that an engine has saved, or from a table."""
+"""Costs of a device, in seconds and money: from a file of costs that an engine has saved, or from a table."""
 
 import pathlib
 import re
@@ -39,9 +39,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
     max_rows: Count = 64
     decode_batch: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    # Of a measured run: how much longer its calls took than without other work. All its seconds have it as a factor.
+    # In a measured run: how much longer its calls took than without other work. All its seconds have it as a factor.
     slowdown: Annotated[float, msgspec.Meta(gt=0.0)] = 1.0
-    front_end_s: Seconds = 0.0  # of each request, outside the engine: reading it, image files, transport
+    front_end_s: Seconds = 0.0  # time for each request, outside the engine: reading it, image files, transport
     cold_start_s: Seconds = 60.0
     price_per_hour: Price = 1.0
     spot_price_per_hour: Price | None = None

@@ -1,4 +1,4 @@
-"""What a simulation gives."""
+"""The outcome of a simulation."""
 
 from array import array
 from collections import Counter
@@ -14,7 +14,7 @@ class Outcome:
 
     latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
     unserved: Counter[str] = field(default_factory=Counter)  # by reason
-    num_images: int = 0  # of all finished requests, those of the warm-up included
+    num_images: int = 0  # images of all finished requests, those of the warm-up included
     num_failures: int = 0
     num_interruptions: int = 0
     num_restarted: int = 0  # requests whose device was lost

@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def description(self) -> str:
-        """What arrives, as a sentence."""
+        """A sentence that describes the arriving requests."""
         if self.kind == "trace":
             return f"A trace of {len(self.trace):,} requests in {self.trace[-1].at_s:,.0f} s."
         total = sum(shape.share for shape in self.shapes)
@@ -74,7 +74,7 @@ class Scenario:
 
 @dataclass(slots=True)
 class Result:
-    """What came out for a scenario."""
+    """The outcome of a scenario."""
 
     scenario: Scenario
     engine: str
@@ -118,7 +118,7 @@ def _why_not_fast(scenario: Scenario, traffic: Traffic) -> str:
     if settings.device.decode_batch != fast.DECODE_BATCH:
         return f"decodes of at most {fast.DECODE_BATCH} images"
     if settings.policy == "shortest-first":
-        return "only the policies least-slack and fcfs"
+        return "only the policies fair, least-slack and fcfs"
     if any(shape.deadline_s is not None or shape.priority != "normal" or shape.images != 1 for shape in traffic.shapes):
         return "one image a request, no deadlines and no priorities"
     return ""
@@ -220,11 +220,19 @@ def _fewest_possible(scenario: Scenario, traffic: Traffic) -> int:
     return max(min(int(0.5 * rate * work_s), math.ceil(traffic.num_expected)), 1)
 
 
-def scenarios(base: Scenario, policies: Sequence[str], slots: Sequence[int]) -> list[Scenario]:
-    """Return the scenario with each policy and each number of slots."""
+def scenarios(
+    base: Scenario, policies: Sequence[str], slots: Sequence[int], fair_width_slacks: Sequence[float] = ()
+) -> list[Scenario]:
+    """Return the scenario with each policy, each number of slots and, of the policy `fair`, each width slack."""
     found = []
     for policy, num_slots in itertools.product(policies, slots):
         device = msgspec.structs.replace(base.settings.device, slots=num_slots)
         settings = replace(base.settings, policy=policy, device=device)
-        found.append(replace(base, name=f"{policy}, {num_slots} slots", settings=settings))
+        named = {f"{policy}, {num_slots} slots": settings}
+        if policy == "fair" and fair_width_slacks:
+            named = {
+                f"fair {slack:g}, {num_slots} slots": replace(settings, fair_width_slack=slack)
+                for slack in fair_width_slacks
+            }
+        found += [replace(base, name=name, settings=each) for name, each in named.items()]
     return found

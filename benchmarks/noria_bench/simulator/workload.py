@@ -23,13 +23,15 @@ class Arrival(NamedTuple):
     height_px: int
     steps: int
     images: int = 1
-    rows: int = 2  # of an image in a call: 2 with guidance
+    rows: int = 2  # rows of an image in a call: 2 with guidance
     priority: str = "normal"
     deadline_s: float | None = None  # after its arrival
+    client: str = ""  # whose share of the devices it takes
+    weight: float = 1.0  # weight of that share
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a share of the requests asks for."""
+    """A kind of request, and its share of all."""
 
     share: float = 1.0
     model: str = ""
@@ -43,7 +45,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """What is asked for, in words."""
+        """The images that it requests, in words."""
         images = "an image" if self.images == 1 else f"{self.images} images"
         guidance = " with guidance" if self.rows > 1 else ""
         deadline = "" if self.deadline_s is None else f", within {self.deadline_s:g} s"

@@ -9,8 +9,9 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.cluster.autoscaler import BacklogAutoscaler
@@ -41,15 +42,28 @@ class Settings:
     device: Device
     num_devices: int
     policy: str = "least-slack"
+    fair_width_slack: float = 0.2  # as `engine.fair_width_slack`
     queue_limit: int = 256
-    queue_limit_s: float = math.inf  # of work ahead of a request that has to wait, in seconds
+    queue_limit_s: float = math.inf  # seconds of work ahead of a request that has to wait
     num_choices: int = 3
     autoscaler: BacklogAutoscaler | None = None
-    mean_time_to_failure_s: float = math.inf  # of a device
-    mean_time_to_interruption_s: float = math.inf  # of a spot device
+    mean_time_to_failure_s: float = math.inf  # mean for one device
+    mean_time_to_interruption_s: float = math.inf  # mean for one spot device
     notice_s: float = 120.0  # before an interruption
-    canary_share: float = 0.0  # of requests that go to another version of the model, on the same devices
+    canary_share: float = 0.0  # share of requests that go to another version of the model, on the same devices
     seed: int = 0
+
+
+class RequestSource(Protocol):
+    """Clients that send requests in answer to others."""
+
+    def on_steps(self, requests: Sequence[Arrival], at_s: float) -> None:
+        """Take note of the requests of the images in a call that has ended."""
+        ...
+
+    def on_end(self, request: Arrival, latency_s: float | None, at_s: float) -> Arrival | None:
+        """Return the next request, not before `at_s`; None: there is none. A latency of None: it was not served."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -72,21 +86,28 @@ class _Request:
     num_attempts: int = 0
 
 
-def simulate(settings: Settings, arrivals: Iterable[Arrival], *, start_s: float = 0.0) -> Outcome:
-    """Run a world until all requests have ended. Requests before `start_s` are not in the statistics."""
-    return _World(settings, iter(arrivals), start_s).run()
+def simulate(
+    settings: Settings, arrivals: Iterable[Arrival], *, start_s: float = 0.0, source: RequestSource | None = None
+) -> Outcome:
+    """Run a world until all requests have ended: `arrivals`, in order, and those of `source`.
+
+    Requests before `start_s` are not in the statistics.
+    """
+    return _World(settings, iter(arrivals), start_s, source).run()
 
 
 class _World:
-    def __init__(self, settings: Settings, arrivals: Iterator[Arrival], start_s: float) -> None:
-        self._settings, self._arrivals, self._start_s = settings, arrivals, start_s
+    def __init__(
+        self, settings: Settings, arrivals: Iterator[Arrival], start_s: float, source: RequestSource | None
+    ) -> None:
+        self._settings, self._arrivals, self._start_s, self._source = settings, arrivals, start_s, source
         self._rng = random.Random(settings.seed)
         self._events: list[tuple[float, int, str, object]] = []
         self._numbers = itertools.count()
         self._replicas: dict[str, _Replica] = {}
         self._serving: list[_Replica] = []
         self._waiting: list[_Request] = []  # while no replica serves
-        self._now, self._num_open, self._has_arrivals = 0.0, 0, True
+        self._now, self._num_open = 0.0, 0  # requests that have not ended, and those that are about to arrive
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -99,7 +120,7 @@ class _World:
             "arrive": self._arrive, "iterated": self._iterated, "ready": self._ready, "lost": self._lost,
             "notice": self._notice, "autoscale": self._autoscale,
         }  # fmt: skip
-        while self._events and (self._has_arrivals or self._num_open):
+        while self._events and self._num_open:
             self._now, _, kind, subject = heapq.heappop(self._events)
             handlers[kind](subject)  # type: ignore[operator]
         for replica in self._replicas.values():
@@ -125,6 +146,7 @@ class _World:
                 queue_limit=settings.queue_limit,
                 queue_limit_s=settings.queue_limit_s,
                 policy=POLICIES[settings.policy],
+                fair_width_slack=settings.fair_width_slack,
                 costs=costs,
             ),
             self._now,
@@ -200,12 +222,11 @@ class _World:
 
     def _next_arrival(self) -> None:
         arrival = next(self._arrivals, None)
-        self._has_arrivals = arrival is not None
         if arrival is not None:
+            self._num_open += 1
             self._at(arrival.at_s, "arrive", arrival)
 
     def _arrive(self, arrival: Arrival) -> None:
-        self._num_open += 1
         model = _CANARY if self._rng.random() < self._settings.canary_share else ModelKey()
         batch_key = BatchKey(arrival.width_px, arrival.height_px, model)
         self._route(_Request(f"r{next(self._numbers)}", arrival, batch_key))
@@ -222,7 +243,7 @@ class _World:
         request.num_attempts += 1
         arrival, attempt_id = request.arrival, f"{request.name}.{request.num_attempts}"
         deadline = None
-        if arrival.deadline_s is not None:  # of the engine, as the front end sets it
+        if arrival.deadline_s is not None:  # the engine's deadline, as the front end sets it
             deadline = arrival.at_s + arrival.deadline_s - self._settings.device.front_end_s
         schedulable = SchedulableRequest(
             attempt_id,
@@ -233,6 +254,8 @@ class _World:
             deadline,
             arrival.rows,
             arrival.priority,  # type: ignore[arg-type]
+            client=arrival.client,
+            weight=arrival.weight,
         )
         replica.requests[attempt_id] = request
         self._handle(replica, replica.scheduler.submit(schedulable, self._now, arrival.at_s))
@@ -251,7 +274,7 @@ class _World:
 
     def _iteration_s(self, replica: _Replica, plan: IterationPlan) -> float:
         costs, requests = replica.scheduler.costs, replica.requests
-        seconds = len(plan.joins) * costs.text_encode_s(ModelKey())
+        seconds = (len(plan.joins) - len(plan.returns)) * costs.text_encode_s(ModelKey())
         if plan.steps:
             stepped = [requests[step.image.attempt_id] for step in plan.steps]
             seconds += costs.step_s(stepped[0].batch_key, sum(each.arrival.rows for each in stepped))
@@ -264,6 +287,9 @@ class _World:
         replica, plan, _ = subject
         if replica.is_gone:
             return
+        if self._source is not None:
+            stepped = [replica.requests[step.image.attempt_id].arrival for step in plan.steps]
+            self._source.on_steps(stepped, self._now)
         # `is_timed` is False: costs are known, and stay so.
         self._handle(replica, replica.scheduler.commit(plan, IterationResult(is_timed=False), self._now))
         self._iterate(replica)
@@ -274,12 +300,16 @@ class _World:
                 continue
             request = replica.requests.pop(event.attempt_id)
             self._num_open -= 1
+            latency_s = None
             if event.finish_reason is FinishReason.FINISHED:
                 self._outcome.num_images += request.arrival.images
+                latency_s = self._now - request.arrival.at_s + self._settings.device.front_end_s
+            if self._source is not None and (following := self._source.on_end(request.arrival, latency_s, self._now)):
+                self._num_open += 1
+                self._at(following.at_s, "arrive", following)
             if request.arrival.at_s < self._start_s:
                 continue
-            if event.finish_reason is FinishReason.FINISHED:
-                latency_s = self._now - request.arrival.at_s + self._settings.device.front_end_s
+            if latency_s is not None:
                 self._outcome.latencies_s.append(latency_s)
             else:
                 self._outcome.unserved[event.finish_reason.value] += 1

@@ -1,9 +1,10 @@
-"""What hostile clients do to a server: each attack runs against a loopback port until its event is set.
+"""Attacks of hostile clients on a server: each runs against a loopback port until its event is set.
 
 None needs a key, and each has a limit of docs/security.md against it.
 """
 
 import contextlib
+import functools
 import http.client
 import itertools
 import json
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from noria_bench.load.closed_loop import HEADERS
+from noria_bench.soak.image_files import HOSTILE_FILES
 
 Attack = Callable[[int, threading.Event], None]
 
@@ -35,6 +37,7 @@ ENDLESS_HEADS: Mapping[str, tuple[bytes, bytes]] = MappingProxyType(
 )
 """The beginning of a request, and what continues it without end."""
 
+_SOURCE = ("127.0.0.2", 0)  # another client than those of 127.0.0.1, which have their own shares
 _TIMEOUT_S = 60.0
 _PIECE_BYTES = 2**18
 
@@ -88,6 +91,24 @@ def unfinished_bodies(port: int, stopped: threading.Event) -> None:
         stopped.wait()
 
 
+def small_bodies_that_stop(port: int, stopped: threading.Event) -> None:
+    """Hold 300 requests whose small bodies end after a byte."""
+    head = b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
+    with contextlib.ExitStack() as opened:
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                opened.enter_context(connect(port)).sendall(head + b"{")
+        stopped.wait()
+
+
+def pipelined_requests(port: int, stopped: threading.Event) -> None:
+    """Send up to 4 MB of requests on a connection without reading a response, again and again."""
+    while not stopped.is_set():
+        with contextlib.suppress(OSError), connect(port) as client:
+            client.settimeout(1.0)
+            send_endlessly(client, b"", START + b"\r\n", 2**22)
+
+
 def unread_responses(port: int, stopped: threading.Event) -> None:
     """Request a page 64 times on each of 16 connections, and read nothing."""
     with contextlib.ExitStack() as opened:
@@ -100,10 +121,16 @@ def unread_responses(port: int, stopped: threading.Event) -> None:
 
 
 def image_files(port: int, stopped: threading.Event) -> None:
-    """Upload files of 16 MB that are all empty segments."""
-    file = (b"\xff\xd8" + b"\xff\xe0\0\2" * 2**22)[: 2**24]
-    while not stopped.is_set():
-        _post(port, "/v1/images/metadata", file, "image/jpeg")
+    """Upload hostile files of all kinds, the most of 16 MB, one after the other."""
+    for file in itertools.cycle(_hostile_files()):
+        if stopped.is_set():
+            return
+        _post(port, "/v1/images/metadata", file, "image/png")
+
+
+@functools.cache  # a quiet client in this process would wait while they are made
+def _hostile_files() -> tuple[bytes, ...]:
+    return tuple(make() for make in HOSTILE_FILES.values())
 
 
 def deep_json(port: int, stopped: threading.Event) -> None:
@@ -117,6 +144,42 @@ def deep_json(port: int, stopped: threading.Event) -> None:
             return
         for path in ("/t2i", "/sdapi/v1/txt2img"):
             _post(port, path, f'{{"prompt": "p", "unknown": {value}}}'.encode(), "application/json")
+
+
+def large_numbers(port: int, stopped: threading.Event) -> None:
+    """Post integers of thousands of digits, whose products have more, and put them into queries."""
+    zeros = "0" * 4000
+    while not stopped.is_set():
+        _post(port, "/t2i", f'{{"prompt": "p", "n": 1{zeros}, "seed": 1{zeros}}}'.encode(), "application/json")
+        batch = f'{{"prompt": "p", "batch_size": 1{zeros}, "n_iter": 1{zeros}}}'.encode()
+        _post(port, "/sdapi/v1/txt2img", batch, "application/json")
+        _request(port, "GET", f"/v1/jobs?limit=1{zeros}")
+
+
+def foreign_pages(port: int, stopped: threading.Event) -> None:
+    """Send requests as a page of another name does: to a Host that is not the server's, and from another Origin."""
+    body, other = b'{"prompt": "p"}', itertools.count()
+    while not stopped.is_set():
+        name = f"page{next(other)}.example"  # a new name each time, so that no log line stands for two
+        for fields in ({"Host": name}, {"Origin": f"http://{name}"}):
+            _request(port, "POST", "/t2i", body, "application/json", fields)
+
+
+def lineage_events(port: int, stopped: threading.Event) -> None:
+    """Send events of 100 datasets to one run, until they are rejected, and go on."""
+    datasets = [{"namespace": "attack", "name": f"dataset-{number}"} for number in range(100)]
+    event = {
+        "eventType": "RUNNING",
+        "eventTime": "2026-01-01T00:00:00Z",
+        "producer": "https://attack.example",
+        "schemaURL": "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent",
+        "run": {"runId": "01890000-0000-7000-8000-000000000000"},
+        "job": {"namespace": "attack", "name": "attack"},
+        "inputs": datasets,
+    }
+    body = json.dumps(event).encode()
+    while not stopped.is_set():
+        _post(port, "/api/v1/lineage", body, "application/json")
 
 
 def abandoned_samplers(port: int, stopped: threading.Event) -> None:
@@ -177,9 +240,13 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
             heads_without_end,
             idle_connections,
             unfinished_bodies,
+            small_bodies_that_stop,
+            pipelined_requests,
             unread_responses,
             image_files,
             deep_json,
+            large_numbers,
+            foreign_pages,
             abandoned_samplers,
             event_streams,
             job_streams,
@@ -187,13 +254,13 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
         )
     }
 )
-"""By name, those that any server can withstand for hours: deliveries of the others wait for days."""
+"""By name, those that any server can withstand for hours: deliveries and events of the others are kept for days."""
 
 
 @contextlib.contextmanager
 def connect(port: int) -> Iterator[socket.socket]:
-    """Yield a connection to a loopback port."""
-    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as client:
+    """Yield a connection to a loopback port, from the attackers' address."""
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S, _SOURCE) as client:
         yield client
 
 
@@ -208,10 +275,17 @@ def _post(port: int, path: str, body: bytes, content_type: str) -> None:
     _request(port, "POST", path, body, content_type)
 
 
-def _request(port: int, method: str, path: str, body: bytes = b"", content_type: str = "application/json") -> bytes:
+def _request(
+    port: int,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    content_type: str = "application/json",
+    fields: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
     """Return the body of the response; empty if there is none."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S, source_address=_SOURCE)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request(method, path, body or None, {**HEADERS, "content-type": content_type})
+        connection.request(method, path, body or None, {**HEADERS, "content-type": content_type, **fields})
         return connection.getresponse().read()
     return b""

@@ -1,10 +1,12 @@
-"""The command `noria bench soak`. Heavy imports wait until it runs."""
+"""The commands `noria bench soak` and `noria bench neighbours`. Heavy imports wait until it runs."""
 
 import argparse
 from typing import Any
 
-from noria.cli.parser import Parser, add_plain_command, argument_type
-from noria_bench.command_arguments import add_results_folder, results_folder
+from noria.cli.parser import Parser, add_command, add_plain_command, argument_type, config_from
+from noria_bench.command_arguments import add_diffusion_model, add_results_folder, replace_given, results_folder
+from noria_bench.encoders.options import read_seconds
+from noria_bench.soak.heap_options import HEAP_NAMES, HEAP_TARGETS, HeapOptions, read_names
 
 
 def add_to(benches: Any) -> Parser:
@@ -13,6 +15,53 @@ def add_to(benches: Any) -> Parser:
     parser.add_argument("--minutes", metavar="M", type=argument_type(_minutes), default=60.0, help="(60)")
     add_results_folder(parser, "soak")
     return parser
+
+
+def add_neighbours(benches: Any) -> Parser:
+    """Add `neighbours` to argparse's subparsers; returns its parser."""
+    parser = add_command(
+        benches,
+        "neighbours",
+        _run_neighbours,
+        "[MODEL] [--part attacks|heaps]",
+        "how long quiet clients wait while others attack the server, or send it heaps",
+    )
+    add_diffusion_model(parser)
+    parser.add_argument("--part", choices=("attacks", "heaps"), default="attacks", help="(attacks)")
+    parser.add_argument(
+        "--heaps",
+        metavar="A,B",
+        type=argument_type(lambda text: read_names(text, HEAP_NAMES)),
+        help=f"of {', '.join(HEAP_NAMES)} (all)",
+    )
+    parser.add_argument(
+        "--targets",
+        metavar="A,B",
+        type=argument_type(lambda text: read_names(text, HEAP_TARGETS)),
+        help=f"of heaps: {', '.join(HEAP_TARGETS)} ({','.join(HeapOptions().targets)})",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=argument_type(read_seconds),
+        help=f"of each measurement of heaps, three times as long beside them ({HeapOptions().seconds:g})",
+    )
+    add_results_folder(parser)
+    return parser
+
+
+def _run_neighbours(arguments: argparse.Namespace) -> int:
+    """Run attacks beside a quiet client of the bundled model and an encoder, or heaps of one client beside small
+    requests of seven others, and say how much longer these wait.
+    """
+    folder = results_folder(arguments.out, "neighbours")
+    if arguments.part == "attacks":
+        from noria_bench.soak import neighbours
+
+        return neighbours.main(folder)
+    from noria_bench.soak import heaps
+
+    options = replace_given(HeapOptions(), heaps=arguments.heaps, targets=arguments.targets, seconds=arguments.seconds)
+    return heaps.main(config_from(arguments), options, folder)
 
 
 def _minutes(text: str) -> float:

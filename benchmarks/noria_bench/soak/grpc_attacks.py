@@ -1,4 +1,4 @@
-"""What hostile clients do to gRPC's port, with frames of their own: a library would keep calls back."""
+"""Attacks of hostile clients on gRPC's port, with frames of their own: a library would keep calls back."""
 
 import contextlib
 import socket

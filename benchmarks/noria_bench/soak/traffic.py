@@ -93,7 +93,7 @@ VISITS: Mapping[str, tuple[Visit, float]] = MappingProxyType(
         "viewer": (viewer, 2.0),
     }
 )
-"""One client each, and the seconds that it rests between its visits."""
+"""For each kind of traffic, its client, and the seconds that it rests between its visits."""
 
 
 class Visitor(threading.Thread):

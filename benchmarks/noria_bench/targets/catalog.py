@@ -8,6 +8,9 @@ from typing import Literal
 
 import msgspec
 
+Protocol = Literal["t2i", "open-inference"]
+"""How a request is sent: as Noria's `/t2i` reads it, or packed into the Open Inference Protocol (`load.protocols`)."""
+
 _REFERENCE_SERVER = "noria_bench.targets.reference.reference_server"
 
 
@@ -16,7 +19,7 @@ class TargetSettings(msgspec.Struct, frozen=True):
 
     # A batch that is not full starts after this time.
     timeout_s: float = 0.5
-    # Of a batch.
+    # Maximum size of a batch.
     max_images: int = 8
     # How the streaming endpoints send the body: by line, as in tutorials, or in chunks of 64 kB.
     stream: Literal["bytesio", "chunks"] = "bytesio"
@@ -33,6 +36,7 @@ class Target:
     reports_queue_time: bool = True  # False: the reported time is incomplete, so it is not used
     # unless a bench varies them: the article's, or the best that were found
     settings: TargetSettings = TargetSettings()
+    protocol: Protocol = "t2i"
 
 
 TARGETS = {
@@ -62,15 +66,27 @@ TARGETS = {
             "bentoml",
             settings=TargetSettings(timeout_s=3600.0),
         ),
-        # Ray forms a batch while the previous one runs, from what arrives within this time; a short wait gives batches
-        # of one. 500 ms had 1.9 times the requests per second of 50 ms, and the shortest p99; 1 and 2 s gained nothing.
+        # Ray forms a batch while the previous one runs, from what arrives within this time; a short wait makes batches
+        # small: 500 ms had 1.9 times the requests per second of 50 ms, and the shortest p99; 1 and 2 s gained nothing.
         Target("ray", "/t2i", "noria_bench.targets.frameworks.ray_app", "ray", settings=TargetSettings(timeout_s=0.5)),
+        # Dynamic batching with three delays; the best one counts.
+        *(
+            Target(
+                f"triton-{delay_ms}ms",
+                "/v2/models/t2i/infer",
+                "noria_bench.targets.frameworks.triton_app",
+                "triton",
+                settings=TargetSettings(timeout_s=delay_ms / 1000),
+                protocol="open-inference",
+            )
+            for delay_ms in (0, 50, 500)
+        ),
     )
 }
 
-FRAMEWORKS = tuple(target.framework for target in TARGETS.values() if target.framework is not None)
-# What `noria bench install` installs: Triton serves text encoders only.
-INSTALLABLE = (*FRAMEWORKS, "triton")
+FRAMEWORKS = tuple(dict.fromkeys(target.framework for target in TARGETS.values() if target.framework is not None))
+# What `noria bench install` installs; Infinity serves text encoders only.
+INSTALLABLE = (*FRAMEWORKS, "infinity")
 
 
 def read_targets(text: str) -> tuple[Target, ...]:

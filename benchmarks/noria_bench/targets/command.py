@@ -49,7 +49,7 @@ def _batch_size(text: str) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    """Run one target on --port (8001) until Ctrl-C, to be loaded with ab, Locust or curl."""
+    """Run one target on --port (8001) until Ctrl-C, to be loaded with ab or curl."""
     config = config_from(arguments)
 
     from noria_bench.targets import serve

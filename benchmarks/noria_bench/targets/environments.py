@@ -17,12 +17,11 @@ import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from noria.errors import ConfigError
-from noria_bench.targets.catalog import Target
 
 # The newest versions in November 2026. All have wheels for Python 3.11 to 3.13.
 REQUIREMENTS = {
@@ -30,6 +29,21 @@ REQUIREMENTS = {
     "bentoml": "bentoml==1.4.39",
     "ray": "ray[serve]==2.60.0",
     "triton": "nvidia-pytriton==0.7.0",  # the wheel that has the server, of version 2.51
+    "infinity": "infinity-emb==0.0.78",
+}
+
+# What a framework imports whose own requirements contradict Noria's environment, though it works with that: Infinity
+# wants numpy below 2 and sentence-transformers below 4. pip installs it and these without their requirements.
+_IMPORTED = {
+    "infinity": (
+        "backoff==2.2.1",
+        "distro==1.9.0",
+        "orjson==3.13.0",
+        "posthog==7.91.1",
+        "prometheus-client==0.26.0",
+        "prometheus-fastapi-instrumentator==8.1.0",
+        "rich==15.0.0",
+    ),
 }
 
 # The isolated environments, with the packages that they have in Noria's versions.
@@ -52,11 +66,11 @@ _LAST_LINES = 8
 
 
 class _EnvironmentMarker(msgspec.Struct, frozen=True):
-    """What an environment was created for; if that changes, it is created again."""
+    """The requirement, Python and packages that an environment was created for; if one changes, it is created again."""
 
     requirement: str
     python: str
-    fallback_paths: tuple[str, ...]  # of a layered environment
+    fallback_paths: tuple[str, ...]  # search paths appended to those of a layered environment
     shared: tuple[str, ...] = ()  # what an isolated one has in Noria's versions
 
 
@@ -78,13 +92,6 @@ def python_of(framework: str) -> pathlib.Path:
             f"{framework} is not installed for this Noria; install it with: noria bench install {framework}"
         )
     return _python_in(folder_of(framework))
-
-
-def check_installed(targets: Iterable[Target]) -> None:
-    """Raises ConfigError if the environment of one of them is not installed."""
-    for target in targets:
-        if target.framework is not None:
-            python_of(target.framework)
 
 
 def install(framework: str, log_status: Callable[[str], None]) -> None:
@@ -111,7 +118,9 @@ def install(framework: str, log_status: Callable[[str], None]) -> None:
         _pip_install(folder, expected.requirement, *expected.shared)
     else:
         _add_fallback_paths(folder, expected.fallback_paths)
-        _pip_install(folder, expected.requirement, limits=constraints())
+        imported = _IMPORTED.get(framework, ())
+        options = ["--no-deps"] if imported else []
+        _pip_install(folder, expected.requirement, *imported, *options, limits=constraints())
         _check_shared(folder)
     (folder / _MARKER).write_bytes(msgspec.json.encode(expected))
     log_status(f"{expected.requirement} is installed in {folder}")
@@ -182,7 +191,7 @@ def _check_shared(folder: pathlib.Path) -> None:
 
 
 def _run(command: list[str], problem: str) -> str:
-    """What `command` prints; raises ConfigError with `problem` and its last lines when it fails."""
+    """Return the output of `command`; raises ConfigError with `problem` and its last lines when it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         last = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])

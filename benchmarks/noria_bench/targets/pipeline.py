@@ -70,7 +70,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def generate(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
-        """One PIL image, by the pipeline's own call."""
+        """Return one PIL image, by the pipeline's own call."""
         generator = torch.Generator("cpu").manual_seed(1)
         (image,) = self.pipe(
             prompt, num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=generator

@@ -1,4 +1,4 @@
-"""What all servers but Noria share: diffusers' pipeline, the request body and the response.
+"""Parts that all servers but Noria share: diffusers' pipeline, the request body and the response.
 
 The reference server's endpoints and the frameworks use it, so that only the serving differs. The pipeline has all of
 Noria's engine settings: device, dtype, threads, attention, memory format, inference mode and PNG encoder.
@@ -97,7 +97,7 @@ class PipelineGenerator:
         self.generate(warm_up_key, [T2IBody(prompt="")] * job.settings.max_images)
 
     def generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
-        """One call of the pipeline; image k of a request has its seed + k."""
+        """Run one call of the pipeline; image k of a request has its seed + k."""
         return self._thread.submit(self._generate, batch_key, bodies).result()
 
     def close(self) -> None:
@@ -108,8 +108,7 @@ class PipelineGenerator:
     def _load(job: TargetJob) -> Any:
         import torch
 
-        from noria.engine.diffusion.loading import detect_machine
-        from noria.engine.diffusion.sizing.auto_settings import resolve_auto, resolve_device
+        from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
         from noria_bench.targets.pipeline import Pipeline
 
         machine = detect_machine()
@@ -193,7 +192,7 @@ class ImageResponse:
 
 
 def image_response(images: list[RawImage], batch_size: int) -> ImageResponse:
-    """One image as its PNG file, several as JSON. Compresses, so it must not run on an event loop."""
+    """Return one image as its PNG file, several as JSON. Compresses, so it must not run on an event loop."""
     files, headers = write_images(images, "png"), {"X-Batch-Size": str(batch_size)}
     if len(files) == 1:
         return ImageResponse(files[0], "image/png", headers)

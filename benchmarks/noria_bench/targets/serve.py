@@ -1,10 +1,9 @@
-"""`noria bench serve TARGET`: runs a target in the foreground, to be loaded by hand with ab, Locust or curl.
+"""`noria bench serve TARGET`: runs a target in the foreground, to be loaded by hand with ab or curl.
 
 It prints commands that load the target, and stops the server on Ctrl-C or SIGTERM.
 """
 
 import contextlib
-import json
 import pathlib
 import shlex
 import socket
@@ -19,37 +18,36 @@ from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
 from noria.testing.server import RunningServer
-from noria_bench.load import locustfiles
+from noria_bench.load.protocols import encode_request
 from noria_bench.load.workload import caption
 from noria_bench.targets.catalog import TARGETS, Target, TargetSettings
 from noria_bench.targets.server import running_target
 
-# Locust takes a file, not a module.
-_LOCUSTFILE = pathlib.Path(locustfiles.__path__[0]) / "scenario2.py"
 # Not the default of `noria serve`, so that both can run.
 DEFAULT_PORT = 8001
 
 
-def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: TargetSettings | None = None) -> int:
-    """Serve `target` on loopback `port` (0: a free one) until Ctrl-C; returns 0, or 1 if the server ended by itself.
+def main(config: Config, name: str, port: int = DEFAULT_PORT, settings: TargetSettings | None = None) -> int:
+    """Serve the target on loopback `port` (0: a free one) until Ctrl-C; returns 0, or 1 if the server ended by itself.
 
     Raises:
         ConfigError: the target is unknown, the port is in use, or the framework is not installed.
         ModelError: the model cannot be served.
 
     """
-    if target not in TARGETS:
+    if name not in TARGETS:
         raise ConfigError(
-            f"{short_repr(target)} is not a target; targets are {', '.join(TARGETS)}.{did_you_mean(target, TARGETS)}"
+            f"{short_repr(name)} is not a target; targets are {', '.join(TARGETS)}.{did_you_mean(name, TARGETS)}"
         )
+    target = TARGETS[name]
     _check_free(port)
-    spec = open_model_of(DiffusionModelSpec, config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model, config.engine)
     with tempfile.TemporaryDirectory(prefix="noria-body-") as folder, sigterm_interrupts():
         body = pathlib.Path(folder) / "body.json"
-        body.write_text(json.dumps({"prompt": caption(1), "seed": 1}), encoding="utf-8")
+        body.write_bytes(encode_request(target.protocol, {"prompt": caption(1), "seed": 1}))
         try:
-            with running_target(TARGETS[target], spec, config, settings, port=port or None) as server:
-                print(usage_text(TARGETS[target], server.port, body), flush=True)
+            with running_target(target, spec, config, settings, port=port or None) as server:
+                print(usage_text(target, server.port, body), flush=True)
                 return _wait_for_end(server)
         except KeyboardInterrupt:
             return 0
@@ -60,14 +58,11 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
 
 def usage_text(target: Target, port: int, body: pathlib.Path) -> str:
     """Commands that load `target` on `port`; `body` is a file with a request."""
-    host = f"http://127.0.0.1:{port}"
-    url, file = host + target.path, shlex.quote(str(body))
-    scenario = shlex.quote(str(_LOCUSTFILE))
+    url, file = f"http://127.0.0.1:{port}{target.path}", shlex.quote(str(body))
     return f"""{target.name} serves {url} until Ctrl-C. Load it with one of
 
   curl -f -o image.png -H 'Content-Type: application/json' -d @{file} {url}
   ab -n 40 -c 8 -l -s 600 -p {file} -T application/json {url}
-  NORIA_BENCH_PATH={target.path} locust -f {scenario} --host {host}
 
 ab counts an error with a body as a success; it prints a line "Non-2xx responses" if there were errors.
 """

@@ -12,6 +12,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.testing.server import RunningServer, config_flags, running_process, running_server
 from noria_bench.targets import environments
 from noria_bench.targets.catalog import Target, TargetSettings
+from noria_bench.targets.triton import find_triton
 
 
 @contextlib.contextmanager
@@ -35,7 +36,7 @@ def running_target(
         with running_server([config.model, *config_flags(config)], port) as server:
             yield server
         return
-    python = sys.executable if target.framework is None else str(environments.python_of(target.framework))
+    python = interpreter_of(target.framework)
 
     def command(port: int) -> list[str]:
         job = {
@@ -47,8 +48,23 @@ def running_target(
         }
         return [python, "-m", str(target.module), msgspec.json.encode(job).decode()]
 
-    with running_process(command, port) as server:
+    ready_path = "/v2/health/ready" if target.protocol == "open-inference" else "/readyz"
+    with running_process(command, port, ready_path=ready_path) as server:
         yield server
+
+
+def interpreter_of(framework: str | None) -> str:
+    """The Python that runs a framework's server; Triton, a program, is started by this one.
+
+    Raises:
+        ConfigError: the framework is not installed.
+
+    """
+    if framework == "triton":
+        find_triton()
+    elif framework is not None:
+        return str(environments.python_of(framework))
+    return sys.executable
 
 
 def isolated_config(config: Config, folder: str) -> Config:

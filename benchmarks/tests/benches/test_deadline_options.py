@@ -21,7 +21,7 @@ def test_targets_come_in_the_order_of_the_tables():
 
 
 def test_the_error_for_an_unknown_target_lists_all():
-    with pytest.raises(ValueError, match="'lifo'; policies are least-slack, shortest-first, fcfs, reference"):
+    with pytest.raises(ValueError, match="'lifo'; policies are fair, least-slack, shortest-first, fcfs, reference"):
         read_deadline_targets("reference,lifo")
 
 

@@ -103,6 +103,13 @@ def test_users_get_the_same_mixed_and_uniform_requests_from_every_target(started
     assert mixed.body(4096) == mixed.body(0)
 
 
+def test_some_mixes_can_be_left_out(started_targets):
+    options = SuiteOptions(read_targets("noria"), num_users=8, quick=True, mixes=("settings", "uniform"))
+    plans = list(run_plans.mixed_runs(options, Config(), SPEC))
+    assert [plan.variant for plan in plans] == ["8 users", "8 users, uniform"]
+    assert plans[0].load_generator.traffic.seconds == 15.0 and plans[0].server == plans[1].server
+
+
 def test_the_warm_up_of_a_mixed_run_has_requests_of_every_kind():
     plan = next(run_plans.mixed_runs(SuiteOptions(seconds=600.0, rows_per_s=200.0), Config(), SPEC))
     warm = plan.load_generator.warm_up_bodies

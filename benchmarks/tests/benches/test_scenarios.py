@@ -2,7 +2,9 @@
 
 import pytest
 
-from noria_bench.benches.scenarios import FULL_S, SCENARIOS, request_body, request_number, scaled_traffic
+from noria.models.catalog import open_model
+from noria_bench.benches import run_plans
+from noria_bench.benches.scenarios import FULL_S, SCENARIOS, scaled_traffic
 
 
 @pytest.mark.parametrize(("seconds", "every_s"), [(FULL_S, 50.0), (90.0, 5.0), (45.0, 2.5)])
@@ -11,14 +13,10 @@ def test_a_shorter_run_keeps_the_proportions(seconds, every_s):
     assert (found.num_users, found.spawn_interval_s, found.seconds) == (8, every_s, seconds)
 
 
-def test_user_and_index_determine_a_request_and_numbers_are_unique():
-    numbers = [request_number(user, count, 8) for user in range(8) for count in range(50)]
-    assert len(set(numbers)) == 400
-    assert request_body(17, seed=1) == request_body(17, seed=1)
-    assert request_body(17, seed=1)["seed"] != request_body(17, seed=2)["seed"]
-
-
-def test_no_two_of_2304_requests_have_the_same_prompt():
-    bodies = [request_body(k, seed=1) for k in range(2304)]
-    assert len({each["prompt"] for each in bodies}) == 2304
-    assert all(0 <= each["seed"] <= 1_000_000 and each["inference_steps"] == 20 for each in bodies)
+def test_a_seed_determines_the_requests_and_no_two_of_2304_have_the_same_prompt():
+    spec = open_model("bundled")
+    generators = [run_plans.scenario_load_generator("scenario2", 90.0, seed, spec) for seed in (1, 1, 2)]
+    first, again, other = ([generator.body(number) for number in range(2304)] for generator in generators)
+    assert first == again != other
+    assert len({body["prompt"] for body in first}) == 2304
+    assert {(body["inference_steps"], body["n"]) for body in first} == {(20, 1)}

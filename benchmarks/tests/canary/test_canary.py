@@ -27,7 +27,7 @@ def test_drift_alarms_on_a_shift_only():
 def test_the_bench_writes_tables_figures_and_a_plot(tmp_path, capsys):
     assert main(4, tmp_path, 1) == 0
     result = json.loads((tmp_path / "canary.json").read_text(encoding="utf-8"))
-    assert [each["runs"] for each in result["scenarios"]] == [4] + [1] * 12
+    assert [each["runs"] for each in result["scenarios"]] == [4] + [1] * 15
     assert result["command"] and result["settings"]["alpha"] == 0.05
     assert "| A/A | 4 | 0.0 %" in capsys.readouterr().out
     assert (tmp_path / "canary.svg").read_text(encoding="utf-8").startswith("<?xml")

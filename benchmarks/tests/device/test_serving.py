@@ -11,7 +11,7 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
-from noria.engine.loop import EngineLoop, ResultReady
+from noria.engine.loop import ResultReady, StepLoop
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
 from noria_bench.device.architectures import build_denoiser
@@ -127,7 +127,7 @@ def test_both_give_the_same_images(serving_setup, scheduler):
         if isinstance(event, ResultReady):
             images[event.prepared.request.request_id, event.index] = event.result.pixels.pixels_HWC.int()
 
-    engine_loop = EngineLoop(StepScheduler(config.slots), executor, on_event, time.monotonic)
+    engine_loop = StepLoop(StepScheduler(config.slots), executor, on_event, time.monotonic)
     for k, template in enumerate(templates):
         request = make_image_request(
             str(k), SPEC.name, prompt=template.prompt, seed=k, width=64, height=64, guidance_scale=5.0, n=2,

@@ -1,4 +1,4 @@
-"""Which replies of a run are stored."""
+"""The choice of the replies of a run that are stored."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""One seed at load 1 and at load 32, over HTTP: alone and among 32 requests that share every step."""
+"""Images of one seed at load 1 and at load 32, over HTTP: alone and among 32 requests that share every step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is recorded of an engine's costs, from two answers of `/v1/models/{model}`."""
+"""Records of an engine's costs, from two answers of `/v1/models/{model}`."""
 
 import pytest
 

@@ -1,7 +1,8 @@
-"""Which replies are found to be incorrect."""
+"""Replies that are found to be incorrect."""
 
 import base64
 import io
+import itertools
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from PIL import Image
 
 from noria.config import EngineConfig
 from noria.models.catalog import open_model
-from noria_bench.benches import scenarios
+from noria_bench.load.workload import uniform
 from noria_bench.measurement.image_checks import MIN_PSNR_DB, SoloGenerator, check_replies, check_reply, psnr_db
 
 RED = np.full((8, 8, 3), (200, 10, 10), dtype=np.uint8)
@@ -84,9 +85,9 @@ def test_every_image_of_several_is_checked(tmp_path):
 def test_another_seed_or_prompt_is_another_image():
     """The threshold's reason, on the bundled model."""
     runs = SoloGenerator(open_model("bundled"), EngineConfig(threads=1))
-    body = scenarios.request_body(0, seed=1)
+    body, next_body = (template.body for template in itertools.islice(uniform(open_model("bundled")).templates(1), 2))
     image = runs.generate(body)[0]
-    for other in (body | {"seed": body["seed"] + 1}, body | {"prompt": scenarios.request_body(1, seed=1)["prompt"]}):
+    for other in (body | {"seed": body["seed"] + 1}, body | {"prompt": next_body["prompt"]}):
         assert psnr_db(image, runs.generate(other)[0]) < MIN_PSNR_DB - 5
 
 
@@ -96,3 +97,10 @@ def test_each_reply_is_compared_with_its_own_body(tmp_path):
         (tmp_path / f"{number}.image").write_bytes(png(pixels))
     found = check_replies(tmp_path, lambda number: {"number": number}, lambda body: [colours[body["number"]]])
     assert [(check.number, check.problem) for check in found] == [(0, ""), (1, "")]
+
+
+def test_of_many_replies_a_few_at_even_distances_are_checked(tmp_path):
+    for number in range(0, 90, 9):
+        (tmp_path / f"{number}.image").write_bytes(png(RED))
+    found = check_replies(tmp_path, lambda number: {}, lambda body: [RED], max_replies=4)
+    assert [check.number for check in found] == [0, 27, 54, 81]

@@ -180,7 +180,7 @@ def test_goals_that_are_met():
     goals = goals_of(group(
         *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
           for name, count, latency_s in (("noria", 40, 0.4), ("reference-batched", 20, 2.0), ("ray", 30, 1.0),
-                                         ("litserve", 10, 0.7), ("bentoml", 10, 0.9)))
+                                         ("litserve", 10, 0.7), ("bentoml", 10, 0.9), ("triton-50ms", 9, 0.9)))
     ))  # fmt: skip
     assert [goal.met for goal in goals] == [True] * 4
     assert "best framework ray 3.00" in goals[0].text
@@ -203,7 +203,7 @@ def test_goals_that_are_missed_say_by_how_much():
 
 def test_an_infinite_p99_misses_against_a_finite_one_and_is_undecided_against_another():
     def goals(ours, theirs):
-        answered = {"noria": ours, "ray": theirs, "litserve": False, "bentoml": False}
+        answered = {"noria": ours, "ray": theirs, "litserve": False, "bentoml": False, "triton-0ms": False}
         found = [run(name, [record(0, answered=each)]) for name, each in answered.items()]
         return goals_of(group(*found))[1].met
 
@@ -213,11 +213,11 @@ def test_an_infinite_p99_misses_against_a_finite_one_and_is_undecided_against_an
 def test_the_goal_against_frameworks_is_met_only_if_all_were_measured():
     ahead, behind = (goals_of(group(steady("noria", 10), steady("ray", theirs)))[0] for theirs in (8, 12))
     assert (ahead.met, behind.met) == (None, False)
-    assert "litserve, bentoml not measured" in ahead.text
+    assert "litserve, bentoml, triton not measured" in ahead.text
 
 
 def test_an_interrupted_run_meets_and_misses_no_goal():
-    frameworks = [steady(name, 8) for name in ("litserve", "bentoml", "ray")]
+    frameworks = [steady(name, 8) for name in ("litserve", "bentoml", "ray", "triton-500ms")]
     assert [goal.met for goal in goals_of(group(steady("noria", 10, complete=False), *frameworks))] == [None]
     frameworks[0] = steady("litserve", 20, complete=False)
     assert [goal.met for goal in goals_of(group(steady("noria", 10), *frameworks))] == [None, None]

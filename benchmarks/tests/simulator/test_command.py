@@ -38,6 +38,24 @@ def test_a_trace_can_be_written_and_simulated(tmp_path, capsys):
     assert "canary 0.5" in capsys.readouterr().out
 
 
+def test_clients_are_compared_by_policy_and_width_slack(tmp_path, capsys):
+    file = tmp_path / "clients.json"
+    file.write_text('[{"name": "large", "images": 8}, {"name": "small", "clients": 2}]')
+    flags = ("--policy", "fair", "fcfs", "--fair-width-slack", 0, 0.1, "--out", tmp_path / "out")
+    assert simulate("--clients", file, "--duration", "30s", *flags) == 0
+    printed = capsys.readouterr().out
+    assert "small: 2 clients with a request of an image, 20 steps, at any time" in printed
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert [row["scenario"] for row in rows[::2]] == ["fair 0, 8 slots", "fair 0.1, 8 slots", "fcfs, 8 slots"]
+    assert printed.count("| small × 2 |") == printed.count("| all |") == 3
+
+
+@pytest.mark.parametrize("flags", [("--rate", 2), ("--canary", 0.5), ("--engine", "fast"), ("--p99", 1)], ids=str)
+def test_clients_take_no_other_traffic(flags):
+    with pytest.raises(SimulateError, match="--clients"):
+        simulate("--clients", *flags)
+
+
 def measured_run(latencies_s, **changes):
     """A run whose requests do not meet; alone, one takes 0.574 s in the engine and 0.026 s outside it."""
     records = tuple(
@@ -77,7 +95,7 @@ def test_a_folder_without_a_usable_run_says_how_to_make_one(tmp_path, changes):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--policy", "lifo"], "policies are least-slack, fcfs, shortest-first"),
+        (["--policy", "lifo"], "policies are fair, least-slack, fcfs, shortest-first"),
         (["--autoscale", "1-4", "--p99", "2"], "use one of them"),
         (["--engine", "fast", "--failures", "1h"], "no failures"),
         (["--rate", "1000000", "--duration", "30d"], "are more than the 100,000,000 of the fast engine"),

@@ -60,7 +60,7 @@ def test_deadlines_that_cannot_be_met_are_rejected_as_by_the_server():
 @pytest.mark.slow  # numba compiles for 15 s
 @pytest.mark.parametrize(("rate", "num_devices"), [(1.0, 1), (4.5, 2), (9.0, 4)])
 def test_the_fast_engine_is_within_a_few_percent_of_the_exact_one(rate, num_devices):
-    """One size, mixed steps and rows; at 40, 90 and 90 % of what the devices can do. Both see the same requests."""
+    """Both see the same requests of one size, mixed steps and rows, at 40, 90 and 90 % of what the devices can do."""
     pytest.importorskip("numba")
     shapes = [Shape(share=0.6), Shape(share=0.4, steps=28, rows=1)]
     rng = random.Random(3)

@@ -1,4 +1,4 @@
-"""What counts as flat."""
+"""Values that count as flat, and values that count as growth."""
 
 import pytest
 

@@ -96,6 +96,15 @@ def test_an_environment_for_another_version_is_not_used(install_log, monkeypatch
         environments.python_of(FRAMEWORK)
 
 
+def test_infinity_is_installed_without_its_requirements_and_with_what_it_imports(wheels):
+    write_fake_wheel(wheels, "infinity_emb", environments.REQUIREMENTS["infinity"].partition("==")[2], ["numpy<2"])
+    for name, _, version in (each.partition("==") for each in environments._IMPORTED["infinity"]):
+        write_fake_wheel(wheels, name.replace("-", "_"), version, ["nothing"])
+    environments.install("infinity", lambda line: None)
+    found = environments.versions_of("infinity")
+    assert {"infinity_emb", "posthog", "orjson"} <= found.keys() and "numpy" not in found
+
+
 def test_the_error_has_pip_s_last_lines_and_an_incomplete_environment_is_not_used():
     with pytest.raises(
         ConfigError, match=r"(?s)could not install bentoml==.*No matching distribution found for bentoml"

@@ -1,4 +1,4 @@
-"""BentoML over the ONNX file. A process: `python -m noria_bench.encoders.servers.bentoml_app JOB`.
+"""BentoML over the encoder. A process: `python -m noria_bench.encoders.servers.bentoml_app JOB`.
 
 It supervises the processes of `bentoml_service`.
 """

@@ -7,7 +7,7 @@ import msgspec
 
 from noria.protocol.process_signals import die_with_parent
 from noria_bench.encoders.servers.job import JOB_VARIABLE, EncoderJob
-from noria_bench.encoders.servers.onnx_encoder import OnnxEncoder
+from noria_bench.encoders.servers.text_encoder import open_encoder
 
 JOB = msgspec.json.decode(os.environ[JOB_VARIABLE], type=EncoderJob)
 # It rejects requests that would take longer, and decides itself how long a batch waits.
@@ -26,7 +26,7 @@ class Encoder:
 
     def __init__(self) -> None:
         die_with_parent()
-        self._encoder = OnnxEncoder(msgspec.to_builtins(JOB.files), max(1, JOB.threads // JOB.settings.instances))
+        self._encoder = open_encoder(msgspec.to_builtins(JOB.files), max(1, JOB.threads // JOB.settings.instances))
 
     @bentoml.api(  # type: ignore[untyped-decorator] # frameworks are not installed for mypy
         route="/embed",

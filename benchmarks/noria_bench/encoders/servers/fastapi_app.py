@@ -12,7 +12,7 @@ import pydantic
 import uvicorn
 
 from noria_bench.encoders.servers.job import job_argument
-from noria_bench.encoders.servers.onnx_encoder import OnnxEncoder
+from noria_bench.encoders.servers.text_encoder import open_encoder
 
 
 class Body(pydantic.BaseModel):
@@ -24,7 +24,7 @@ class Body(pydantic.BaseModel):
 def main() -> None:
     """Serve until SIGTERM."""
     job = job_argument()
-    encoder = OnnxEncoder(job.fields)
+    encoder = open_encoder(job.fields)
 
     @contextlib.asynccontextmanager
     async def limit_threads(_: fastapi.FastAPI) -> AsyncIterator[None]:

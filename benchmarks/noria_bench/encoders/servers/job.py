@@ -1,27 +1,40 @@
-"""What a server of `noria bench encoders` is told, as JSON in its first argument."""
+"""The job of a server of `noria bench encoders`, which it gets as JSON in its first argument."""
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from noria.protocol.process_signals import die_with_parent
+from noria.protocol.text import EncoderModelSpec
 
 # For BentoML's processes, whose command lines are BentoML's own.
 JOB_VARIABLE = "NORIA_ENCODER_JOB"
 
 
-class EncoderFiles(Struct, frozen=True):
-    """What is computed, the same for all."""
+Precision = Literal["float32", "bfloat16"]
 
-    onnx: str
+
+class Checkpoint(Struct, frozen=True):
+    """The model that torch computes."""
+
+    spec: EncoderModelSpec
+    device: str  # "cpu" or "cuda:N"
+    precision: Precision
+
+
+class EncoderFiles(Struct, frozen=True):
+    """The model to compute, the same for all: a checkpoint, or an ONNX file on a CPU."""
+
     tokenizer: str
     max_tokens: int
-    inputs: tuple[str, ...]
-    output: str
     normalize: bool
     counter_folder: str  # for the files of `BatchCounters`
+    checkpoint: Checkpoint | None = None
+    onnx: str = ""
+    inputs: tuple[str, ...] = ()  # names of the ONNX file's inputs
+    output: str = ""
 
 
 class ServerSettings(Struct, frozen=True):
@@ -29,7 +42,7 @@ class ServerSettings(Struct, frozen=True):
 
     max_batch: int = 1  # texts; 1: no batching
     delay_us: int = 0  # how long a batch that is not full waits
-    instances: int = 1  # of the encoder, which share the threads
+    instances: int = 1  # copies of the encoder, which share the threads
     tokenizers: int = 1  # instances, of Triton
     batching: bool = False  # dynamic, of Triton
     ragged: bool = False  # whether Triton puts texts of different lengths into one batch
@@ -47,7 +60,7 @@ class EncoderJob(Struct, frozen=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The files as `OnnxEncoder` takes them."""
+        """The files as `open_encoder` takes them."""
         fields: dict[str, Any] = msgspec.to_builtins(self.files)
         return fields
 

@@ -1,4 +1,4 @@
-"""The LitServe API over the ONNX file. LitServe calls all of it in a worker, one batch after the other."""
+"""The LitServe API over the encoder. LitServe calls all of it in a worker, one batch after the other."""
 
 import litserve
 import numpy as np
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from noria.protocol.process_signals import die_with_parent
 from noria_bench.encoders.servers.job import EncoderJob
-from noria_bench.encoders.servers.onnx_encoder import OnnxEncoder
+from noria_bench.encoders.servers.text_encoder import open_encoder
 
 Vector = NDArray[np.float32]
 
@@ -28,10 +28,10 @@ class EncoderApi(litserve.LitAPI):  # type: ignore[misc] # frameworks are not in
         )
         self._job = job
 
-    def setup(self, device: str) -> None:  # noqa: ARG002 - a CPU
-        """Open the ONNX file, in the worker."""
+    def setup(self, device: str) -> None:  # noqa: ARG002 - the encoder has its own
+        """Load the encoder, in the worker."""
         die_with_parent()
-        self._encoder = OnnxEncoder(self._job.fields, max(1, self._job.threads // self._job.settings.instances))
+        self._encoder = open_encoder(self._job.fields, max(1, self._job.threads // self._job.settings.instances))
 
     def decode_request(self, request: Body) -> list[int]:
         """Tokenize."""

@@ -1,4 +1,4 @@
-"""LitServe over the ONNX file: a process for each instance of the encoder, with LitServe's batching.
+"""LitServe over the encoder: a process for each instance of the encoder, with LitServe's batching.
 
 A process: `python -m noria_bench.encoders.servers.litserve_app JOB`.
 """

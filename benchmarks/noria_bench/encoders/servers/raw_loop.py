@@ -1,17 +1,18 @@
-"""The bound: Noria's sessions in one process, without a server; and the vectors that all answers are compared with.
+"""The bound: one process without a server; and the vectors that all answers are compared with.
 
 `python -m noria_bench.encoders.servers.raw_loop < job.json` tokenizes and computes texts for some seconds, in batches
-of similar length, one thread for each session, and prints a `RawResult`. With `vectors` it instead writes what the
-checkpoint gives in torch, each text alone.
+of similar length, and prints a `RawResult`: an ONNX file by Noria's sessions, with a thread for each, a checkpoint as
+the other servers compute it. With `vectors` it instead writes what the checkpoint gives in torch, each text alone.
 """
 
+import functools
 import itertools
 import pathlib
 import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -25,13 +26,17 @@ from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.token_rows import Session, TokenRow, pad
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.text import EncoderModelSpec
+from noria_bench.encoders.servers.job import EncoderFiles
+from noria_bench.encoders.servers.text_encoder import open_encoder
 
-_BATCH = 8
+_Call = Callable[[list[str]], list[int]]
+"""Computes a batch of texts; returns the tokens of each."""
+
 _WARM_UP_BATCHES = 8
 
 
 class RawJob(Struct, frozen=True):
-    """What to compute."""
+    """The model and the texts to compute."""
 
     spec: EncoderModelSpec
     config: EngineConfig
@@ -39,10 +44,14 @@ class RawJob(Struct, frozen=True):
     seconds: float = 0.0
     seed: int = 1
     vectors: str | None = None  # a file to write, of numpy's
+    device: str = "cpu"  # device that computes the vectors
+    files: EncoderFiles | None = None  # files of a checkpoint
+    threads: int = 1  # that compute a checkpoint
+    batch: int = 8
 
 
 class RawResult(Struct, frozen=True):
-    """What the loop did in its time."""
+    """The work that the loop did in its time."""
 
     seconds: float
     num_texts: int
@@ -53,30 +62,28 @@ class RawResult(Struct, frozen=True):
 
 
 def run_loop(job: RawJob) -> RawResult:
-    """Load the sessions and compute batches in random order until the time is over."""
-    sessions, tokenizer = load_sessions(job.spec, job.config, "cpu"), HuggingFaceTokenizer(job.spec)
+    """Load the model and compute batches in random order until the time is over."""
+    calls, tokenizer = _open_calls(job), HuggingFaceTokenizer(job.spec)
     by_length = sorted(job.texts, key=lambda text: tokenizer.encode([text])[0].num_tokens)
-    batches = [by_length[start : start + _BATCH] for start in range(0, len(by_length), _BATCH)]
+    batches = [by_length[start : start + job.batch] for start in range(0, len(by_length), job.batch)]
     random.Random(job.seed).shuffle(batches)
     lock, remaining, counts = threading.Lock(), itertools.cycle(batches), [0, 0, 0, 0]
 
-    def compute(session: Session, end_s: float, max_batches: int | None = None) -> None:
+    def compute(call: _Call, end_s: float, max_batches: int | None = None) -> None:
         for _ in itertools.count() if max_batches is None else range(max_batches):
             if time.perf_counter() >= end_s:
                 return
             with lock:
                 texts = next(remaining)
-            rows = [TokenRow.of(each) for each in tokenizer.encode(texts)]
-            session.run(rows)
-            lengths = [len(row.ids) for row in rows]
+            lengths = call(texts)
             with lock:
-                for index, number in enumerate((1, len(rows), sum(lengths), len(rows) * max(lengths))):
+                for index, number in enumerate((1, len(lengths), sum(lengths), len(lengths) * max(lengths))):
                     counts[index] += number
 
     def run_threads(seconds: float, max_batches: int | None = None) -> float:
         started_s = time.perf_counter()
         arguments = (started_s + seconds, max_batches)
-        threads = [threading.Thread(target=compute, args=(session, *arguments)) for session in sessions]
+        threads = [threading.Thread(target=compute, args=(call, *arguments)) for call in calls]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -90,19 +97,41 @@ def run_loop(job: RawJob) -> RawResult:
     return RawResult(seconds, counts[1], counts[0], time.process_time() - cpu_s, counts[2], counts[3])
 
 
-def checkpoint_vectors(spec: EncoderModelSpec, texts: Sequence[str]) -> NDArray[np.float32]:
-    """What the checkpoint gives for each text alone, in torch and float32 [texts, dimensions]."""
+def _open_calls(job: RawJob) -> list[_Call]:
+    """A call for each thread."""
+    if job.files is not None:
+        encoder = open_encoder(msgspec.to_builtins(job.files))
+
+        def call_encoder(texts: list[str]) -> list[int]:
+            rows = encoder.tokenize(texts)
+            encoder.embed(rows)
+            return list(map(len, rows))
+
+        return [call_encoder] * job.threads
+    tokenizer = HuggingFaceTokenizer(job.spec)
+
+    def call_session(session: Session, texts: list[str]) -> list[int]:
+        rows = [TokenRow.of(each) for each in tokenizer.encode(texts)]
+        session.run(rows)
+        return [len(row.ids) for row in rows]
+
+    return [functools.partial(call_session, session) for session in load_sessions(job.spec, job.config, "cpu")]
+
+
+def checkpoint_vectors(spec: EncoderModelSpec, texts: Sequence[str], device: str = "cpu") -> NDArray[np.float32]:
+    """Return the checkpoint's vectors of each text alone, by torch in float32 [texts, dimensions]."""
     import torch
 
     from noria.models.encoder import checkpoint
 
     torch.set_num_threads(1)  # more would wait for each other with texts this short
-    module = checkpoint.load(spec, EngineConfig(dtype="float32"), "cpu")
+    module = checkpoint.load(spec, EngineConfig(dtype="float32"), device)
     vectors = list[Any]()
     with torch.inference_mode():
         for text in HuggingFaceTokenizer(spec).encode(texts):
             inputs = pad([TokenRow.of(text)])
-            vectors.append(module(*(torch.from_numpy(inputs[name]) for name in spec.inputs))[0].numpy())
+            tensors = [torch.from_numpy(inputs[name]).to(device) for name in spec.inputs]
+            vectors.append(module(*tensors)[0].cpu().numpy())
     found: NDArray[np.float32] = np.stack(vectors)
     return found / np.linalg.norm(found, axis=1, keepdims=True) if spec.normalize else found
 
@@ -112,7 +141,7 @@ def main() -> None:
     die_with_parent()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=RawJob)
     if job.vectors is not None:
-        np.save(pathlib.Path(job.vectors), checkpoint_vectors(job.spec, job.texts))
+        np.save(pathlib.Path(job.vectors), checkpoint_vectors(job.spec, job.texts, job.device))
     else:
         sys.stdout.buffer.write(msgspec.json.encode(run_loop(job)))
 

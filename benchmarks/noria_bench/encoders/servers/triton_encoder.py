@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from noria_bench.encoders.servers.onnx_encoder import OnnxEncoder
+from noria_bench.encoders.servers.text_encoder import open_encoder
 
 
 class TritonPythonModel:
@@ -15,7 +15,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Open the ONNX file."""
         job = json.loads(json.loads(args["model_config"])["parameters"]["job"]["string_value"])
-        self._encoder = OnnxEncoder(job, job["session_threads"])
+        self._encoder = open_encoder(job, job["session_threads"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Compute the texts of all requests together."""

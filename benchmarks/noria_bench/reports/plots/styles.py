@@ -16,7 +16,9 @@ STYLES: dict[str, dict[str, str]] = {
     "litserve": {"color": "#009E73", "linestyle": "-", "marker": "s"},
     "bentoml": {"color": "#56B4E9", "linestyle": "-", "marker": "P"},
     "ray": {"color": "#000000", "linestyle": ":", "marker": "X"},
-    # Of text encoders.
+    # Targets that encode texts.
+    "noria-8": {"color": "#0072B2", "linestyle": "-.", "marker": "p"},
+    "infinity": {"color": "#F0E442", "linestyle": "-", "marker": "*"},
     "noria-bfloat16": {"color": "#0072B2", "linestyle": "--", "marker": "o"},
     "raw": {"color": "#000000", "linestyle": "-", "marker": ""},
     "raw-bfloat16": {"color": "#000000", "linestyle": "--", "marker": ""},
@@ -27,6 +29,7 @@ STYLES: dict[str, dict[str, str]] = {
     "triton-n-batching": {"color": "#CC79A7", "linestyle": "--", "marker": "D"},
     "triton-best": {"color": "#D55E00", "linestyle": "-", "marker": "X"},
     # Policies of Noria, in the deadlines bench.
+    "fair": {"color": "#CC79A7", "linestyle": ":", "marker": "D"},
     "least-slack": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
     "shortest-first": {"color": "#009E73", "linestyle": "--", "marker": "s"},
     "fcfs": {"color": "#E69F00", "linestyle": "-.", "marker": "^"},

@@ -84,7 +84,7 @@ def plot_bars(group: Group, file: pathlib.Path) -> pathlib.Path:
 
 
 def _plot_heat_panel(axes: Any, cells: Mapping[tuple[float, float], float]) -> None:
-    """One panel: columns are the first number, rows the second, the smallest at the bottom."""
+    """Plot one panel: columns are the first number, rows the second, the smallest at the bottom."""
     columns, rows = (sorted({point[k] for point in cells}) for k in (0, 1))
     values = [[cells.get((column, row), math.nan) for column in columns] for row in rows]
     finite = [value for line in values for value in line if math.isfinite(value)]

@@ -34,7 +34,7 @@ def main() -> None:
         num_api_servers=1,
         log_level="warning",
         generate_client_file=False,
-        # Of uvicorn.
+        # Options of uvicorn.
         access_log=False,
         loop="uvloop",
         http="httptools",

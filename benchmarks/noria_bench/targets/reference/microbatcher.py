@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class QueuedRequest(Generic[T]):
-    """One queued request."""
+    """A queued request."""
 
     item: T
     num_images: int

@@ -18,7 +18,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 def plain(reply: ImageResponse) -> Response:
-    """One body with its length."""
+    """Return one body with its length."""
     return Response(reply.content, media_type=reply.media_type, headers=reply.headers)
 
 

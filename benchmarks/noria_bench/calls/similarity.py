@@ -1,0 +1,63 @@
+"""How near one image is to another: PSNR, SSIM, and LPIPS where its package is installed."""
+
+import importlib.util
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Image = NDArray[np.uint8]
+"""[height, width, 3]"""
+Lpips = Callable[[Image, Image], float]
+"""The distance of two images: 0 if they are equal."""
+
+_WINDOW_PX, _SIGMA_PX = 11, 1.5
+_C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+
+
+def psnr_db(image: Image, reference: Image) -> float:
+    """The peak signal-to-noise ratio in dB; infinity of equal images."""
+    error = float(np.square(image.astype(np.float64) - reference).mean())
+    return 10 * math.log10(255**2 / error) if error else math.inf
+
+
+def ssim(image: Image, reference: Image) -> float:
+    """The mean structural similarity of the three channels (Wang et al., 2004, eq. 13): 1 if the images are equal.
+
+    The windows are Gaussian, of 11 px and σ 1.5, and lie wholly in the image, which has at least 11 px a side.
+    """
+    x, y = (torch.from_numpy(each.astype(np.float64)).permute(2, 0, 1)[:, None] for each in (image, reference))
+    places = torch.arange(_WINDOW_PX, dtype=torch.float64) - _WINDOW_PX // 2
+    weights = torch.exp(-(places**2) / (2 * _SIGMA_PX**2))
+    weights /= weights.sum()
+
+    def local_mean(values: torch.Tensor) -> torch.Tensor:
+        down = torch.nn.functional.conv2d(values, weights[None, None, :, None])
+        return torch.nn.functional.conv2d(down, weights[None, None, None, :])
+
+    mean_x, mean_y = local_mean(x), local_mean(y)
+    variances = local_mean(x * x) - mean_x**2 + local_mean(y * y) - mean_y**2
+    covariance = local_mean(x * y) - mean_x * mean_y
+    similarity = (2 * mean_x * mean_y + _C1) * (2 * covariance + _C2)
+    return float((similarity / ((mean_x**2 + mean_y**2 + _C1) * (variances + _C2))).mean())
+
+
+def load_lpips() -> tuple[Lpips | None, str]:
+    """Return LPIPS of the package `lpips` with its AlexNet on the CPU; or None, and why it is not measured."""
+    if importlib.util.find_spec("lpips") is None:
+        return None, "LPIPS is not measured: pip install lpips torchvision"
+    try:
+        import lpips
+
+        network = lpips.LPIPS(net="alex", verbose=False)
+    except Exception as error:  # torchvision does not fit torch, or cannot download the weights
+        return None, f"LPIPS is not measured: its network cannot be loaded ({type(error).__name__}: {error})"
+
+    @torch.inference_mode()
+    def distance(image: Image, reference: Image) -> float:
+        tensors = [torch.from_numpy(each / 127.5 - 1).float().permute(2, 0, 1)[None] for each in (image, reference)]
+        return float(network(*tensors))
+
+    return distance, ""

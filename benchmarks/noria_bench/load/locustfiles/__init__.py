@@ -1,1 +1,0 @@
-"""Locust files of the scenarios."""

@@ -1,0 +1,28 @@
+"""Options of `noria bench neighbours --part heaps`. Imports little: the command line reads it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from noria_bench.targets.catalog import TARGETS
+
+HEAP_NAMES = ("long", "short", "jobs", "texts")
+ARRIVAL = "noria-fcfs"
+"""Noria with the order of arrival, whose steps a second those of other targets are compared with."""
+HEAP_TARGETS = ("noria", ARRIVAL, *(name for name in TARGETS if name != "noria"))
+
+
+@dataclass(frozen=True)
+class HeapOptions:
+    """`seconds` of each measurement; that of all clients beside the heap takes three times as long."""
+
+    heaps: tuple[str, ...] = HEAP_NAMES
+    targets: tuple[str, ...] = ("noria", ARRIVAL, "reference-batched")
+    seconds: float = 30.0
+
+
+def read_names(text: str, known: Collection[str]) -> tuple[str, ...]:
+    """Parse `A,B`, or `all`. Raises ValueError, listing all names, for an unknown one."""
+    names = tuple(known) if text == "all" else tuple(text.split(","))
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{unknown[0]!r}; allowed are all, {', '.join(known)}")
+    return names

@@ -1,0 +1,104 @@
+"""Small requests beside a heap, of a small HTTP server that serves slower while a heap is in flight."""
+
+import contextlib
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+from noria_bench.soak import heaps
+from noria_bench.soak.heap_options import HEAP_NAMES, HeapOptions, read_names
+
+
+class SlowServer(http.server.ThreadingHTTPServer):
+    """A request takes 10 ms, one of the heap 500 ms; beside the heap, 400 ms."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.num_heap, self.jobs, self.bodies = 0, {}, []
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.bodies.append(body)
+        if self.path == "/v1/jobs":
+            self.server.jobs["a"] = time.monotonic() + 0.1
+            self.answer({"id": "a", "status": "starting"}, 202)
+            return
+        if body["inference_steps"] == 200:
+            self.server.num_heap += 1
+            time.sleep(0.5)
+            self.server.num_heap -= 1
+        else:
+            time.sleep(0.4 if self.server.num_heap else 0.01)
+        self.answer({}, 429 if body.get("prompt") == "fails" else 200)
+
+    def do_GET(self):
+        is_done = time.monotonic() >= self.server.jobs["a"]
+        self.answer({"id": "a", "status": "succeeded" if is_done else "processing"}, 200)
+
+    def answer(self, content, status):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    with SlowServer() as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def clients(server, *, splits=False):
+    return heaps.Clients(server.server_port, "t2i", "/t2i", [{}] * (heaps.NUM_SMALL + 1), splits=splits)
+
+
+def test_small_requests_are_compared_with_their_time_alone(server):
+    found = heaps.measure_heap("noria", "long", clients(server), 0.9)
+    assert 0.01 <= found.alone_s < found.lone_beside_s >= 0.2
+    assert found.growth > 1.0 and found.num_failed == 0
+    assert found.slowdowns.keys() == {*(f"small {number}" for number in range(7)), "heap"}
+    assert min(value for name, value in found.slowdowns.items() if name != "heap") > found.slowdowns["heap"]
+    assert found.steps_per_s > 16 * 200  # a request of the heap takes less than a second
+
+
+def test_requests_are_of_one_image_where_a_server_takes_no_more(server):
+    heap = heaps.HEAPS["long"].heap
+    assert (heap.split().connections, heap.split().steps) == (16, 200)
+    clients(server, splits=True).run({0: heap}, 0.2)
+    assert server.bodies and all("n" not in body for body in server.bodies)
+
+
+def test_a_job_takes_until_it_has_succeeded(server):
+    (replies,) = clients(server).run({7: heaps.HEAPS["jobs"].heap}, 0.05).values()
+    assert {reply.status for reply in replies} == {200} and min(reply.latency_s for reply in replies) >= 0.1
+
+
+def test_what_was_measured_is_written_and_rejected_requests_count(server, monkeypatch, tmp_path, capsys):
+    load = heaps.Load("/t2i", {"prompt": "fails", "inference_steps": 200}, steps=200)
+    monkeypatch.setattr(heaps, "HEAPS", {"long": heaps.Heap(load, heaps.HEAPS["long"].small)})
+    monkeypatch.setattr(heaps, "open_both_models", lambda config: (config, None, None))
+    monkeypatch.setattr(heaps, "_serving", lambda *_: contextlib.nullcontext(clients(server)))
+    options = HeapOptions(("long",), ("noria-fcfs",), 0.3)
+    assert heaps.main(heaps.Config(), options, tmp_path) == 0
+    (result,) = json.loads((tmp_path / heaps.FILE_NAME).read_bytes())["results"]
+    assert result["num_failed"] > 0 and result["slowdowns"]["heap"] is None
+    assert "| long, noria-fcfs |" in capsys.readouterr().out
+
+
+def test_every_heap_has_an_option():
+    assert tuple(heaps.HEAPS) == HEAP_NAMES == read_names("all", HEAP_NAMES)
+    with pytest.raises(ValueError, match="'longer'; allowed are all, long, short, jobs, texts"):
+        read_names("longer", HEAP_NAMES)

@@ -1,0 +1,85 @@
+"""The waits of a quiet client, of a small HTTP server that an attack slows down."""
+
+import contextlib
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+from noria_bench.soak import neighbours
+
+
+@pytest.fixture
+def slow():
+    return threading.Event()
+
+
+@pytest.fixture
+def status():
+    """The status that the server answers with, which an attack changes."""
+    return [200]
+
+
+@pytest.fixture
+def port(slow, status):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            time.sleep(0.5 if slow.is_set() else 0.001)
+            self.send_response(status[0])
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(neighbours, "_WINDOWS", 1)
+    monkeypatch.setattr(neighbours, "_MIN_WINDOW_S", 0.1)
+    monkeypatch.setattr(neighbours, "QUIET_REQUESTS", {"/healthz": (5, None)})
+    monkeypatch.setattr(neighbours, "GRPC_ATTACKS", {})
+
+
+def test_an_attack_that_slows_others_down_is_a_failure(port, slow, monkeypatch, tmp_path, capsys):
+    def slow_down(attacked_port, stopped):
+        assert attacked_port == port
+        slow.set()
+        stopped.wait()
+        slow.clear()
+
+    attacks = {"slow": slow_down, "none": lambda _port, stopped: stopped.wait()}
+    monkeypatch.setattr(neighbours, "NEIGHBOUR_ATTACKS", attacks)
+    monkeypatch.setattr(neighbours, "serving", lambda: contextlib.nullcontext((port, 0)))
+    assert neighbours.main(tmp_path) == 1
+    result = json.loads((tmp_path / "neighbours.json").read_bytes())
+    slowed, served = (result["attacks"][name]["/healthz"] for name in ("slow", "none"))
+    assert len(slowed["growths"]) == 3 and min(slowed["growths"]) > neighbours.ALLOWED_GROWTH
+    assert slowed["attacked_p99_s"] > 0.5 > slowed["p99_s"] >= slowed["median_s"] > 0.001
+    assert served["growths"][-1] <= neighbours.ALLOWED_GROWTH
+    assert f"| none | {served['growths'][-1]:.2f} |" in capsys.readouterr().out
+    assert result["commit"]
+
+
+def test_a_quiet_client_that_is_rejected_ends_the_run_and_what_was_measured_is_kept(
+    port, monkeypatch, tmp_path, status
+):
+    def reject(_port, stopped):
+        status[0] = 429
+        stopped.wait()
+
+    attacks = {"none": lambda _port, stopped: stopped.wait(), "reject": reject}
+    monkeypatch.setattr(neighbours, "NEIGHBOUR_ATTACKS", attacks)
+    monkeypatch.setattr(neighbours, "serving", lambda: contextlib.nullcontext((port, 0)))
+    with pytest.raises(RuntimeError, match="during the attack 'reject', the quiet client's GET /healthz got 429"):
+        neighbours.main(tmp_path)
+    assert json.loads((tmp_path / "neighbours.json").read_bytes())["attacks"].keys() == {"none"}
