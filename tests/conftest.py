@@ -10,8 +10,6 @@ import uuid
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
 
 import tiny_models
 from databases import database, postgresql, postgresql_server  # noqa: F401 - fixtures
@@ -19,12 +17,18 @@ from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from ray_cluster import ray_world  # noqa: F401 - a fixture
 from waiting import wait_until
 
-# The same examples at every run, so that a failure comes from the change; `make test-random` searches for others. No
-# deadline per example (Hypothesis's default is 200 ms), because a busy machine would miss it.
-_NO_DEADLINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("repeatable", derandomize=True, **_NO_DEADLINE)
-settings.register_profile("searching", derandomize=False, print_blob=True, **_NO_DEADLINE)
-settings.load_profile("repeatable")
+try:
+    from hypothesis import HealthCheck, settings
+    from hypothesis.internal.conjecture import providers
+except ImportError:  # on a machine that runs only the tests marked gpu
+    settings = None
+else:
+    # The same examples at every run, so that a failure comes from the change; `make test-random` searches for others.
+    # No deadline per example (Hypothesis's default is 200 ms), because a busy machine would miss it.
+    _NO_DEADLINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("repeatable", derandomize=True, **_NO_DEADLINE)
+    settings.register_profile("searching", derandomize=False, print_blob=True, **_NO_DEADLINE)
+    settings.load_profile("repeatable")
 
 CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 # A shell's background jobs ignore SIGINT, and so would their child processes: tests that send it would wait forever.
@@ -36,7 +40,7 @@ LONGEST = (
     "test_end_to_end.py",
     "engine/diffusion/test_executor.py",
     "supervisor/test_supervisor.py",
-    "frontend/routes/jobs/test_routes.py",
+    "frontend/jobs/test_routes.py",
     "scheduling/test_virtual_time.py",
     "jobs/test_worker.py",
     "sampling/test_parity.py",
@@ -58,7 +62,7 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "b
 def pytest_configure(config):
     """Without a profile, draw no constants from the loaded modules: examples would depend on the tests run before."""
     gc.disable()  # until all is imported
-    if not config.getoption("hypothesis_profile", None):
+    if settings is not None and not config.getoption("hypothesis_profile", None):
         providers.is_local_module_file = lambda path: False
 
 
@@ -84,7 +88,7 @@ def _own_cache(tmp_path_factory):
     """Give this run a cache folder of its own. Servers share it, so only the first start measures costs."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all workers
+        folder = folder.parent  # the folder of all workers
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield
@@ -211,7 +215,7 @@ class Collector:
 
 
 class CollectedSpan:
-    """One span, with plain attributes and times in seconds."""
+    """A span, with plain attributes and times in seconds."""
 
     def __init__(self, span, resource):
         self.name, self.resource, self.attributes = span.name, resource, plain(span.attributes)
@@ -247,7 +251,7 @@ def caller():
 
 @pytest.fixture(scope="session")
 def collector():
-    """One collector for all tests, which find their spans by trace id."""
+    """The collector for all tests, which find their spans by trace id."""
     opened = Collector()
     yield opened
     opened.close()

@@ -6,10 +6,13 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from noria.config import EngineConfig
 from noria.folders import cache_folder
 from noria.models.catalog import open_model_of
 from noria.models.encoder.onnx_export import export
 from noria.protocol.text import EncoderModelSpec
+
+TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 
 TEXTS = [
     "a red circle",
@@ -27,6 +30,14 @@ _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 _SETTINGS: dict[str, dict[str, Any]] = {
     "Bert": _SMALL | {"max_position_embeddings": 64},
     "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
+    # The window is of one layer's tokens on both sides, so that padding and position matter there.
+    "Gemma3Text": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 1, "head_dim": 8,
+                            "query_pre_attn_scalar": 8, "use_bidirectional_attention": True, "sliding_window": 8,
+                            "layer_types": ["sliding_attention", "full_attention"]},
+    "Mistral": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "sliding_window": 8},
+    "Qwen2": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2},
+    "Qwen3": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 16},
+    "NomicBert": _SMALL | {"max_position_embeddings": 64},
     "Roberta": _SMALL | {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1},
     # Local attention in one of two layers, so that padding matters there, too.
     "ModernBert": _SMALL | {"max_position_embeddings": 64, "local_attention": 8, "global_attn_every_n_layers": 2,
@@ -58,9 +69,14 @@ def make_encoder(
     return folder
 
 
+def open_encoder(folder: pathlib.Path | str) -> EncoderModelSpec:
+    """Open a text encoder."""
+    return open_model_of(EncoderModelSpec, str(folder), EngineConfig())
+
+
 def open_exported(model: str, cache: str = "") -> EncoderModelSpec:
     """Open a model and export it in this process: one of its own, as the product starts, would import torch again."""
-    spec = open_model_of(EncoderModelSpec, model)
+    spec = open_encoder(model)
     export(spec, cache_folder(cache, os.environ))
     return spec
 
@@ -108,6 +124,35 @@ def sentence_transformer(width: int = 32, *, normalize: bool = True, **pooling: 
         ],
         "1_Pooling__config": {"word_embedding_dimension": width} | (pooling or {"pooling_mode_mean_tokens": True}),
     }
+
+
+def add_dense(folder: pathlib.Path, *layers: tuple[int, int, str, bool]) -> None:
+    """Put modules Dense after the pooling of a folder, as sentence-transformers writes them.
+
+    A layer is its numbers of inputs and outputs, its activation function, and whether it has a bias.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    modules = json.loads((folder / "modules.json").read_text())
+    added = [
+        {"path": f"{number}_Dense", "type": "sentence_transformers.models.Dense"}
+        for number in range(2, 2 + len(layers))
+    ]
+    write_json(
+        folder / "modules.json",
+        [each | {"idx": index, "name": str(index)} for index, each in enumerate([*modules[:2], *added, *modules[2:]])],
+    )
+    torch.manual_seed(1)
+    for each, (num_inputs, num_outputs, activation, has_bias) in zip(added, layers, strict=True):
+        keys = ("in_features", "out_features", "bias", "activation_function")
+        values = (num_inputs, num_outputs, has_bias, activation)
+        write_json(folder / each["path"] / "config.json", dict(zip(keys, values, strict=True)))
+        tensors = {"linear.weight": torch.randn(num_outputs, num_inputs) / 4}
+        save_file(
+            tensors | ({"linear.bias": torch.randn(num_outputs)} if has_bias else {}),
+            folder / each["path"] / "model.safetensors",
+        )
 
 
 def write_json(file: pathlib.Path, content: Any) -> None:

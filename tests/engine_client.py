@@ -7,7 +7,7 @@ from waiting import TIMEOUT_S
 
 
 class Client:
-    """One connection to the engine at an address."""
+    """A connection to the engine at an address."""
 
     def __init__(self, address):
         self.context = zmq.Context()

@@ -24,9 +24,10 @@ from opentelemetry.trace import Tracer
 from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.process import FrontendTask, http_server
+from noria.frontend.process import http_server
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.routes import Routes
+from noria.protocol.tasks import FrontendTask
 from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_encoder import FakeTokenizer
 from noria.testing.fake_engine import FakeEngine, FakeEngineState
@@ -60,10 +61,9 @@ def _serving(
     config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float, name: str, routes: Routes
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     engine_pool = EnginePool([engine.address], restart_wait_s=restart_wait_s)
-    engine_pool.follow(routes)
-    server = http_server(
-        build_app(config, engine_pool, tracer=tracer, load_tokenizer=FakeTokenizer), engine_pool, config.frontend
-    )
+    app = build_app(config, engine_pool, tracer=tracer, load_tokenizer=FakeTokenizer)
+    app.state.submission.versions.follow(routes)
+    server = http_server(app, config.frontend)
     with open_listeners(msgspec.structs.replace(config.frontend, port=0)) as (listener, *_):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name=name)
         thread.start()

@@ -1,18 +1,19 @@
 """Images from an executor's own loop, without a server."""
 
+import msgspec
 import numpy as np
 
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.loop import EngineLoop, RequestEnded, RequestHandedOver, ResultReady
+from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady, StepLoop
 from noria.engine.resumption import read_resumption
 from noria.models.diffusion.conditioning import collate
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.protocol.messages import Resume
 from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import FinishReason
+from noria.scheduling.types import FinishReason, ItemId
 
 
 def generate(executor, requests, arrivals=None, frames=None):
@@ -31,7 +32,7 @@ def generate(executor, requests, arrivals=None, frames=None):
         elif isinstance(event, RequestEnded):
             ends[request.request_id] = event.event
 
-    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
     waiting = sorted(zip(arrivals, requests, strict=True), key=lambda pair: pair[0])
     iteration = 0
     while waiting or loop.scheduler.num_running or loop.scheduler.num_waiting:
@@ -77,7 +78,7 @@ def assert_adapter_changes_its_image_alone(bare, make_request, folder):
 def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):
     """The latents of each request's image, from a batch of all."""
     model_decode, found, executor_decode = executor.model.decode, {}, type(executor)._decode
-    decoding = []  # of the call that runs
+    decoding = []  # assignments of the call that runs
 
     def decode(latents):
         for latent, assignment in zip(latents, decoding[-1], strict=False):
@@ -123,10 +124,43 @@ def moved_image(source, request, call, frame=None, company=()):
     return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(request.payload.height, request.payload.width, 3)
 
 
-def loop_of(executor):
+def evicted_image(executor, request, call, frame=None):
+    """The image [height, width, 3] of a request that is evicted at `call` and returns into another slot.
+
+    Two others like it, of another seed, are there: one from the beginning, and one that takes the slot.
+    """
+    loop, events = loop_of(executor, num_slots=2)
+
+    def submit(name, priority, **changes):
+        payload = msgspec.structs.replace(request.payload, **changes)
+        ids = {"request_id": name, "attempt_id": name}
+        copy = msgspec.structs.replace(request, priority=priority, payload=payload, **ids)
+        loop.submit(executor.prepare(copy, frame))
+
+    seed, steps = request.payload.seed + 1, request.payload.inference_steps
+    submit("first", "normal", seed=seed)
+    submit("evicted", "low")
+    for _ in range(call):
+        loop.run_iteration()
+    submit("urgent", "high", seed=seed, inference_steps=3 * steps, scheduler="pndm", refiner=None)
+    plans = []
+    while (iteration := loop.run_iteration()) is not None:
+        plans.append(iteration.plan)
+    (evicted,) = plans[0].evictions
+    (returned,) = [each for plan in plans for each in plan.returns]
+    assert evicted.image == returned.image == ItemId("evicted", 0)
+    assert (evicted.progress.call, evicted.slot, returned.slot) == (call, 1, 0)
+    assert next(step.call for plan in plans for step in plan.steps if step.image == returned.image) == call
+    (ready,) = [
+        each for each in events if isinstance(each, ResultReady) and each.prepared.request.request_id == "evicted"
+    ]
+    return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(request.payload.height, request.payload.width, 3)
+
+
+def loop_of(executor, num_slots=8):
     """An engine loop and its events."""
     events = []
-    return EngineLoop(StepScheduler(8), executor, events.append, lambda: 0.0), events
+    return StepLoop(StepScheduler(num_slots), executor, events.append, lambda: 0.0), events
 
 
 def resumed(target, request, handed_over, frame=None):

@@ -18,12 +18,12 @@ GRACE_S = 10.0  # what was asked to end ends within milliseconds; a busy machine
 _POLL_INTERVAL_S = 0.01
 
 ALLOWED_THREADS = (
-    "tqdm_monitor",  # of diffusers' progress bars, one per process, which nothing ends
-    "InductorSubproc",  # of torch's compiler, as the next one and the process
+    "tqdm_monitor",  # thread of diffusers' progress bars, one per process, which nothing ends
+    "InductorSubproc",  # thread of torch's compiler, as the next one and the process
     "subproc_worker_timer",
 )
 ALLOWED_CHILDREN = b"torch/_inductor/compile_worker"
-ALLOWED_SOCKETS = b"\0cuda-"  # of CUDA's driver, one per process
+ALLOWED_SOCKETS = b"\0cuda-"  # socket of CUDA's driver, one per process
 """Beginnings of the names of threads that may outlive a test."""
 
 _start_thread = threading.Thread.start

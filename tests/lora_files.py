@@ -18,7 +18,8 @@ def layers_of(part: torch.nn.Module, *endings: str) -> Iterator[tuple[str, torch
 
 def random_matrices(module: torch.nn.Module, rank: int, generator: torch.Generator, strength: float = 0.3):
     """Return both matrices of a layer's adapter, such that it changes the output by about `strength` of it."""
-    shape = torch.Size(getattr(module.weight, "quant_shape", module.weight.shape))  # of GGUF: before quantization
+    is_linear = isinstance(module, torch.nn.Linear)  # whose weight has another shape if it is quantized
+    shape = torch.Size([module.out_features, module.in_features]) if is_linear else module.weight.shape
     down = torch.randn(rank, *shape[1:], generator=generator) / shape[1:].numel() ** 0.5
     up_shape = (shape[0], rank, *([1, 1] if len(shape) == 4 else []))
     return down, torch.randn(up_shape, generator=generator) * (strength / rank**0.5)

@@ -11,8 +11,10 @@ from typing import Any
 from sqlalchemy import Engine
 
 from noria.canary import judge, ramp
-from noria.canary.judge import Arm, JudgeSettings, JudgeState
+from noria.canary.arm import Arm
+from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import parse_ramp
+from noria.registry.changes import Change
 from noria.registry.deployments import states as rules
 from noria.registry.deployments.states import Deployment
 from noria.registry.deployments.store import DeploymentStore
@@ -22,7 +24,6 @@ from noria.registry.lineage.store import LineageStore
 from noria.registry.manifest import Manifest
 from noria.registry.model_folder import ModelFolder
 from noria.registry.model_store import ModelStore
-from noria.registry.versions import Change
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 REGISTRAR = "registrar of gpu-7"
@@ -105,7 +106,7 @@ def run_canary(
 
 
 def _arms(rng: random.Random, share: float, errors: float) -> tuple[Arm, Arm]:
-    """What a window's requests to control and canary did."""
+    """Return the outcomes of a window's requests to control and canary."""
     numbers = [0, 0]
     for _ in range(24):
         numbers[rng.random() < share] += 1

@@ -1,4 +1,4 @@
-"""What a server has counted, made up: prompts that became longer, and what did not change."""
+"""Counts of a server, made up: prompts that became longer, and what did not change."""
 
 import pathlib
 

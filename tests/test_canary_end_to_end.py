@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import json
 import pathlib
 import shutil
 import tempfile
@@ -35,18 +36,20 @@ from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
 from noria.registrar.statistics import StatisticsKeeper
+from noria.registry.changes import Change
 from noria.registry.deployments.routes_file import routes_file, write_routes
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
-from noria.registry.versions import Change
 from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until
 
 ENDPOINT = "tiny"
 SHARE = 0.25
+# By default a guard that has nothing to find may fail one of twenty canaries.
+SURE = JudgeSettings(alpha=1e-4, hard_stop_e=1e4)
 
 
 class Served:
@@ -70,8 +73,9 @@ class Served:
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
         engine_pool = EnginePool([self.engine.address])
-        link = RegistrarLink(engine_pool, "frontend-0", routes_file(self.config), self.reports)
-        server = http_server(build_app(self.config, engine_pool), engine_pool, self.config.frontend, link=link)
+        app = build_app(self.config, engine_pool)
+        link = RegistrarLink(app.state.submission, "frontend-0", routes_file(self.config), self.reports)
+        server = http_server(app, self.config.frontend, link=link)
         frontend = msgspec.structs.replace(self.config.frontend, port=0)
         registrar = threading.Thread(target=lambda: asyncio.run(self._run_registrar()))
         with open_listeners(frontend) as (listener, *_):
@@ -118,6 +122,9 @@ def served(tmp_path: pathlib.Path, tiny_folder: pathlib.Path, monkeypatch: pytes
     monkeypatch.setattr(registrar_link, "INTERVAL_S", 0.05)
     second = tmp_path / "second"
     shutil.copytree(tiny_folder, second)
+    settings_file = second / "noria.json"  # other defaults do not keep requests from being compared
+    settings = json.loads(settings_file.read_text()) if settings_file.exists() else {}
+    settings_file.write_text(json.dumps(settings | {"default_steps": 3}))
     weights = second / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     with tempfile.TemporaryDirectory(prefix="noria-") as sockets:  # pytest's own are too long for the path of a socket
@@ -134,7 +141,7 @@ def ask_until(served: Served, condition) -> Counter:
     def use() -> None:
         with httpx.Client(base_url=served.url, timeout=60) as web:
             while not done.is_set():
-                response = web.post("/t2i", json={"prompt": "a circle", "inference_steps": 1, "metadata": False})
+                response = web.post("/t2i", json={"prompt": "a circle", "metadata": False})
                 seen[response.headers.get("x-noria-model-version", "none"), response.status_code] += 1
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -157,7 +164,7 @@ def test_a_planted_bad_canary_is_rolled_back_and_gets_no_more_requests(served: S
     if fault == "errors":
         served.engine.failures[served.canary] = {"code": "generation_failed", "message": "no"}
     change = Change(time.time(), "tester")
-    settings = JudgeSettings(guards=("image_brightness",))
+    settings = msgspec.structs.replace(SURE, guards=("image_brightness",))
     number = served.deployments.deploy(ENDPOINT, "shapes@1", RampPlan((100 * SHARE,)), settings, change)[0].id
     seen = ask_until(served, lambda: served.deployments.find(number).state == "rolled_back")
     found = served.deployments.find(number)
@@ -176,7 +183,7 @@ def test_an_equal_canary_stays(served: Served) -> None:
     for version in (served.control, served.canary):
         served.engine.delays_s[version] = 0.02
     change = Change(time.time(), "tester")
-    number = served.deployments.deploy(ENDPOINT, "shapes@1", RampPlan((50.0,)), JudgeSettings(), change)[0].id
+    number = served.deployments.deploy(ENDPOINT, "shapes@1", RampPlan((50.0,)), SURE, change)[0].id
 
     def is_judged() -> bool:
         found = served.deployments.find(number)

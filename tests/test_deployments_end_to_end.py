@@ -5,12 +5,14 @@ import contextlib
 import json
 import pathlib
 import shutil
+import signal
 import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import httpx
+import psutil
 import pytest
 
 from encoders import make_encoder, sentence_transformer
@@ -50,13 +52,19 @@ class Registry:
         return self._capsys.readouterr().out
 
     def endpoint(self, name: str) -> dict:
-        """What `noria status` says of an endpoint."""
+        """Return what `noria status` says of an endpoint."""
         return json.loads(self("status", name, "--json"))
 
 
 @pytest.fixture
 def registry(data: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Registry:
     return Registry(data, capsys)
+
+
+@pytest.fixture(autouse=True)
+def _deploy_returns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `deploy` return at once, so that a test sees how the version is loaded."""
+    monkeypatch.setattr("noria.cli.registry.deployments._FAST_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -246,8 +254,9 @@ def test_a_deploy_is_completed_whatever_process_is_killed(
     wait_until(lambda: registry.endpoint(image_name)["unfinished"] is None, timeout_s=280)
 
 
-def test_a_deploy_is_completed_after_the_whole_server_was_killed(
-    encoder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_deploy_is_completed_after_the_whole_server_was_ended_while_it_loaded(
+    encoder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     data = tmp_path / "data"
     registry = Registry(data, capsys)
@@ -256,8 +265,10 @@ def test_a_deploy_is_completed_after_the_whole_server_was_killed(
         name = model_names(server, "encoder")[0]
         registry("deploy", name, "small@1")
         wait_until(lambda: is_loading(data))
-        server.process.kill()
-        server.process.wait()
+        for process in (*server.process.children(), server.process):  # as service managers do
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        assert server.process.wait(120) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
     assert registry.endpoint(name)["unfinished"]["state"] == "pending"
     with serving(data, encoder) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as web:
         registry("deploy", name, "small@1", *_WAIT)

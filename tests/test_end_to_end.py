@@ -90,13 +90,16 @@ def num_joined(client):
 
 
 @contextlib.contextmanager
-def open_request(port, request, receive_bytes=None):
-    """Send `request` to `port` over a connection that is closed at the end, optionally with a small receive buffer."""
+def open_request(port, request, receive_bytes=None, body_bytes=0):
+    """Send `request` to `port` over a connection that is closed at the end, optionally with a small receive buffer.
+
+    Its body has at least `body_bytes` bytes.
+    """
     with socket.socket() as connection:
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         connection.connect(("127.0.0.1", port))
-        body = json.dumps(request).encode()
+        body = json.dumps(request).encode().ljust(body_bytes)
         head = (
             "POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -197,7 +200,7 @@ def as_png(image):
     return file.getvalue()
 
 
-@pytest.mark.slow  # `noria generate` imports torch and diffusers: 10 s; tests/frontend/routes holds the API
+@pytest.mark.slow  # `noria generate` imports torch and diffusers: 10 s; tests/frontend/protocols holds the API
 def test_a1111_clients_work_and_generate_repeats_their_files_without_the_server(client, tmp_path):
     fields = {
         "prompt": PROMPT,
@@ -230,16 +233,18 @@ def cancelled_images(client):
     return metric(client, "noria_departures_total", 'outcome="cancelled"')
 
 
-def test_a_disconnecting_client_frees_its_slots(either):
+@pytest.mark.parametrize("body_bytes", [0, 1_000_000])
+def test_a_disconnecting_client_frees_its_slots(either, body_bytes):
     joined_before, cancelled_before = num_joined(either), cancelled_images(either)
-    with open_request(either.base_url.port, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
+    request = {"prompt": PROMPT, "inference_steps": 200, "n": 16}
+    with open_request(either.base_url.port, request, body_bytes=body_bytes):
         wait_until(lambda: num_joined(either) >= joined_before + 4)
     wait_until(lambda: cancelled_images(either) == cancelled_before + 4)
     wait_until(lambda: metric(either, "noria_slots_used") == 0)
 
 
 def test_a_client_that_leaves_a_stream_at_its_first_event_frees_its_slots(either):
-    """What collects a stream before it passes it on would not let the client leave in time."""
+    """A part that collects a stream before it passes it on would not let the client leave in time."""
     before = cancelled_images(either)
     body = {"prompt": PROMPT, "inference_steps": 200, "n": 16, "stream": True, "partial_images": 2}
     with either.stream("POST", "/t2i", json=body) as answer:
@@ -367,9 +372,10 @@ def test_the_live_view_shows_requests_of_several_shapes_and_the_restart_of_an_en
 
 
 class TerminatedServer(NamedTuple):
-    """What a server left that was terminated while it generated an image."""
+    """The outcome of a server that was terminated while it generated an image and a stream."""
 
     in_flight_status: int  # the HTTP status of that image's response
+    last_event: str  # name of the stream's last event
     exit_status: int
     children: list[psutil.Process]
     prompt: str
@@ -386,7 +392,7 @@ def terminated(tmp_path_factory):
     with (
         running_process(lambda port: [*command, "--port", str(port)], log=log) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as client,
-        concurrent.futures.ThreadPoolExecutor(1) as users,
+        concurrent.futures.ThreadPoolExecutor(2) as users,
     ):
         children = server.process.children()
         headers = {"x-request-id": "find-me", "authorization": "Bearer hunter2hunter2hunter2"}
@@ -396,20 +402,43 @@ def terminated(tmp_path_factory):
         job_id = client.post("/v1/jobs", json={"input": body}).json()["id"]
         wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "succeeded")
         joined_before = num_joined(client)
-        pending = users.submit(client.post, "/t2i", json={"prompt": PROMPT, "inference_steps": 60})
-        wait_until(lambda: num_joined(client) > joined_before)
-        server.process.terminate()
-        in_flight_status, exit_status = pending.result().status_code, server.process.wait(120)
-    return TerminatedServer(in_flight_status, exit_status, children, prompt, job_id, log.read_text())
+        body = {"prompt": PROMPT, "inference_steps": 60}
+        pending = users.submit(client.post, "/t2i", json=body)
+        stream = users.submit(client.post, "/t2i", json=body | {"stream": True})
+        wait_until(lambda: num_joined(client) >= joined_before + 2)
+        # As systemd does with SendSIGHUP, and a wrapper that forwards the signal.
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            for process in (*children, server.process):
+                process.send_signal(number)
+        in_flight_status, events = pending.result().status_code, stream.result().text
+        exit_status = server.process.wait(120)
+    last_event = events.rpartition("event: ")[2].split("\n")[0]
+    return TerminatedServer(in_flight_status, last_event, exit_status, children, prompt, job_id, log.read_text())
 
 
-@pytest.mark.slow  # a server of its own: 15 s of CPU time; tests/frontend/test_process.py and tests/supervisor drain
-def test_sigterm_finishes_requests_in_flight_and_exits_0(terminated):
-    assert (terminated.in_flight_status, terminated.exit_status) == (200, 0)
+@pytest.mark.slow  # a server of its own: 15 s of CPU time; tests/frontend/server and tests/supervisor drain
+def test_signals_to_all_processes_let_requests_in_flight_finish_and_the_server_exit_0(terminated):
+    assert (terminated.in_flight_status, terminated.last_event, terminated.exit_status) == (200, "finished", 0)
     wait_until(lambda: not any(child.is_running() for child in terminated.children))
 
 
-@pytest.mark.slow  # of the same server; tests/supervisor collects lines, tests/observe/logs removes secrets
+@pytest.mark.slow  # imports torch: 10 s
+def test_signals_to_all_processes_while_a_model_loads_end_the_server_in_order(tmp_path):
+    command = [sys.executable, "-m", "noria", "serve", *BUNDLED, "--port", "0", "--data-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        server = psutil.Process(process.pid)
+        wait_until(lambda: len(server.children()) == 3)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            for each in (*server.children(), server):
+                with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended at the first signal
+                    each.send_signal(number)
+        lines = [json.loads(line) for line in process.stderr]
+        assert process.wait(120) == 0
+    assert [line["event"] for line in lines if line["process"] == "supervisor"] == ["stopping", "stopped"]
+    assert not [line for line in lines if line["level"] in ("warning", "error", "critical")]
+
+
+@pytest.mark.slow  # uses the same server; tests/supervisor collects lines, tests/observe/logs removes secrets
 def test_logs_of_all_processes_have_the_request_id_and_no_secret(terminated):
     assert "hunter2" not in terminated.log
     lines = [json.loads(line) for line in terminated.log.split("\n") if line]

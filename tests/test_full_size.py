@@ -14,7 +14,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
-from noria.engine.loop import EngineLoop, ResultReady
+from noria.engine.loop import ResultReady, StepLoop
 from noria.models.catalog import open_model
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
@@ -78,7 +78,7 @@ def test_stable_diffusion_1_5_generates_two_images_of_512_px_in_one_batch(stable
     executor, settings = load_executor(spec, EngineConfig(), "auto")
     loaded_s = time.perf_counter() - started
     images, iterations = [], []
-    engine_loop = EngineLoop(
+    engine_loop = StepLoop(
         StepScheduler(settings.slots),
         executor,
         lambda e: images.append(e) if isinstance(e, ResultReady) else None,

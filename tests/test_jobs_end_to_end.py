@@ -1,6 +1,7 @@
 """Jobs on the whole server: whichever process is killed, each job ends once, with the same image."""
 
 import contextlib
+import signal
 import sqlite3
 
 import httpx
@@ -113,10 +114,14 @@ def test_a_job_survives_the_server_that_accepted_it(tmp_path):
 
 
 @pytest.mark.slow  # starts a server twice
-def test_a_stopped_server_requeues_its_jobs_at_once(tmp_path):
-    with running(tmp_path) as (_, client):
+def test_a_server_that_is_stopped_by_signals_to_all_processes_requeues_its_jobs_at_once(tmp_path):
+    with running(tmp_path) as (server, client):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
         wait_for_a_step(client, job_id)
+        for process in (*server.process.children(), server.process):
+            process.send_signal(signal.SIGTERM)
+        assert server.process.wait(120) == 0
+        assert status_of(tmp_path, job_id) in ("starting", "succeeded")
     with running(tmp_path) as (server, client):  # the leases of the first server would last 15 s
         done = wait_until_ended(client, job_id)
         assert done["status"] == "succeeded"

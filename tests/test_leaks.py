@@ -20,7 +20,7 @@ def server():
         def serve():
             while not stopped.is_set():
                 kept.append(listener.accept()[0])
-                threading.Thread(target=stopped.wait).start()  # of the server, for the connection
+                threading.Thread(target=stopped.wait).start()  # thread of the server, for the connection
         thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()

@@ -9,6 +9,7 @@ import httpx
 import psutil
 import pytest
 
+from noria.protocol.process_signals import STOP_SIGNAL
 from noria.testing.server import running_server
 from waiting import TIMEOUT_S, wait_until
 
@@ -65,7 +66,7 @@ def test_an_engine_that_is_stopped_under_load_loses_no_step_and_changes_no_image
         before = total(http, "noria_denoise_steps_total")
         answers = [users.submit(image, number) for number in numbers]
         wait_until(lambda: total(http, "noria_denoise_steps_total") > before + 20)
-        os.kill(engine_pids(server)[0], signal.SIGTERM)
+        os.kill(engine_pids(server)[0], STOP_SIGNAL)
         moved = [answer.result() for answer in answers]
         assert total(http, "noria_denoise_steps_total") == before + num_steps
         assert total(http, "noria_images_moved_total", outcome="moved") >= 1

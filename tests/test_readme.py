@@ -1,7 +1,11 @@
 """The documents: their links and headings resolve, their commands exist, and they have no placeholders."""
 
+import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,3 +67,14 @@ def test_a_long_line_is_found_unless_it_cannot_be_broken():
     assert long_lines(f"# Title\n{line}\n- {line}\n") == [line, f"- {line}"]
     for kept in (f"| {line} |", f"```sh\n{line}\n```", f"    {line}", f"![{line}](image.png)", word, 33 * "äöü"):
         assert long_lines(f"{kept}\n") == [], kept
+
+
+def test_the_second_version_of_the_readme_differs_in_one_default(tmp_path):
+    (commands,) = re.findall(r"^cp -r .*\n^sed .*$", README, flags=re.MULTILINE)
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(commands, shell=True, check=True, cwd=tmp_path, env=os.environ | {"PATH": path})
+    first, second = (
+        json.loads((folder / "noria.json").read_text())
+        for folder in (ROOT / "src/noria/models/bundled", tmp_path / "second")
+    )
+    assert {key for key in first | second if first.get(key) != second.get(key)} == {"default_steps"}

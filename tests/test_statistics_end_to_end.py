@@ -17,10 +17,9 @@ import pytest
 
 from noria.cli.main import main
 from noria.config import Config, StatisticsConfig
-from noria.frontend.process import FrontendTask
 from noria.models.catalog import open_model
 from noria.models.location import BUNDLED
-from noria.registrar.process import EngineAddress, RegistrarTask
+from noria.protocol.tasks import EngineAddress, FrontendTask, RegistrarTask
 from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until, wait_until_ready
 

@@ -26,13 +26,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from noria.frontend.routes.static_pages import page_routes
+from noria.engine.live.shares import share_views
+from noria.frontend.access.auth import ClientDirectory
+from noria.frontend.pages.routes import page_operations
+from noria.frontend.routing import routes_of
 from noria.protocol.diffusion import Control, ImageSettingsView, Lora, Reference, Refinement
 from noria.protocol.live_views import (
     CallSizeView,
     DepartureView,
     IterationView,
     RatesView,
+    ShareView,
     SlotView,
     ThumbnailView,
     WaitingView,
@@ -69,9 +73,16 @@ class Script:
     """The running batch of one engine: images of mixed shapes join, step and leave, one iteration each `ITERATION_S`."""
 
     def __init__(
-        self, num_slots: int, started_at: float, *, arriving: bool = True, paused: tuple[int, ...] = ()
+        self,
+        num_slots: int,
+        started_at: float,
+        *,
+        arriving: bool = True,
+        paused: tuple[int, ...] = (),
+        clients: tuple[str, ...] = (),
     ) -> None:
-        """Images in the slots `paused` make no steps."""
+        """Images in the slots `paused` make no steps; requests are of the `clients` in turn."""
+        self._clients = clients
         self.num_slots, self._started_at, self._arriving, self._paused = num_slots, started_at, arriving, paused
         self._random = random.Random(7)
         self._ids = itertools.count(1)
@@ -123,7 +134,15 @@ class Script:
                 )
                 for number, image in enumerate(slots)
             ),
+            shares=self._shares(slots),
         )
+
+    def _shares(self, slots: tuple[SlotView, ...]) -> tuple[ShareView, ...]:
+        """Each client has as much of the device as of the slots; of those that wait, the first one is evicted."""
+        running = collections.Counter(slot.share_client for slot in slots)
+        waiting = collections.Counter(each.share_client for each in self._waiting for _ in range(each.num_images))
+        evicted = {self._waiting[0].share_client: 1} if self._waiting else {}
+        return share_views({name: num / len(slots) for name, num in running.items()}, slots, waiting, evicted)
 
     def _iterate(self) -> None:
         self._last_iteration += 1
@@ -180,7 +199,7 @@ class Script:
                 SCHEDULERS[number % len(SCHEDULERS)],
                 self._random.choice((1.0, 3.0, 7.5)),
                 steps,
-                ((), (Lora(LORAS[0]),), (Lora(LORAS[1], 0.8),))[number % 3],
+                loras=((), (Lora(LORAS[0]),), (Lora(LORAS[1], 0.8),))[number % 3],
                 strength=0.6 if number % 2 else None,
                 has_mask=number % 4 == 1,
                 controls=() if number % 3 else (Control("edges", 0.8),),
@@ -191,6 +210,7 @@ class Script:
             arrived_at=at,
             start_at=at + 0.8,
             deadline_at=at + 2.0 if number % 4 == 1 else None,
+            share_client=self._clients[number % len(self._clients)] if self._clients else "",
         )
 
     def _join(self, slot: int, at: float) -> SlotView:
@@ -213,6 +233,7 @@ class Script:
             joined_at=at,
             deadline_at=waiting.deadline_at,
             finish_at=at + num_calls * ITERATION_S,
+            share_client=waiting.share_client,
         )
 
 
@@ -254,15 +275,16 @@ def draw_image(number: int, progress: float) -> Image.Image:
 
 @dataclasses.dataclass
 class Feed:
-    """What the server does; tests change it while it runs."""
+    """The behaviour of the server; tests change it while it runs."""
 
     num_slots: int = 8
     num_engines: int = 1
     arriving: bool = True
     paused: tuple[int, ...] = ()  # slots
+    clients: tuple[str, ...] = ()  # whose requests there are, in turn
     thumbnails: bool = True
     takes_start_images: bool = True
-    states: dict[str, str] = dataclasses.field(default_factory=dict)  # of engines that are not ready
+    states: dict[str, str] = dataclasses.field(default_factory=dict)  # states of engines that are not ready
     api_key: str | None = None  # required if set
     error: tuple[int, str, str] | None = None  # status, code and message, instead of the stream
     generation: int = 0  # streams of an earlier one end
@@ -286,7 +308,7 @@ class Feed:
                 Route("/", self._page),
                 Route("/docs", self._page),
                 Route("/metrics", self._page),
-                *page_routes({"/live": "live.html"}),
+                *routes_of(page_operations(tuple), ClientDirectory([], 1)),
             ]
         )
 
@@ -323,7 +345,9 @@ class Feed:
         names = [f"engine-{k}" for k in range(self.num_engines)]
         started_at = time.time()
         scripts = {
-            name: Script(self.num_slots, started_at - 3.0 - k, arriving=self.arriving, paused=self.paused)
+            name: Script(
+                self.num_slots, started_at - 3.0 - k, arriving=self.arriving, paused=self.paused, clients=self.clients
+            )
             for k, name in enumerate(names)
         }
         while self.generation == generation and not await http.is_disconnected():

@@ -1,4 +1,4 @@
-"""What the tests of the playground share: filling in its form, its cards, their images, and the code that they copy."""
+"""Parts that the playground's tests share: filling in its form, its cards, their images, and the code they copy."""
 
 import base64
 import io

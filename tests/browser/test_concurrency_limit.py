@@ -7,7 +7,7 @@ pytestmark = pytest.mark.browser
 
 SCENE = """async (shared) => {
   if (!shared) Object.defineProperty(navigator, "locks", { value: undefined });
-  const { concurrencyLimit } = await import("/pages/concurrency_limit.js");
+  const { concurrencyLimit } = await import("/pages/playground/concurrency_limit.js");
   const limit = concurrencyLimit(2), log = [], notAborted = new AbortController(), aborted = new AbortController();
   const [first, second] = [await limit.acquire(notAborted.signal), await limit.acquire(notAborted.signal)];
   log.push(`full: ${await limit.isFull()}`);

@@ -40,7 +40,7 @@ def test_each_slot_is_a_button_named_after_its_image(serve, open_page):
     expect(slots(page).nth(3)).to_have_accessible_description(re.compile(r"^\d+/\d+ \S+"))
     expect(page.locator(".batch-summary")).to_contain_text("Running: ")
     expect(page.locator(".batch-summary")).to_contain_text(" schedulers, ")
-    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#page-status")).to_have_text("live")
 
 
 def test_images_of_one_batch_show_their_loras(serve, open_page):
@@ -66,6 +66,28 @@ def test_a_slot_names_the_images_and_the_refiner_that_its_image_is_made_with(ser
     expect(page.get_by_role("button", name=words).first).to_be_visible()
 
 
+def test_several_clients_show_who_has_the_device_and_who_waits_for_what(serve, open_page, check_accessibility):
+    page = open_page(serve(num_slots=8, clients=("alice", "alice", "alice jobs", ""), paused=(0,)).url)
+    shares = page.get_by_role("region", name="The shares of engine-0")
+    expect(shares.get_by_role("rowheader", name="alice", exact=True)).to_be_visible()
+    expect(shares.get_by_role("rowheader", name="another")).to_be_visible()
+    expect(shares).to_contain_text(re.compile(r"1 for their turn.*1 for the slot that others took"))
+    expect(shares).to_contain_text("the next starts in 0.")
+    expect(
+        page.locator(".queue li").filter(has_text=re.compile(r" · (alice|alice jobs|another) · in 0")).first
+    ).to_be_visible()
+    slots(page).nth(3).click()
+    expect(page.locator(".selected-slot")).to_contain_text(re.compile(r"Request r\d+ of (alice|another)"))
+    page.get_by_role("button", name="Pause").click()
+    check_accessibility(page)
+
+
+def test_one_client_has_no_shares(serve, open_page):
+    page = open_page(serve(num_slots=8, clients=("alice",)).url)
+    expect(slots(page)).to_have_count(8)
+    expect(page.locator(".shares")).to_be_hidden()
+
+
 def test_slots_change_their_images_one_by_one(serve, open_page):
     page = open_page(serve(num_slots=8).url)
     expect(slots(page)).to_have_count(8)
@@ -78,7 +100,7 @@ def test_slots_change_their_images_one_by_one(serve, open_page):
 COUNT_CHANGES = """async (times) => {
   // The number of slots whose image changed since the view before. A view of a delayed server may have any number of iterations:
   // only views at most six iterations apart are counted, in which the script never changes all slots.
-  const state = await import("/pages/state.js"), { readEvents } = await import("/pages/api.js");
+  const state = await import("/pages/live/state.js"), { readEvents } = await import("/pages/shared/api.js");
   const changed = [];
   let before = null;
   for await (const { name, data } of readEvents(await fetch("/v1/live"))) {
@@ -211,15 +233,15 @@ def test_sample_traffic_stops_with_the_same_button(serve, open_page):
 def test_page_reconnects_when_the_stream_breaks(serve, open_page):
     served = serve(num_slots=4)
     page = open_page(served.url)
-    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#page-status")).to_have_text("live")
     served.error = (503, "engine_unavailable", "no engine is ready.")
     served.generation += 1
     expect(page.locator("#connection-error")).to_contain_text("no engine is ready.")
     expect(page.locator("#connection-error")).to_contain_text("Trying again in")
-    expect(page.locator("#connection")).to_have_text("reconnecting")
+    expect(page.locator("#page-status")).to_have_text("reconnecting")
     page.get_by_role("button", name="Try now").focus()
     served.error = None
-    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#page-status")).to_have_text("live")
     expect(page.locator("#connection-error")).to_be_hidden()
     expect(page.locator("#main")).to_be_focused()
     open_page.ignore_logged(503)
@@ -229,7 +251,7 @@ def test_page_does_not_reconnect_to_a_disabled_stream(serve, open_page):
     served = serve(num_slots=4)
     served.error = (404, "not_found", "/v1/live is switched off on this server.")
     page = open_page(served.url)
-    expect(page.locator("#connection")).to_have_text("switched off")
+    expect(page.locator("#page-status")).to_have_text("switched off")
     expect(page.locator("#connection-error")).to_contain_text("/v1/live is switched off on this server.")
     expect(page.locator("#connection-error")).not_to_contain_text("Trying again")
     page.wait_for_timeout(1500)  # long enough for a reconnect
@@ -294,15 +316,15 @@ def test_first_summary_has_all_ready_engines(serve, open_page):
 def test_pause_closes_the_stream_and_stops_animations(serve, open_page):
     served = serve(num_slots=4)
     page = open_page(served.url, reduced_motion="no-preference")
-    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#page-status")).to_have_text("live")
     page.get_by_role("button", name="Pause").click()
-    expect(page.locator("#connection")).to_have_text("paused")
+    expect(page.locator("#page-status")).to_have_text("paused")
     before = page.evaluate(CANVAS_CONTENTS)
     page.wait_for_timeout(700)
     assert page.evaluate(CANVAS_CONTENTS) == before
     assert served.num_opened == 1
     page.get_by_role("button", name="Pause").click()
-    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#page-status")).to_have_text("live")
     assert served.num_opened == 2
 
 

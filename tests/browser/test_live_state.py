@@ -45,7 +45,7 @@ def view_after(run):
     def reduce(*views):
         return run(
             """async (views) => {
-                const { initialState, reduce } = await import("/pages/state.js");
+                const { initialState, reduce } = await import("/pages/live/state.js");
                 const engines = [{ name: "engine-0", state: "ready", device: "cpu", incarnation: "first" }];
                 const frozen = (value) => (value && typeof value === "object" ? (Object.values(value).forEach(frozen), Object.freeze(value)) : value);
                 let state = reduce(initialState, { name: "engines", data: { engines, server: {} }, at: 0 });
@@ -114,7 +114,7 @@ def test_view_with_the_least_delay_sets_the_clock(view_after):
 def test_schedulers_keep_their_hues(run):
     hues = run(
         """async ([first, second]) => {
-            const { initialState, reduce } = await import("/pages/state.js");
+            const { initialState, reduce } = await import("/pages/live/state.js");
             return [first, second].reduce((state, data) => reduce(state, { name: "engine_view", data, at: 0 }), initialState).hues;
         }""",
         [
@@ -128,7 +128,7 @@ def test_schedulers_keep_their_hues(run):
 def test_unknown_event_changes_nothing(run):
     assert run(
         """async () => {
-            const { initialState, reduce } = await import("/pages/state.js");
+            const { initialState, reduce } = await import("/pages/live/state.js");
             return reduce(initialState, { name: "weather", data: {} }) === initialState;
         }"""
     )
@@ -145,13 +145,13 @@ def test_unknown_event_changes_nothing(run):
     ],
 )
 def test_state_of_a_deadline(run, image, expected):
-    call = "async (image) => (await import('/pages/format.js')).deadlineState(image, 100)"
+    call = "async (image) => (await import('/pages/shared/format.js')).deadlineState(image, 100)"
     assert run(call, IMAGE | {"joined_at": 90.0} | image) == expected
 
 
 def test_iteration_is_spread_over_its_bins(run):
     bins = run(
-        "async (iterations) => [...(await import('/pages/timeline.js')).binIterations(iterations)]",
+        "async (iterations) => [...(await import('/pages/live/timeline.js')).binIterations(iterations)]",
         [iteration(1, 10.125, duration_s=0.25, text_encode_s=0.03, decode_s=0.1) | {"image_encode_s": 0.02}],
     )
     assert [bin_ for bin_, _ in bins] == [40, 41]
@@ -163,7 +163,7 @@ def test_iteration_is_spread_over_its_bins(run):
 def test_slots_do_not_overlap_each_other_or_the_hub(run, width):
     overlapping = run(
         """async (width) => {
-            const { slotLayout } = await import("/pages/slots.js");
+            const { slotLayout } = await import("/pages/live/slots.js");
             const overlapping = [];
             for (let num = 1; num <= 96; num++) {
                 const { kind, centers, size, height, center, hub } = slotLayout(num, width);
@@ -184,7 +184,7 @@ def test_slots_do_not_overlap_each_other_or_the_hub(run, width):
 def test_backoff_grows_and_has_jitter(run):
     waits = run(
         """async () => {
-            const { backoffSeconds } = await import("/pages/live_stream.js");
+            const { backoffSeconds } = await import("/pages/live/live_stream.js");
             return [backoffSeconds(1, 0), backoffSeconds(1, 1), backoffSeconds(3, 0.5), backoffSeconds(50, 1)];
         }"""
     )

@@ -206,6 +206,9 @@ def test_form_has_the_bounds_of_the_model(playground, client):
         width, height = (int(page.locator(f"#{side}").input_value()) for side in ("width", "height"))
         assert not {width % 32, height % 32} - {0}
         assert size.get_attribute("aria-pressed") == "true"
+    for calls, says in [("", "All calls are made."), ("0.5", "10 of 20 calls: 10 are skipped"), ("1", "All calls")]:
+        page.fill("#calls", calls)
+        expect(page.locator("#calls-hint")).to_contain_text(says)
     facts = page.locator("#facts").inner_text()
     assert "noria-shapes" in facts and capabilities["version"] in facts
     assert "/t2i" in page.locator("#first-command").inner_text()
@@ -257,7 +260,7 @@ def test_selected_model_sets_the_bounds_and_runs_beside_the_other(
 NOTED = """() => {
   // All summaries of the batch and the models in the table: an image may be done before the test reads them.
   window.noted = [];
-  const note = () => noted.push([document.querySelector(".batch-summary").textContent, [...document.querySelectorAll("td:nth-child(5)")].map((cell) => cell.textContent)]);
+  const note = () => noted.push([document.querySelector(".batch-summary").textContent, [...document.querySelectorAll("td:nth-child(6)")].map((cell) => cell.textContent)]);
   new MutationObserver(note).observe(document.querySelector(".engine"), { subtree: true, childList: true, characterData: true });
 }"""
 
@@ -337,7 +340,7 @@ def test_file_is_chosen_by_keyboard_and_unsupported_settings_are_listed(playgrou
     chunks = PngInfo()
     chunks.add_text(
         "parameters",
-        "a cat\nSteps: 20, Sampler: DPM++ SDE, CFG scale: 7, Seed: 5, Size: 512x512, Model: dreams, Clip skip: 2",
+        "a cat\nSteps: 20, Sampler: DPM++ SDE, CFG scale: 7, Seed: 5, Size: 512x512, Model: dreams, Eta: 0.5",
     )
     Image.new("RGB", (8, 8)).save(tmp_path / "cat.png", pnginfo=chunks)
     (tmp_path / "words.txt").write_text("no image")
@@ -349,7 +352,7 @@ def test_file_is_chosen_by_keyboard_and_unsupported_settings_are_listed(playgrou
     chooser.value.set_files(tmp_path / "cat.png")
     report = page.locator("#metadata-report", has_text="Not supported by this server")
     report.wait_for()
-    for word in ("dreams", "Brownian", "512", "Clip skip: 2", "another program"):
+    for word in ("dreams", "Brownian", "512", "Eta: 0.5", "another program"):
         assert word in report.inner_text()
     assert page.locator("#prompt").input_value() == "a cat"
     assert page.locator("#guidance_scale").input_value() == "7"
@@ -424,7 +427,7 @@ def test_lost_server_is_noticed_during_a_generation(playground, open_page, serve
         process.kill()
     page.locator("#notice", has_text="cannot be reached. This page continues by itself").wait_for()
     assert page.locator("#generate").is_disabled()
-    assert page.locator("#server-status").inner_text() == "not reached"
+    assert page.locator("#page-status").inner_text() == "not reached"
     expect(card(page, "failed").get_by_role("button", name="Try again")).to_be_focused()
     page.unroute("**/readyz")
     page.wait_for_selector("#generate:enabled")

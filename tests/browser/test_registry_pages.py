@@ -19,11 +19,11 @@ from noria.config import Config, FrontendConfig, RegistryConfig
 from noria.frontend.access.api_keys import generate_key
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
+from noria.registry.changes import Change
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.lineage.openlineage import parse_event
 from noria.registry.lineage.store import LineageStore
 from noria.registry.schema import open_registry
-from noria.registry.versions import Change
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from sample_registry import HOSTILE, model_folder
 from waiting import wait_until_ready
@@ -110,6 +110,28 @@ def test_pages_fit_on_a_narrow_screen(url, open_page, check_accessibility, path)
     check_accessibility(page)
 
 
+def test_pages_work_below_a_path_of_a_proxy(url, open_page):
+    """Chromium asks for what is below /path/, and gets what the server has without it, as through a proxy."""
+    page, outside = open_page("about:blank"), []
+
+    def strip_path(route):
+        if not route.request.url.startswith(f"{url}/path/"):
+            outside.append(route.request.url)
+        route.continue_(url=route.request.url.replace("/path/", "/", 1))
+
+    page.route("**/*", strip_path)
+    for path, region in PAGES.items():
+        page.goto(f"{url}/path{path}")
+        expect(page.get_by_role("region", name=region).first).to_be_visible()
+        expect(page.locator("#page-status")).to_have_class(re.compile("good"))
+    page.get_by_role("link", name="Live", exact=True).click()
+    expect(page.locator("#page-status")).to_have_class(re.compile("good"))
+    expect(page.locator("#curl")).to_contain_text(f"{url}/path/t2i")
+    page.get_by_role("link", name="Images").click()
+    expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+    assert outside == []
+
+
 def test_models_have_what_is_known_of_each_version(url, open_page):
     page = open_page(f"{url}/models")
     versions = page.get_by_role("table").filter(has=page.get_by_role("rowheader", name="shapes@5"))
@@ -139,15 +161,21 @@ def test_a_canary_is_shown_with_its_plan_its_evidence_and_who_did_what(url, open
     expect(page.get_by_role("listitem").filter(has_text="25 %").first).to_have_attribute("aria-current", "step")
     traffic = page.get_by_role("img", name=re.compile("^Share of each version"))
     expect(traffic).to_have_accessible_name(re.compile("at the end: shapes@3 75 %, shapes@5 25 %"))
-    for name in ("E at the end: .* rolled back at 20", "Responses at the end: control: ", "Increase of the error rate"):
+    for name in (
+        "Evidence at the end: .* rolled back at 20",
+        "Responses at the end: control: ",
+        "Increase of the error rate",
+    ):
         expect(page.get_by_role("img", name=re.compile(name))).to_be_visible()
     page.get_by_text("The evidence as a table").click()
-    expect(page.get_by_role("table").filter(has_text="E: latency").get_by_role("row")).not_to_have_count(2)
+    expect(page.get_by_role("table").filter(has_text="Evidence: latency").get_by_role("row")).not_to_have_count(2)
     history = page.get_by_role("region", name="Changes, the latest first").get_by_role("row")
-    expect(history.filter(has_text="rolled back")).to_contain_text("which fails from 20")
+    expect(history.filter(has_text="rolled back")).to_contain_text("and fails from 20")
     expect(history.filter(has_text="asked for").nth(1)).to_contain_text(HOSTILE)
     page.get_by_label("of deployment", exact=True).select_option(label="4: shapes@4, rolled back")
-    expect(page.locator("#verdict")).to_contain_text("fail")
+    expect(page.locator("#verdict")).to_contain_text(
+        re.compile(r"fail.*Evidence that the canary is worse: [\d,.]+ of 20\.")
+    )
     page.get_by_role("button", name="1 month").click()
     expect(page.locator("#traffic-legend")).to_contain_text("shapes@1")
     page.get_by_role("link", name=re.compile("^embed")).click()
@@ -258,7 +286,7 @@ def test_a_key_is_asked_for_and_one_without_the_scope_is_not_enough(own, open_pa
         page.get_by_label("API key").fill(keys[name][0])
         page.keyboard.press("Enter")
         if name == "client":
-            expect(page.locator("#key-error")).to_contain_text("registry")
+            expect(page.locator("#key-error")).to_contain_text("deploy")
     expect(page.locator("#endpoint-name")).to_have_text("t2i")
     page.evaluate("sessionStorage.setItem('noria-key', 'another')")  # it was revoked meanwhile
     page.get_by_role("button", name="Roll back").click()
@@ -379,14 +407,14 @@ def test_a_large_graph_is_cut_and_a_loop_is_drawn(own, open_page):
     url, engine = own()
     loop = [sample_registry.data("/loop", "1")]
     runs = [event for k in range(250) for event in sample_registry.run_events(f"reader {k}", k, 1, loop, loop)]
-    LineageStore(engine).record([parse_event(msgspec.json.encode(event)) for event in runs], "", 1.0)
+    LineageStore(engine).record([parse_event(msgspec.json.encode(event)) for event in runs], "", time.time())
     page = open_page(f"{url}/lineage?of=file:///loop@1")
     expect(page.locator("#cut")).to_contain_text("at most 200 boxes")
     expect(page.locator(".box")).to_have_count(200)
 
 
 LAID_OUT = """async ([nodes, edges]) => {
-  const { layOut } = await import("/pages/lineage_layout.js");
+  const { layOut } = await import("/pages/lineage/lineage_layout.js");
   const size = { width: 100, height: 50, gapX: 20, gapY: 30 };
   const { places, courses, layers, width } = layOut(nodes, edges.map(([product, source]) => ({ product, source })), size);
   return { places: Object.fromEntries(places), num: courses.length, layers, width };
@@ -415,7 +443,7 @@ def test_layout_of_loops_and_of_nothing(url, open_page):
 
 
 TRAFFIC = """async ([deployments, isComplete]) => {
-  const { trafficChanges } = await import("/pages/traffic.js");
+  const { trafficChanges } = await import("/pages/deployments/traffic.js");
   return trafficChanges(deployments, isComplete).map(({ at, shares }) => [at, ...shares.map(({ version, share }) => `${version} ${share}`)]);
 }"""
 
@@ -433,7 +461,7 @@ def test_traffic_follows_from_the_events(url, open_page):
             ],
         }
 
-    first = deployment(1, "a", (1, "pending", 0), (2, "serving", 1), (9, "replaced", 0))
+    first = deployment(1, "a", (1, "pending", 0), (2, "serving", 1), (3, "follow", 1), (9, "replaced", 0))
     second = deployment(
         2, "b", (5, "pending", 0), (6, "canary", 0.25), (7, "step", 0.25), (8, "step", 0.5), (9, "serving", 1)
     )
@@ -470,7 +498,7 @@ def test_a_hidden_page_asks_nothing(url, open_page):
 
 def test_screenshots(url, open_page, screenshot):
     page = open_page(f"{url}/deployments#t2i", viewport={"width": 1280, "height": 1000})
-    expect(page.get_by_role("img", name=re.compile("^E at the end"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^Evidence at the end"))).to_be_visible()
     screenshot(page, "deployments.png")
     page = open_page(f"{url}/lineage?of=t2i", viewport={"width": 1280, "height": 1000})
     page.locator("#graph").get_by_role("button", name="model shapes@3").click()

@@ -28,8 +28,8 @@ def draw_frames(open_page):
 
 
 DRAW = """async (frames) => {
-  const { SlotRing } = await import("/pages/slot_ring.js"), { slotLayout } = await import("/pages/slots.js");
-  const { prefersReducedMotion } = await import("/pages/dom.js");
+  const { SlotRing } = await import("/pages/live/slot_ring.js"), { slotLayout } = await import("/pages/live/slots.js");
+  const { prefersReducedMotion } = await import("/pages/shared/dom.js");
   const canvas = document.createElement("canvas"), ring = new SlotRing(canvas), margin = 24;
   const thumbnails = { get: () => undefined }, layout = slotLayout(4, 430), reducedMotion = prefersReducedMotion();
   const scene = { layout, width: 430, thumbnails, hues: { ddim: 2 }, reducedMotion, live: true };

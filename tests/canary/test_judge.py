@@ -11,21 +11,24 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.canary.judge import Arm, JudgeSettings, JudgeState, deserialize, serialize, step, verdict
+from noria.canary.arm import Arm
+from noria.canary.judge import JudgeSettings, JudgeState, deserialize, serialize, step, verdict
 
 SETTINGS = JudgeSettings(guards=("label",))
 
 
-def arm(n, errors=0, seconds=(), label=None):
-    return Arm(n, errors, {"64x64": list(seconds)} if seconds else {}, {"label": label} if label else {})
+def arm(n, errors=0, seconds=(), label=None, rejections=0):
+    return Arm(n, errors, {"64x64": list(seconds)} if seconds else {}, {"label": label} if label else {}, rejections)
 
 
-def random_arm(rng, n, error_rate=0.005, slower=1.0, shift=0.0):
+def random_arm(rng, n, error_rate=0.005, slower=1.0, shift=0.0, rejection_rate=0.05):
     """An arm as a healthy control has it, unless told otherwise."""
+    num_rejected = sum(rng.random() < rejection_rate for _ in range(n))
+    all_responses, n = n, n - num_rejected
     seconds = [slower * rng.lognormvariate(0, 0.4) for _ in range(n)]
     cells = [str(min(4, max(0, math.floor(rng.gauss(2.5 + shift, 1))))) for _ in range(n)]
     errors = sum(rng.random() < error_rate for _ in range(n))
-    return arm(n, errors, seconds, {cell: cells.count(cell) for cell in set(cells)})
+    return arm(all_responses, errors, seconds, {cell: cells.count(cell) for cell in set(cells)}, num_rejected)
 
 
 def judged(rng, num_windows, settings=SETTINGS, n=(95, 5), **canary):
@@ -42,7 +45,9 @@ def judged(rng, num_windows, settings=SETTINGS, n=(95, 5), **canary):
 def any_arm(rng):
     n = rng.randrange(40)
     label = {cell: rng.randrange(40) for cell in "abc" if rng.random() < 0.5}
-    return arm(n, rng.randrange(n + 1), [rng.uniform(0.1, 10) for _ in range(rng.randrange(4))], label)
+    errors = rng.randrange(n + 1)
+    seconds = [rng.uniform(0.1, 10) for _ in range(rng.randrange(4))]
+    return arm(n, errors, seconds, label, rng.randrange(n - errors + 1))
 
 
 arms = st.integers(0, 10**6).map(random.Random).map(any_arm)
@@ -59,8 +64,9 @@ def state_after(past, settings=SETTINGS):
 @settings(max_examples=20)
 @given(pasts, st.integers(1, 4), st.integers(1, 4), st.floats(0.01, 0.99))
 def test_no_guards_evidence_is_expected_to_grow_without_a_difference(past, n_canary, n_control, p):
-    # All outcomes of one more window: x of n fail, as many have a label, and the canary is slower by chance.
-    state, expectations = state_after(past), dict.fromkeys(("errors", "latency", "label"), 0.0)
+    # All outcomes of one more window: x of n fail or are rejected, as many have a label, and the canary is slower by
+    # chance.
+    state, expectations = state_after(past), dict.fromkeys(("errors", "rejections", "latency", "label"), 0.0)
     for x, y in itertools.product(range(n_canary + 1), range(n_control + 1)):
         probability = (
             math.comb(n_canary, x) * math.comb(n_control, y) * p ** (x + y) * (1 - p) ** (n_canary + n_control - x - y)
@@ -68,9 +74,11 @@ def test_no_guards_evidence_is_expected_to_grow_without_a_difference(past, n_can
         for seconds in (1.0, 3.0):
             canary = arm(n_canary, x, (seconds,), {"a": x, "b": n_canary - x})
             control = arm(n_control, y, (4.0 - seconds,), {"a": y, "b": n_control - y})
+            rejected = arm(n_control, rejections=y), arm(n_canary, rejections=x)
             results = verdict(step(state, control, canary, SETTINGS), SETTINGS).e_by_guard
-            for guard in expectations:
-                expectations[guard] += probability / 2 * results[guard].e
+            of_rejected = verdict(step(state, *rejected, SETTINGS), SETTINGS).e_by_guard["rejections"]
+            for guard, result in {**results, "rejections": of_rejected}.items():
+                expectations[guard] += probability / 2 * result.e
     before = verdict(state, SETTINGS).e_by_guard
     for guard, expectation in expectations.items():
         assert expectation <= before[guard].e * (1 + 1e-9)
@@ -85,7 +93,13 @@ def test_few_canaries_fail_without_a_difference_though_all_windows_are_looked_at
 
 
 @pytest.mark.parametrize(
-    ("canary", "guard"), [({"error_rate": 0.3}, "errors"), ({"slower": 3.0}, "latency"), ({"shift": 1.5}, "label")]
+    ("canary", "guard"),
+    [
+        ({"error_rate": 0.3}, "errors"),
+        ({"rejection_rate": 0.4}, "rejections"),
+        ({"slower": 3.0}, "latency"),
+        ({"shift": 1.5}, "label"),
+    ],
 )
 def test_a_bad_canary_fails_by_its_guard(canary, guard):
     state, verdicts = judged(random.Random(1), 60, **canary)
@@ -93,7 +107,7 @@ def test_a_bad_canary_fails_by_its_guard(canary, guard):
     assert 10 <= state.num_canary <= 150
     results = verdicts[-1].e_by_guard
     assert max(results, key=lambda name: results[name].counted_e) == guard
-    assert verdicts[-1].reason.startswith(guard) and "which fails from" in verdicts[-1].reason
+    assert verdicts[-1].reason.startswith(guard) and "and fails from" in verdicts[-1].reason
 
 
 def test_a_canary_without_any_good_response_is_stopped_before_the_minimum():
@@ -108,8 +122,45 @@ def test_a_good_canary_passes_after_it_said_what_it_waits_for():
     assert verdicts[-1].interval[1] < SETTINGS.max_error_increase
     first = verdicts[0].reason
     assert "25 of 80 responses" in first and "errors: at most" in first
-    assert "latency: E =" in first and "label: 25 of 200 values" in first
+    assert "rejections: at most" in first and "latency: the evidence" in first and "label: " in first
     assert state.num_canary >= 200
+
+
+def test_errors_are_a_share_of_what_was_not_rejected():
+    # The canary accepts more, so as large a share of what is accepted fails, though more responses are errors.
+    state = JudgeState()
+    for _ in range(40):
+        state = step(state, arm(20, 1, rejections=10), arm(20, 2), SETTINGS)
+    found = verdict(state, SETTINGS).e_by_guard
+    assert (found["errors"].effect, found["rejections"].effect) == (0.0, -0.5)
+
+
+def test_a_canary_that_may_reject_all_is_not_rolled_back_for_it():
+    settings = JudgeSettings(judges_latency=False, max_rejection_increase=1.0)
+    state = JudgeState()
+    for _ in range(60):
+        state = step(state, arm(20), arm(20, rejections=15), settings)
+    assert verdict(state, settings).outcome == "pass"
+
+
+@pytest.mark.parametrize("num_users", [2, 100])
+def test_few_users_are_said_with_how_many_are_needed(num_users):
+    state = JudgeState()
+    for users in (num_users, 0, 0):
+        state = step(state, Arm(4 * users, repeats=900), Arm(users, repeats=80), SETTINGS)
+    assert verdict(state, SETTINGS).reason.startswith(
+        f"too few users: {num_users} of the canary and {4 * num_users} of the control, whose first responses count "
+        "(the key is sticky), and 2940 later ones do not; 80 users of the canary are needed to roll back, 230 or more "
+        "to pass; "
+    )
+
+
+def test_users_that_pass_are_not_too_few():
+    settings = JudgeSettings(judges_latency=False)
+    state = step(JudgeState(), Arm(900, repeats=9000), Arm(300, repeats=3000), settings)
+    assert verdict(state, settings).outcome == "pass"
+    state = step(JudgeState(), Arm(40, repeats=30), Arm(4), settings)
+    assert verdict(state, settings).reason.startswith("4 of 80 responses of the canary")
 
 
 def test_a_difference_within_the_floors_never_fails():
@@ -187,7 +238,7 @@ def test_what_is_not_declared_is_ignored_and_what_is_missing_never_passes():
     found = verdict(state, SETTINGS)
     assert (found.outcome, found.reason) == (
         "inconclusive",
-        "latency: E = 1 of 20 that the canary is not slower; label: 0 of 200 values",
+        "latency: the evidence that the canary is not slower is 1, and passes from 20; label: 0 of 200 values",
     )
     assert verdict(state, JudgeSettings(judges_latency=False)).outcome == "pass"
 
@@ -196,7 +247,8 @@ def test_what_is_not_declared_is_ignored_and_what_is_missing_never_passes():
 @given(arms, arms)
 def test_a_merged_arm_has_all_of_both(first, second):
     merged = first.merge(second)
-    assert (merged.n, merged.errors) == (first.n + second.n, first.errors + second.errors)
+    for count in ("n", "errors", "rejections", "repeats"):
+        assert getattr(merged, count) == getattr(first, count) + getattr(second, count)
     for each in (first, second):
         assert each.latencies.get("64x64", []) == [] or set(each.latencies["64x64"]) <= set(merged.latencies["64x64"])
     assert sum(merged.cells.get("label", {}).values()) == sum(
@@ -207,13 +259,17 @@ def test_a_merged_arm_has_all_of_both(first, second):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Arm(1, 2), "2 errors of 1 requests"),
-        (lambda: Arm(-1), "0 errors of -1 requests"),
+        (lambda: Arm(1, 2), "2 errors and 0 rejections of 1 responses"),
+        (lambda: Arm(-1), "0 errors and 0 rejections of -1 responses"),
         (lambda: Arm(1, cells={"x": {"a": -1}}), "guard 'x' has"),
         (lambda: JudgeSettings(alpha=math.nan), "alpha is nan; allowed is above 0"),
         (lambda: JudgeSettings(hard_stop_e=2), "hard_stop_e is 2; allowed is 20 or more"),
         (lambda: JudgeSettings(latency_tolerance=math.inf), "latency_tolerance is inf"),
+        (lambda: Arm(2, 1, rejections=2), "1 errors and 2 rejections of 2 responses"),
+        (lambda: Arm(repeats=-1), "-1 repeats"),
+        (lambda: JudgeSettings(max_rejection_increase=0), "max_rejection_increase is 0; allowed is above 0 to 1"),
         (lambda: JudgeSettings(guards=("errors",)), "errors has its own guard"),
+        (lambda: JudgeSettings(guards=("rejections",)), "rejections has its own guard"),
         (lambda: JudgeSettings(guards=("a", "a")), "allowed are at most 16, each once"),
         (lambda: JudgeSettings(guards=("no name",)), "'no name' is no name of a variable"),
     ],

@@ -4,11 +4,12 @@ import pytest
 
 from noria.canary.shadow import (
     ShadowCounts,
+    ShadowEnd,
     ShadowPlan,
     ShadowState,
     advance,
     describe,
-    end_reason,
+    end_of,
     is_progress,
     parse_shadow,
 )
@@ -35,19 +36,36 @@ def test_other_plans_are_rejected_with_the_allowed_ones(text: str) -> None:
         parse_shadow(text)
 
 
+def end(plan: ShadowPlan, state: ShadowState) -> ShadowEnd | None:
+    return end_of(plan, state, 0.03)
+
+
 def test_a_shadow_ends_after_its_answers_or_its_time_but_not_after_an_outage() -> None:
     state = advance(ShadowState(updated_at=100.0), ShadowCounts(num_answers=9), 105.0)
-    assert end_reason(ShadowPlan(20.0, max_answers=10), state) is None
-    assert "for 9 answers; 9 copies answered" in end_reason(ShadowPlan(20.0, max_answers=9), state)
+    assert end(ShadowPlan(20.0, max_answers=10), state) is None
+    assert "for 9 answers; 9 copies answered" in end(ShadowPlan(20.0, max_answers=9), state).reason
     later = advance(state, ShadowCounts(), 999.0)  # 10 s of it count
-    assert end_reason(ShadowPlan(20.0, max_s=20.0), later) is None
-    assert "for 20 s" in end_reason(ShadowPlan(20.0, max_s=20.0), advance(later, ShadowCounts(), 1004.0))
-    assert end_reason(ShadowPlan(20.0), advance(state, ShadowCounts(num_answers=10**6), 125.0)) is None
+    assert end(ShadowPlan(20.0, max_s=20.0), later) is None
+    assert "for 20 s" in end(ShadowPlan(20.0, max_s=20.0), advance(later, ShadowCounts(), 1004.0)).reason
+    assert end(ShadowPlan(20.0), advance(state, ShadowCounts(num_answers=10**6), 125.0)) is None
 
 
-def test_a_shadow_whose_copies_end_engines_is_over() -> None:
+def test_a_shadow_whose_copies_end_engines_is_over_and_has_not_passed() -> None:
     state = ShadowState(ShadowCounts(num_answers=2, num_errors=2, num_lost=2))
-    assert "engines ended 2 times" in end_reason(ShadowPlan(20.0), state)
+    assert not end(ShadowPlan(20.0), state).has_passed
+    assert "engines ended 2 times" in end(ShadowPlan(20.0), state).reason
+
+
+@pytest.mark.parametrize(
+    ("num_errors", "num_control_errors", "expected"),
+    [(0, 0, True), (3, 0, True), (4, 0, False), (9, 6, True), (10, 6, False), (0, 50, True)],
+)
+def test_a_shadow_with_more_errors_than_allowed_has_not_passed(
+    num_errors: int, num_control_errors: int, expected: bool
+) -> None:
+    counts = ShadowCounts(num_answers=100, num_errors=num_errors, num_control_errors=num_control_errors)
+    found = end(ShadowPlan(20.0, max_answers=100), ShadowState(counts))
+    assert (found.has_passed, "too many errors" in found.reason) == (expected, not expected)
 
 
 def test_counts_are_added_and_the_largest_distance_is_kept() -> None:

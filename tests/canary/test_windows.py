@@ -1,7 +1,7 @@
 """Windows of a canary: complete ones only, in order, of all front ends together."""
 
-from noria.canary.judge import Arm
-from noria.canary.windows import MAX_CONTROL_RESPONSES, MIN_CANARY_RESPONSES, CanaryWindows, WindowReport
+from noria.canary.arm import Arm
+from noria.canary.windows import MAX_CONTROL_RESPONSES, MAX_REPEATS, MIN_CANARY_RESPONSES, CanaryWindows, WindowReport
 
 
 def report(window: int, canary: int, control: int = 10) -> WindowReport:
@@ -28,7 +28,17 @@ def test_windows_with_few_responses_of_the_canary_are_judged_together() -> None:
     for window in range(4):
         windows.add(report(window, canary=MIN_CANARY_RESPONSES - 3))
     assert list(windows.take(2)) == []
+    assert windows.num_waiting == (20, 4)
     assert list(windows.take(4)) == [(Arm(30), Arm(6))]
+    assert windows.num_waiting == (10, 2)
+
+
+def test_windows_of_few_users_are_judged_with_many_repeats() -> None:
+    windows = CanaryWindows()
+    arms = Arm(3, repeats=MAX_REPEATS), Arm(1, repeats=1)
+    windows.add(WindowReport(1, 1, *arms))
+    windows.add(WindowReport(1, 2, Arm(), Arm(repeats=1)))
+    assert list(windows.take(3)) == [arms]
 
 
 def test_windows_without_the_canary_are_dropped_before_they_fill_the_memory() -> None:

@@ -18,7 +18,7 @@ import time
 import httpx
 import psutil
 import pytest
-from clients import JobCreator, User, all_jobs, undisturbed
+from users import JobCreator, User, all_jobs, undisturbed
 
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.soak.killer import Killer, ReadinessMonitor

@@ -43,7 +43,9 @@ def save(name: str, metadata: GenerationMetadata) -> str:
     return name
 
 
-NORIA_METADATA = GenerationMetadata("a star", "blurry", 11, 64, 96, 4, 2.5, "euler-a", "noria-shapes", noria="0.1.0")
+NORIA_METADATA = GenerationMetadata(
+    "a star", "blurry", 11, 64, 96, 4, 2.5, "euler-a", "noria-shapes", noria="0.1.0", calls=1.0
+)
 
 
 @pytest.fixture
@@ -127,9 +129,9 @@ def test_settings_that_the_model_does_not_support_are_rejected(generated, noria_
 
 
 def test_ignored_settings_are_named(generated, noria_metadata, capsys):
-    file = save("a.png", msgspec.structs.replace(noria_metadata, other={"Clip skip": "2"}))
+    file = save("a.png", msgspec.structs.replace(noria_metadata, other={"Eta": "0.5"}))
     assert main(["generate", "--like", file]) == 0
-    assert "Clip skip: 2" in capsys.readouterr().err
+    assert "Eta: 0.5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_controls_are_names_and_files(with_edges, generated, capsys):
     ],
 )
 def test_other_controls_are_rejected(with_edges, capsys, control, words):
-    with contextlib.suppress(SystemExit):  # of argparse
+    with contextlib.suppress(SystemExit):  # argparse exits
         assert main(["generate", "a", *with_edges, "--control", control]) != 0
     assert words in capsys.readouterr().err
 

@@ -16,10 +16,10 @@ import noria.cli.doctor.machine_checks
 import noria.cli.local_generation
 import noria.supervisor.supervisor
 from noria import __version__
-from noria.cli.main import build_parser, main
+from noria.cli.main import _MODULES, build_parser, main
 from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
-from noria.frontend.access.api_keys import key_digest, read_keys
+from noria.frontend.access.api_keys import generate_key, key_digest, read_keys
 from noria.frontend.engines.results import RawImage
 from noria.jobs.webhooks.signing import format_secret, secret_of_key
 from noria.protocol.diffusion import DiffusionModelSpec, Lora
@@ -54,6 +54,31 @@ def test_building_the_parser_imports_nothing_heavy() -> None:
     }
 
 
+def test_a_command_imports_neither_other_commands_nor_plugins() -> None:
+    code = "import sys; from noria.cli.main import main; main(['health', 'http://127.0.0.1:1']); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {
+        name for name in result.stdout.split() if name.startswith(("noria.cli.", "noria_bench", "importlib.metadata"))
+    }
+    assert loaded == {"noria.cli.main", "noria.cli.parser", "noria.cli.health", "noria.cli.server_address"}
+
+
+def test_every_command_is_in_its_module() -> None:
+    _, everything = build_parser()
+    for name in _MODULES:
+        _, parsers = build_parser(name)
+        assert any(each.partition(" ")[0] == name for each in parsers), name
+        assert parsers.keys() <= everything.keys()
+
+
+def test_names_are_read_as_utf8_in_the_c_locale(tmp_path: pathlib.Path) -> None:
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "NORIA_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "noria", "show", "dïr/ünï.png"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) or "ünï.png" in done.stderr
+    assert "not UTF-8" not in done.stderr
+
+
 def test_python_m_noria_prints_its_version() -> None:
     result = subprocess.run([sys.executable, "-m", "noria", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout == f"noria {__version__}\n"
@@ -75,6 +100,56 @@ def test_every_setting_is_a_flag_of_serve_or_its_argument() -> None:
     help_text = build_parser()[1]["serve"].format_help()
     for setting in list_settings():
         assert f"{setting.flag} " in help_text.replace(",", " ") or setting.key == "model"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--model org/name", "--port 0 --model=org/name", "org/name --model org/name", "--port 0 org/name"]
+)
+def test_the_model_is_an_argument_or_a_flag(served_configs: list[Config], arguments: str) -> None:
+    assert main(["serve", *arguments.split()]) == 0
+    assert served_configs[0].model == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("help", "usage: noria "), ("help serve", "usage: noria serve "), ("help key create", "usage: noria key create")],
+)
+def test_help_is_a_command_too(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments.split())
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(words)
+
+
+def test_help_shows_first_what_most_people_need() -> None:
+    text = build_parser()[1]["serve"].format_help()
+    first, others = text.split("settings that most people need")[1].split("\nsettings:", 1)
+    for flag in ("--model", "--config", "--host", "--port", "--devices", "--api-keys-file"):
+        assert f"  {flag} " in first
+        assert f"  {flag} " not in others
+    assert [line for line in others.splitlines() if line.startswith("settings")] == [
+        f"settings [{name}]:" for name in ("engine", "frontend", "jobs", "registry", "statistics", "cluster")
+    ]
+
+
+def test_config_example_is_a_file_for_serve(
+    served_configs: list[Config], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "example"]) == 0
+    file = tmp_path / "noria.toml"
+    file.write_text(capsys.readouterr().out)
+    assert main(["serve", "--config", str(file)]) == 0
+    assert served_configs == [Config()]
+
+
+@pytest.mark.parametrize("name", ["settings", "settings.md", "docs/settings.md", "docs/settings.md#registry"])
+def test_documents_are_printed_by_the_names_that_messages_have(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", name]) == 0
+    assert capsys.readouterr().out == (DOCS / "settings.md").read_text(encoding="utf-8")
+    assert main(["docs"]) == 0
+    assert "settings" in capsys.readouterr().out.split()
+    assert main(["docs", "../README.md"]) == 2
+    assert "there is no document '../README.md'" in capsys.readouterr().err
 
 
 def test_flags_override_the_environment_and_the_file(
@@ -133,16 +208,29 @@ def test_key_create_prints_its_table_to_stdout_and_the_key_to_stderr(
     assert "name is 'alice and bob'; allowed is 1 to 64" in capsys.readouterr().err
 
 
+def test_key_create_adds_no_second_key_of_a_name_to_a_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f"# ours\n{generate_key('alice')[1]}")
+    before = file.read_text()
+    with file.open("a") as output:
+        ended = subprocess.run(
+            [sys.executable, "-m", "noria", "key", "create", "alice"],
+            stdout=output, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, file.read_text()) == (2, before)
+    assert "the file has a key 'alice' already, [[key]] 1 in line 2. Take another name, or remove" in ended.stderr
+
+
 @pytest.mark.usefixtures("audited")
 def test_key_list_says_what_each_key_may_do(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.toml"
     assert main(["key", "create", "alice"]) == 0
     assert main(["key", "create", "prometheus", "--scopes", "metrics,jobs"]) == 0
-    file.write_text(capsys.readouterr().out + 'images_per_minute = 60\npriority = "low"\n')
+    file.write_text(capsys.readouterr().out + 'images_per_minute = 60\npriority = "low"\nweight = 0.5\n')
     assert main(["key", "list", "--api-keys-file", str(file)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "alice       generate, jobs, metrics",
-        "prometheus  jobs, metrics; 60 images a minute; priority low",
+        "prometheus  jobs, metrics; 60 images a minute; weight 0.5; priority low",
     ]
     assert main(["key", "list"]) == 2
     assert "no file of API keys is named" in capsys.readouterr().err
@@ -161,14 +249,33 @@ def test_key_webhook_secret_prints_what_signs_the_webhooks_of_the_key(
     assert main(command) == 0
     own = [format_secret(secret_of_key(secret, "alice")) for secret in secrets]
     assert capsys.readouterr().out.splitlines() == own
+    keys = tmp_path / "keys.toml"
+    keys.write_text(generate_key("alice")[1])
+    command += ["--api-keys-file", str(keys)]
+    assert main(command) == 0
+    command[2] = "alcie"
+    assert main(command) == 2
+    assert f"there is no key 'alcie' in {keys}. Did you mean 'alice'? Keys: alice." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "COMMAND"),
-        (["serv"], "serve"),
+        (["serv"], "'serv' is no command. Did you mean 'serve'? Commands: serve, "),
+        (["run"], "Did you mean 'serve'?"),
+        (["version"], "Did you mean '--version'?"),
+        (["frobnicate"], "'frobnicate' is no command. Commands: serve, "),
+        (["key", "creat"], "'creat' is no command. Did you mean 'create'? Commands: create, list"),
+        (["models", "ls"], "Did you mean 'list'?"),
+        (["help", "serv"], "Did you mean 'serve'?"),
         (["serve", "--prot", "1"], "unknown argument '--prot'. Did you mean '--port'?"),
+        (["serve", "--modle", "x"], "Did you mean '--model'?"),
+        (["serve", "--gpu", "0"], "Did you mean '--devices'?"),
+        (["serve", "--workers", "2"], "Did you mean '--processes'?"),
+        (["serve", "--frobnicate"], "unknown argument '--frobnicate'. (try"),
+        (["serve", "a", "--model", "b"], "two models are given, 'a' and 'b'"),
+        (["doctor", "--model=a", "b"], "two models are given, 'a' and 'b'"),
         (["serve", "--por", "1"], "Did you mean '--port'?"),
         (["serve", "a", "b"], "unknown argument 'b'"),
         (["generate", "x", "-n", "two"], "-n"),
@@ -250,7 +357,7 @@ def test_bench_without_its_distribution_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: importlib.metadata.EntryPoints())
-    for arguments in (["bench"], ["bench", "quick", "--slots", "4"]):
+    for arguments in (["bench"], ["bench", "quick", "--slots", "4"], ["simulate", "--devices", "3"]):
         assert main(arguments) == 2
         assert "pip install 'noria-serve[bench]'" in capsys.readouterr().err
 
@@ -297,7 +404,11 @@ def test_the_page_on_the_command_line_names_every_command_and_option() -> None:
     from_settings = {setting.flag for setting in list_settings()} | {
         f"--no-{setting.path[-1].replace('_', '-')}" for setting in list_settings()
     }
+    benches = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     for name, parser in build_parser()[1].items():
+        if name.startswith("bench ") or name == "simulate":  # their options are in their `--help`
+            assert f"`noria {name}" in benches or f", `{name.removeprefix('bench ')}`" in benches, name
+            continue
         assert f"## `noria {name}" in page
         for flag in set(parser.flags) - from_settings - {"--help"}:
             assert f"`{flag}" in page, f"{flag} of noria {name}"

@@ -6,7 +6,7 @@ from noria.cluster.autoscaling import BacklogPolicy
 
 
 class Context:
-    """What Ray passes: of three replicas, those with a backlog have reported."""
+    """The context that Ray passes: of three replicas, those with a backlog have reported."""
 
     running_replicas = ("a", "b", "c")
     target_num_replicas, capacity_adjusted_min_replicas, capacity_adjusted_max_replicas = 3, 2, 5

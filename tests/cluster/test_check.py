@@ -1,4 +1,4 @@
-"""Which configurations Ray can serve on how many nodes."""
+"""Configurations that Ray can serve, and on how many nodes."""
 
 import pytest
 

@@ -4,8 +4,11 @@ Before its front end is Ray's Python proxy, which `noria serve --on local` has u
 ends before that of the session, of `test_ray_cluster.py`, starts; that one has HAProxy.
 """
 
+import concurrent.futures
+import os
 import pathlib
 import shutil
+import signal
 import time
 
 import httpx
@@ -90,7 +93,7 @@ class Server:
         return answer.headers["x-noria-model-version"]
 
     def held(self):
-        """What each engine holds, and its state."""
+        """Return the state of each engine, and the versions that it holds."""
         time.sleep(0.5)  # it is polled, on few cores
         served = self._http.get("/v1/registry/served").json()
         return [(each["state"], {model["version"] for model in each["models"]}) for each in served["engines"]]
@@ -129,6 +132,20 @@ class Server:
         before = len(self.processes(title))
         process.kill()
         wait_until(lambda: not process.is_running() and len(self.processes(title)) == before, WAIT_S)
+
+    def end_its_group(self):
+        """Send SIGTERM to the server's process group while it answers a request; return what is left in the end."""
+        family = [self._root, *self._root.children(recursive=True)]
+        group = [each for each in family if os.getpgid(each.pid) == os.getpgid(self._root.pid)]
+        assert len(group) > 1, "Ray's own processes are in the group"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answering = pool.submit(self.version)
+            time.sleep(0.05)
+            for each in group:
+                each.send_signal(signal.SIGTERM)
+            answering.result()
+        assert self._root.wait(WAIT_S) == 0
+        return psutil.wait_procs(family[1:], timeout=WAIT_S)[1]
 
     def close(self):
         self._http.close()
@@ -201,4 +218,5 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
         noria("rollback", "first", "--why", "a test")
         server.wait_until_held("shapes@2")
         assert server.version() == "shapes@2"
+        assert server.end_its_group() == []
         server.close()

@@ -1,4 +1,4 @@
-"""What Ray's proxy passes to a front end."""
+"""Requests that Ray's proxy passes to a front end."""
 
 import asyncio
 

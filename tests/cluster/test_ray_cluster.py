@@ -69,7 +69,7 @@ def test_an_image_is_that_of_one_machine(world, expected):
 
 
 def test_the_engines_of_a_model_are_on_different_nodes(world):
-    """As `cluster.max_engines_per_node` says. The parent of a replica is its node's raylet."""
+    """The setting `cluster.max_engines_per_node` requires it. The parent of a replica is its node's raylet."""
     wait_until(world.is_whole, TIMEOUT_S)
     for model in ("bundled", "small"):
         assert len({each.ppid() for each in world.replicas(f"engine-{model}")}) == 2
@@ -256,7 +256,7 @@ def test_running_images_of_a_node_that_drains_go_on_at_another_engine(world, exp
     with concurrent.futures.ThreadPoolExecutor(4) as users:
         loads = [users.submit(load, number) for number in range(4)]
         try:
-            time.sleep(10)
+            wait_until(lambda: len(seconds) >= 8, TIMEOUT_S)  # the undisturbed ones, and as many beside each other
             drained = time.monotonic()
             world.command("drain_node")
             wait_until(
@@ -264,7 +264,7 @@ def test_running_images_of_a_node_that_drains_go_on_at_another_engine(world, exp
             )
             ended = time.monotonic()
             wait_until(world.is_whole, TIMEOUT_S)
-            time.sleep(5)
+            wait_until(lambda: any(began > ended + 2 for began, _ in seconds.copy()), TIMEOUT_S)
         finally:
             done.set()
         for each in loads:

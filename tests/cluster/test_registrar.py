@@ -19,14 +19,15 @@ from noria.cluster.registrar import ClusterRegistrar, ClusterRegistrarLink, stat
 from noria.config import Config, RegistryConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.submission import Submission
 from noria.models.catalog import open_model
 from noria.protocol.transport import EngineEndpoint
 from noria.registrar import process
+from noria.registry.changes import Change
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry
-from noria.registry.versions import Change
 from noria.testing.fake_engine import FakeEngine
 from sample_statistics import write_sample_statistics
 from waiting import wait_until_async
@@ -49,8 +50,8 @@ class Cluster:
         self.new_version = open_model(str(versions[1])).fingerprint
         self.registrar = ClusterRegistrar(config, self.specs)
         self.running = asyncio.create_task(self.registrar.run())
-        self.engine_pool = EnginePool([])
-        self.link = ClusterRegistrarLink(self.engine_pool, "frontend", self.call)
+        self.submission = Submission(EnginePool([]))
+        self.link = ClusterRegistrarLink(self.submission, "frontend", self.call)
         self.replicas: dict[str, list[EngineEndpoint]] = {group: [] for group in GROUPS}
         self.exit_stack = contextlib.ExitStack()
         self.exit_stack.callback(registry.dispose)
@@ -139,14 +140,14 @@ def test_all_replicas_of_the_model_mount_a_version_and_those_of_others_do_not(ru
         await cluster.until(lambda: first.model_changes and second.model_changes)
         assert cluster.deployments.find(number).state == "pending"
         second.withholds_mounts = False
-        await cluster.until(lambda: cluster.engine_pool.versions.versions_beside("first") == {cluster.new_version})
+        await cluster.until(lambda: cluster.submission.versions.versions_beside("first") == {cluster.new_version})
         for engine in (first, second):
             assert cluster.held(engine) == {cluster.specs["engine-first"].key, ("first", cluster.new_version)}
         assert other.model_changes == []
         cluster.deployments.promote("first", change())
         await cluster.until(lambda: cluster.held(first) == cluster.held(second) == {("first", cluster.new_version)})
-        assert cluster.engine_pool.versions.control_version("first") == cluster.new_version
-        assert cluster.engine_pool.versions.control_version("other") == cluster.specs["engine-other"].fingerprint
+        assert cluster.submission.versions.control_version("first") == cluster.new_version
+        assert cluster.submission.versions.control_version("other") == cluster.specs["engine-other"].fingerprint
 
     run(scenario)
 
@@ -187,7 +188,7 @@ def test_a_front_end_keeps_its_routes_and_its_counts_while_there_is_no_registrar
     async def scenario(cluster):
         cluster.start("engine-first", 0)
         cluster.deploy(RampPlan((25.0,)))
-        await cluster.until(lambda: cluster.engine_pool.versions.versions_beside("first"))
+        await cluster.until(lambda: cluster.submission.versions.versions_beside("first"))
         reports = []
 
         async def no_registrar(report):
@@ -199,7 +200,7 @@ def test_a_front_end_keeps_its_routes_and_its_counts_while_there_is_no_registrar
 
         cluster.link._call = no_registrar
         await cluster.link.call_once()
-        assert cluster.engine_pool.versions.versions_beside("first") == {cluster.new_version}
+        assert cluster.submission.versions.versions_beside("first") == {cluster.new_version}
         await cluster.link.call_once()
         cluster.link._call = next_registrar
         await cluster.link.call_once()
@@ -222,10 +223,10 @@ def test_without_the_registry_front_ends_get_no_routes_and_engines_load_what_the
         async def call(report):
             return cluster_registrar.exchange(report)
 
-        link = ClusterRegistrarLink(engine_pool := EnginePool([]), "frontend", call)
+        link = ClusterRegistrarLink(submission := Submission(EnginePool([])), "frontend", call)
         await link.call_once()
         assert not link.has_routes.is_set()
-        assert engine_pool.versions.control_version(spec.name) == spec.fingerprint
+        assert submission.versions.control_version(spec.name) == spec.fingerprint
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""What `noria serve --on` says of a Ray that is not there. A Ray that is there is in test_ray_cluster.py."""
+"""Messages of `noria serve --on` about a Ray that is not there. A Ray that is there is in test_ray_cluster.py."""
 
 import importlib.metadata
 import importlib.util

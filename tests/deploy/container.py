@@ -10,7 +10,6 @@ from noria.cli.main import build_parser
 from noria.config import Config
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.paths import OPEN_PATHS
 from noria.settings import list_settings, load
 from noria.supervisor.supervisor import ENGINE_STOP_TIMEOUT_S, FRONTEND_STOP_TIMEOUT_S
 
@@ -68,8 +67,8 @@ def configuration(arguments, environment) -> Config:
 
 def probed_paths():
     """Return the GET paths that need no API key."""
-    routes = build_app(Config(), EnginePool([])).routes
-    return {route.path for route in routes if "GET" in route.methods and route.path in OPEN_PATHS}
+    operations = build_app(Config(), EnginePool([])).state.operations
+    return {each.path for each in operations if each.method == "GET" and each.scopes is None}
 
 
 def is_pinned(name):

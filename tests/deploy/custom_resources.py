@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class Resource(Struct, forbid_unknown_fields=True):
-    """What is rejected if it has a field that is not declared."""
+    """A resource that is rejected if it has a field that is not declared."""
 
 
 class Metadata(Resource):
@@ -67,7 +67,7 @@ class ScaledObject(Resource):
 
 class PodTemplate(Resource):
     metadata: Metadata
-    spec: dict[str, Any]  # of a Pod
+    spec: dict[str, Any]  # spec of a Pod
 
 
 class HeadGroup(Resource):

@@ -225,7 +225,7 @@ def deploy_with_shadow_and_canary(registry, prometheus):
     wait_until(lambda: is_positive("noria_shadow_distance_count"))
     assert main(["promote", "small", *registry]) == 0
     wait_until(lambda: is_positive("noria_deployment_requests_total"))
-    prometheus.scraped(2)  # of each metric twice, for their rates
+    prometheus.scraped(2)  # two values of each metric, for their rates
 
 
 @pytest.fixture(scope="module")

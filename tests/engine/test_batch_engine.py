@@ -3,6 +3,7 @@
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -14,6 +15,7 @@ from noria.engine.encoder.loading import make_runtime
 from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.observe.metrics.declarations import REGISTRY
+from noria.protocol.live_views import ShareView
 from noria.protocol.messages import (
     Cancel,
     EngineLoad,
@@ -23,13 +25,12 @@ from noria.protocol.messages import (
     Hello,
     LoadAck,
     Ping,
-    Submit,
     ViewRequest,
     deserialize_from_engine,
     serialize,
 )
 from noria.protocol.text import TextResult, TextSettingsView
-from noria.protocol.transport import EngineChannel
+from noria.protocol.transport import EngineChannel, pack, unpack
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, fake_vector, make_text_request
 from waiting import TIMEOUT_S
 
@@ -75,8 +76,7 @@ class Harness:
         while True:
             while not self.received:
                 frames = self.socket.recv_multipart()
-                data = [*frames[1::2], None]
-                self.received = [(deserialize_from_engine(m), d) for m, d in zip(frames[::2], data, strict=False)]
+                self.received = [(deserialize_from_engine(message), data) for message, data in unpack(frames)]
             message, data = self.received.pop(0)
             if not isinstance(message, ignored):
                 return message, data
@@ -100,7 +100,7 @@ def harness(tmp_path):
 
 
 def test_a_request_is_answered_by_one_message_with_all_its_vectors(harness):
-    harness.send(Submit(make_text_request("a", [1, 7, 2], [1, 8, 9, 2], normalize=False)))
+    harness.send(make_text_request("a", [1, 7, 2], [1, 8, 9, 2], normalize=False))
     finished, data = harness.receive()
     assert isinstance(finished, Finished)
     assert (finished.attempt_id, finished.result, finished.num_steps_run) == ("a", TextResult(2, 8), 1)
@@ -111,13 +111,13 @@ def test_a_request_is_answered_by_one_message_with_all_its_vectors(harness):
 
 
 def test_both_sessions_run_at_once_and_the_journal_has_what_is_in_flight(harness):
-    harness.send(Submit(make_text_request("slow", [1, 500, 2])))
+    harness.send(make_text_request("slow", [1, 500, 2]))
     assert harness.held.wait(TIMEOUT_S)
     for name in ("b", "c", "d", "e"):
-        harness.send(Submit(make_text_request(name, [1, 2])))
+        harness.send(make_text_request(name, [1, 2]))
         assert harness.receive()[0].attempt_id == name
     harness.held.clear()
-    harness.send(Submit(make_text_request("slow2", [1, 500, 2])))
+    harness.send(make_text_request("slow2", [1, 500, 2]))
     assert harness.held.wait(TIMEOUT_S)
     assert set(read_in_flight(harness.journal)) >= {"slow", "slow2"}
     harness.send(Ping())
@@ -130,34 +130,50 @@ def test_both_sessions_run_at_once_and_the_journal_has_what_is_in_flight(harness
 
 def test_failed_cancelled_late_and_invalid_requests_are_answered(harness):
     harness.send(
-        Submit(make_text_request("bad", [1, 501, 2])),
-        Submit(make_text_request("invalid", [1, 2], lengths=(3,))),
+        make_text_request("bad", [1, 501, 2]),
+        make_text_request("invalid", [1, 2], lengths=(3,)),
     )
     failures = {harness.receive()[0] for _ in range(2)}
     assert {(each.attempt_id, each.code) for each in failures} == {
         ("bad", "generation_failed"),
         ("invalid", "invalid_field"),
     }
-    harness.send(Submit(make_text_request("late", [1, 500, 2], timeout_s=0.05)))
+    harness.send(make_text_request("late", [1, 500, 2], timeout_s=0.05))
     late, _ = harness.receive()
     assert (late.attempt_id, late.code) == ("late", "deadline_exceeded")
-    harness.send(Submit(make_text_request("gone", [1, 500, 2])), Cancel("gone"))
+    harness.send(make_text_request("gone", [1, 500, 2]), Cancel("gone"))
     gone, _ = harness.receive()
     assert isinstance(gone, Failed)
     assert (gone.attempt_id, gone.code) == ("gone", "cancelled")
     harness.go_on.set()
-    harness.send(Submit(make_text_request("next", [1, 2])))
+    harness.send(make_text_request("next", [1, 2]))
     assert isinstance(harness.receive()[0], Finished)
 
 
+def test_each_of_many_requests_is_answered_once_while_some_are_cancelled(harness):
+    """Three threads drive the loop: what one sends or wakes must not be lost for another."""
+    names = [f"r{number}" for number in range(600)]
+    for start in range(0, len(names), 20):
+        group = names[start : start + 20]
+        sent = [make_text_request(name, [1, 7, 2]) for name in group] + [Cancel(name) for name in group[::3]]
+        harness.socket.send_multipart(pack([(serialize(message), b"") for message in sent]))
+    answers = [harness.receive()[0] for _ in names]
+    assert sorted(answer.attempt_id for answer in answers) == sorted(names)
+    assert {answer.code for answer in answers if isinstance(answer, Failed)} <= {"cancelled"}
+    assert harness.runtime.scheduler.num_running == harness.runtime.scheduler.num_waiting == 0
+
+
 def test_a_view_shows_the_batches(harness):
-    harness.send(Submit(make_text_request("a", [1, 500, 2], [1, 2])))
+    request = make_text_request("a", [1, 500, 2], [1, 2])
+    harness.send(msgspec.structs.replace(request, share_client="alice"))
     assert harness.held.wait(TIMEOUT_S)
     harness.send(ViewRequest(None, with_thumbnails=False))
     view, _ = harness.receive()
     assert isinstance(view, EngineView)
     assert view.num_slots == 16
     assert {slot.settings for slot in view.slots} == {TextSettingsView("embedding", 2, 5)}
+    (share,) = view.shares
+    assert (share.share_client, share.num_running) == ("alice", len(view.slots))
     harness.go_on.set()
     harness.receive()
     harness.send(ViewRequest(0, with_thumbnails=False))
@@ -167,6 +183,7 @@ def test_a_view_shows_the_batches(harness):
     while after.rates.images_per_s == 0:  # rates are computed once a second
         harness.send(ViewRequest(after.last_iteration, with_thumbnails=False))
         after, _ = harness.receive()
+    assert after.shares == (ShareView("alice", 1.0, 0, 0, 0, 0),)
 
 
 def test_the_load_is_sent_when_the_engine_becomes_idle(harness):
@@ -174,6 +191,6 @@ def test_the_load_is_sent_when_the_engine_becomes_idle(harness):
     harness.receive()
     load, _ = harness.receive(ignored=())
     assert (load.num_running, load.num_waiting, load.num_slots) == (0, 0, 16)
-    harness.send(LoadAck(), Submit(make_text_request("a", [1, 2])))
+    harness.send(LoadAck(), make_text_request("a", [1, 2]))
     harness.receive()
     assert REGISTRY.get_sample_value("noria_tokens_total", {"engine": "engine-7", "model": "fake-encoder"}) >= 2

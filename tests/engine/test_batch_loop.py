@@ -9,7 +9,7 @@ from noria.engine.encoder.request import prepare
 from noria.engine.loop import ProgressChanged, RequestEnded
 from noria.engine.runtime import FinishedBatch
 from noria.scheduling.batch.scheduler import BatchScheduler
-from noria.scheduling.types import FinishReason, ItemId, IterationResult
+from noria.scheduling.types import BatchResult, FinishReason, ItemId
 from noria.testing.fake_encoder import FAKE_ENCODER, make_text_request
 from noria.testing.virtual_clock import VirtualClock
 
@@ -33,7 +33,7 @@ class ManualExecutor:
 
     def finish(self, session=0, **result):
         plan, on_done = self.running.pop(session)
-        on_done(FinishedBatch(plan, IterationResult(**result), 0.0))
+        on_done(FinishedBatch(plan, BatchResult(**result), 0.0))
 
 
 class Harness:
@@ -81,7 +81,7 @@ def test_the_end_says_what_was_predicted_and_progress_is_only_reported_to_stream
     harness.executor.finish(0)
     *reported, ended = harness.events
     assert {(type(event), event.prepared.request.request_id) for event in reported} == {(ProgressChanged, "b")}
-    assert ended.predicted_s == 0.0  # nothing is measured yet
+    assert ended.event.predicted_s == 0.0  # nothing is measured yet
 
 
 def test_a_request_expires_while_its_batch_runs_and_frees_nothing_twice():
@@ -112,7 +112,7 @@ def test_a_batch_that_waits_for_company_says_for_how_long():
 def test_a_batch_without_memory_is_planned_smaller():
     harness = Harness(num_sessions=1)
     harness.submit("a", 4, 4)
-    harness.executor.finish(oom_phase="steps")
+    harness.executor.finish(fits=False)
     assert [len(plan.rows) for plan in harness.plans] == [2, 1]
     harness.executor.finish()
     harness.executor.finish()

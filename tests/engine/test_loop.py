@@ -5,9 +5,10 @@ import math
 import msgspec
 import pytest
 
-from noria.engine.loop import EngineLoop, PreviewReady, ProgressChanged, RequestEnded, ResultReady
+from noria.engine.loop import PreviewReady, ProgressChanged, RequestEnded, ResultReady, StepLoop
+from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import FinishReason, ItemId
+from noria.scheduling.types import BatchKey, FinishReason, ItemId
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
@@ -25,7 +26,7 @@ class Harness:
         self.clock = VirtualClock()
         self.executor = FakeExecutor(self.clock, iteration_s)
         self.events = []
-        self.loop = EngineLoop(StepScheduler(slots, **limits), self.executor, self.events.append, self.clock)
+        self.loop = StepLoop(StepScheduler(slots, **limits), self.executor, self.events.append, self.clock)
 
     def submit(self, image_request):
         self.loop.submit(self.executor.prepare(image_request))
@@ -60,6 +61,25 @@ def test_a_request_joins_a_running_batch_at_once():
     late = next(e for e in harness.events if isinstance(e, RequestEnded) and e.event.attempt_id == "late")
     assert late.event.timings.queue_s == 0
     assert harness.clock.now == 10  # three of the ten iterations step both
+
+
+@pytest.mark.parametrize("num_others", [0, 2])
+def test_half_of_the_calls_are_predicted_to_take_half_of_the_time_and_do(num_others):
+    key = BatchKey(8, 8)
+    costs = CostModel(8, {key: CostCurve({2: 0.1, 8: 0.25})})
+    costs.decodes[key] = CostCurve({1: 0.02})
+    predicted_s, took_s = {}, {}
+    for calls in (1.0, 0.5):
+        harness = Harness(iteration_s=lambda plan: costs.step_s(key, 2 * len(plan.steps)), costs=costs)
+        for number in range(num_others):
+            harness.submit(request(f"other{number}", steps=200))
+        harness.submit(request("a", steps=28, calls=calls))
+        predicted_s[calls] = harness.loop.scheduler.progress(["a"], 0.0)["a"].finish_in_s
+        while "a" not in harness.ends():
+            harness.loop.run_iteration()
+        took_s[calls] = harness.clock.now
+    assert predicted_s[0.5] == pytest.approx(predicted_s[1.0] / 2, rel=0.05)
+    assert took_s == pytest.approx(predicted_s, rel=0.02)
 
 
 def test_a_single_request_takes_exactly_its_steps():

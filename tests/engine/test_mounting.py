@@ -9,11 +9,11 @@ import pytest
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
-from noria.engine.engine import Engine
 from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.multi_model import MultiModelExecutor
-from noria.engine.runtime import LoadedModel, Runtime
+from noria.engine.runtime import LoadedModel, StepRuntime
+from noria.engine.step_engine import StepEngine
 from noria.errors import ModelError
 from noria.protocol.messages import (
     Cancel,
@@ -27,7 +27,6 @@ from noria.protocol.messages import (
     MountResult,
     Ping,
     Progress,
-    Submit,
     Unmount,
 )
 from noria.protocol.transport import EngineChannel
@@ -44,7 +43,7 @@ OTHER = msgspec.structs.replace(FAKE_MODEL, name="other")
 
 
 class PanicError(BaseException):
-    """As a panic in Rust comes out of `tokenizers`: it is no Exception."""
+    """An error such as a panic in Rust, which comes out of `tokenizers`: it is no Exception."""
 
 
 def request(request_id, spec=FAKE_MODEL, version=None, steps=3, scheduler="ddim"):
@@ -93,10 +92,10 @@ class Harness:
         self.loads, self.released, self.num_freed = [], [], 0
         self.may_load = threading.Event()
         self.may_load.set()
-        runtime = Runtime(
+        runtime = StepRuntime(
             self.executor, StepScheduler(4), load_beside=self.load, release=self.release, free_memory=self.free
         )
-        self.engine = Engine("engine-0", self.channel, self.receiver, runtime)
+        self.engine = StepEngine("engine-0", self.channel, self.receiver, runtime)
         self.thread = threading.Thread(target=self.engine.run)
         self.receiver.start()
         self.receiver.set_ready(runtime)
@@ -127,7 +126,7 @@ class Harness:
     def generate(self, *requests):
         """Serve requests one after the other."""
         for each in requests:
-            self.client.send(Submit(each))
+            self.client.send(each)
             image, end = self.client.receive(2)
             assert (image.attempt_id, type(image), type(end)) == (each.attempt_id, ImageDone, Finished)
 
@@ -169,10 +168,10 @@ def test_requests_and_pings_are_answered_while_a_model_loads(harness):
     loading_since = time.monotonic()
     harness.generate(request("1"), request("2"))
     loading_s = time.monotonic() - loading_since
-    harness.client.send(Ping(), Submit(request("3", NEWER)))
+    harness.client.send(Ping(), request("3", NEWER))
     pong, failed = harness.client.receive(2)
     assert failed.code == "engine_unavailable"
-    assert pong.busy_s < loading_s  # of the end of an iteration, if at all, and not of the load
+    assert pong.busy_s < loading_s  # the time of the end of an iteration, if at all, and not of the load
     harness.may_load.set()
     assert harness.client.receive(2)[1] == MountResult("a")
 
@@ -227,13 +226,13 @@ def test_requests_in_flight_are_served_before_their_model_is_released(harness):
     harness.other.receive()
     first, newer = harness.devices[FAKE_MODEL.key], harness.devices[NEWER.key]
     first.may_step.clear()
-    harness.client.send(Submit(request("running", version="")), Submit(request("compiling", scheduler="lms")))
+    harness.client.send(request("running", version=""), request("compiling", scheduler="lms"))
     assert first.began.wait(TIMEOUT_S)
     wait_until(lambda: "compiling" in first.prepared)
     harness.client.send(Unmount("b", FAKE_MODEL.name, FAKE_MODEL.fingerprint))
     (state,) = harness.client.receive()
     assert state.models == (NEWER,)
-    harness.client.send(Submit(request("late")), Submit(request("moved", version="")))
+    harness.client.send(request("late"), request("moved", version=""))
     (late,) = harness.client.receive()
     assert (late.attempt_id, late.code) == ("late", "engine_unavailable")
     wait_until(lambda: newer.prepared == ["moved"])  # without a version, it is served by the one that stays
@@ -251,7 +250,7 @@ def test_requests_in_flight_are_served_before_their_model_is_released(harness):
 def test_a_cancelled_compilation_holds_no_model(harness):
     harness.client.send(Mount("a", NEWER))
     harness.client.receive(2)
-    harness.client.send(Submit(request("compiling", NEWER, scheduler="lms")))
+    harness.client.send(request("compiling", NEWER, scheduler="lms"))
     wait_until(lambda: harness.devices[NEWER.key].prepared)
     harness.client.send(Unmount("b", NEWER.name, NEWER.fingerprint))
     assert harness.client.receive()[0].models == (FAKE_MODEL,)
@@ -281,7 +280,7 @@ def test_a_change_is_made_although_its_client_has_left(harness):
 def test_no_request_is_blamed_for_a_crash_while_a_model_loads(harness):
     first = harness.devices[FAKE_MODEL.key]
     first.may_step.clear()
-    harness.client.send(Submit(request("1")))
+    harness.client.send(request("1"))
     assert first.began.wait(TIMEOUT_S)
     assert read_in_flight(harness.journal) == ("1",)
     harness.may_load.clear()
@@ -296,7 +295,7 @@ def test_an_engine_ends_while_a_model_loads_and_while_one_waits_for_its_requests
     harness.client.receive(2)
     newer = harness.devices[NEWER.key]
     newer.may_step.clear()
-    harness.client.send(Submit(request("1", NEWER, steps=100_000)))
+    harness.client.send(request("1", NEWER, steps=100_000))
     assert newer.began.wait(TIMEOUT_S)
     harness.client.send(Unmount("b", NEWER.name, NEWER.fingerprint))
     assert harness.client.receive()[0].models == (FAKE_MODEL,)
@@ -314,7 +313,7 @@ def test_a_mount_that_replaces_the_only_model_releases_it_first(harness):
     assert (state.state, state.models, state.replaced) == ("ready", (), (FAKE_MODEL,))
     wait_until(lambda: harness.loads)
     assert harness.released == [FAKE_MODEL.key] and harness.num_freed == 1
-    harness.client.send(Submit(request("early")))
+    harness.client.send(request("early"))
     (failed,) = harness.client.receive(1)
     assert (failed.code, failed.retry_after_s is not None) == ("engine_unavailable", True)
     harness.may_load.set()
@@ -337,7 +336,7 @@ def test_what_a_failed_mount_was_to_replace_is_loaded_again(harness):
 def test_requests_in_flight_are_served_before_their_model_is_replaced(harness):
     device = harness.devices[FAKE_MODEL.key]
     device.may_step.clear()
-    harness.client.send(Submit(request("running")))
+    harness.client.send(request("running"))
     assert device.began.wait(TIMEOUT_S)
     harness.other.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
     harness.other.receive(1)

@@ -12,7 +12,6 @@ import pytest
 from encoders import make_encoder, open_exported, sentence_transformer
 from engine_client import Client
 from noria.config import EngineConfig
-from noria.engine.process import EngineTask
 from noria.models.catalog import open_model
 from noria.protocol.messages import (
     EngineLoad,
@@ -23,10 +22,12 @@ from noria.protocol.messages import (
     Mount,
     MountResult,
     Progress,
-    Submit,
     Unmount,
     deserialize_from_engine,
 )
+from noria.protocol.process_signals import STOP_SIGNAL
+from noria.protocol.tasks import EngineTask
+from noria.protocol.transport import unpack
 from noria.testing.fake_encoder import make_text_request
 from noria.testing.requests import make_image_request
 from waiting import TIMEOUT_S
@@ -60,10 +61,8 @@ class Served:
 
     def next_message(self):
         """Read a message; keep what it says of models and results."""
-        frames = self.client.socket.recv_multipart()
-        for index in range(0, len(frames), 2):
-            message, data = deserialize_from_engine(frames[index]), frames[index + 1] if frames[index + 1 :] else b""
-            match message:
+        for content, data in unpack(self.client.socket.recv_multipart()):
+            match message := deserialize_from_engine(content):
                 case EngineState():
                     self.models = message.models
                 case ImageDone():
@@ -82,7 +81,7 @@ class Served:
     def serve(self, **version):
         """Serve one request; return its result."""
         self.is_served, self.num_sent = False, self.num_sent + 1
-        self.client.send(Submit(self.make_request(f"r{self.num_sent}", **version)))
+        self.client.send(self.make_request(f"r{self.num_sent}", **version))
         while not self.is_served:
             self.next_message()
         return self.results[-1]
@@ -105,7 +104,8 @@ class Served:
 
     def close(self):
         self.client.close()
-        self.process.terminate()
+        self.process.terminate()  # is for the supervisor
+        self.process.send_signal(STOP_SIGNAL)
         assert self.process.wait(TIMEOUT_S) == 0
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
-from noria.engine import engine as engine_module
+from noria.engine import step_engine as engine_module
 from noria.engine.diffusion.request import preview_calls
-from noria.engine.engine import Engine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
-from noria.engine.runtime import Runtime
+from noria.engine.runtime import StepRuntime
+from noria.engine.step_engine import StepEngine
 from noria.frontend.engines import pool as pool_module
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate
@@ -29,7 +29,7 @@ from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 from waiting import TIMEOUT_S, wait_until, wait_until_async
 
-stops = {}  # by the names of engines: ends the engine, as SIGTERM does
+stops = {}  # by the names of engines: ends the engine, as the supervisor's order does
 STEP_S = 0.005
 NUM_STEPS = 30
 
@@ -52,8 +52,8 @@ def running_engine(folder, spec, name, steps, goes_on=lambda: True, *, num_slots
         wait_until(goes_on)
         return STEP_S
 
-    runtime = Runtime(FakeExecutor(VirtualClock(), step), StepScheduler(num_slots))
-    engine = Engine(name, channel, receiver, runtime)
+    runtime = StepRuntime(FakeExecutor(VirtualClock(), step), StepScheduler(num_slots))
+    engine = StepEngine(name, channel, receiver, runtime)
     stops[name] = engine.stop
 
     def run():
@@ -82,7 +82,7 @@ async def run_load(addresses, steps, num_users, num_requests, leave_after, has_l
         for k in range(num_requests):
             request = make_image_request(f"r{number}-{k}", "noria-shapes", inference_steps=NUM_STEPS, seed=number)
             began = time.monotonic()
-            result = await pool.submit(request)
+            result = await pool.submitter.submit(request)
             assert [image.seed for image in result.images] == [number]
             assert result.num_steps_run == NUM_STEPS
             seconds.append((began, time.monotonic() - began))
@@ -124,7 +124,7 @@ def test_progress_and_previews_go_on_across_a_move(tmp_path, bundled_folder):
             request = make_image_request(
                 "r", "noria-shapes", inference_steps=NUM_STEPS, partial_images=5, stream_progress=True
             )
-            task = asyncio.create_task(pool.submit(request, updates.append))
+            task = asyncio.create_task(pool.submitter.submit(request, updates.append))
             await wait_until_async(lambda: first.total() >= 14)
             pool.set_engines(endpoints)
             await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "ready"])
@@ -165,7 +165,7 @@ def test_an_engine_that_starts_gets_requests_of_one_with_much_work(tmp_path, bun
         async with EnginePool([]) as pool:
             pool.set_engines(endpoints[:1])
             await wait_until_async(lambda: pool.ready)
-            results = [asyncio.create_task(pool.submit(request)) for request in requests]
+            results = [asyncio.create_task(pool.submitter.submit(request)) for request in requests]
             await wait_until_async(lambda: first.total() >= 10)
             pool.set_engines(endpoints)
             for number, result in enumerate(results):
@@ -197,7 +197,7 @@ def test_an_engine_that_ends_waits_until_a_busy_front_end_has_read_what_it_hands
         async with EnginePool([]) as pool:
             pool.set_engines(endpoints[:1])
             await wait_until_async(lambda: pool.ready)
-            results = [asyncio.create_task(pool.submit(request)) for request in requests]
+            results = [asyncio.create_task(pool.submitter.submit(request)) for request in requests]
             await wait_until_async(lambda: first.total() >= 40)
             pool.set_engines(endpoints)
             await wait_until_async(lambda: [each.state for each in pool.engines] == ["ready", "ready"])

@@ -7,16 +7,18 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executors, load_or_measure_costs
-from noria.engine.loop import EngineLoop, PreviewReady, RequestEnded, ResultReady
+from noria.engine.loop import PreviewReady, RequestEnded, ResultReady, StepLoop
 from noria.engine.multi_model import MultiModelExecutor
 from noria.models.catalog import open_model
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
     FinishReason,
+    ImageProgress,
     ItemId,
     IterationPlan,
     IterationResult,
     MeasuredTimings,
+    ReleasedImage,
     SlotAssignment,
     Step,
 )
@@ -33,7 +35,7 @@ def two_models(tiny_folder, bundled_folder):
 def make_request(spec, number, steps=6, previews=0):
     return make_image_request(
         f"r{number}", spec.name, seed=number, width=spec.default_width_px, height=spec.default_height_px,
-        inference_steps=steps, partial_images=previews,
+        inference_steps=steps, partial_images=previews, model_version=spec.fingerprint,
     )  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def generate(executor, requests):
             case RequestEnded(event=event):
                 ends[event.attempt_id] = event.finish_reason
 
-    loop = EngineLoop(StepScheduler(6, decode_batch=2), executor, on_event, lambda: 0.0)
+    loop = StepLoop(StepScheduler(6, decode_batch=2), executor, on_event, lambda: 0.0)
     for request in requests:
         loop.submit(executor.prepare(request))
     while loop.run_iteration() is not None:
@@ -77,15 +79,11 @@ def test_two_versions_of_a_model_serve_the_requests_that_name_them(two_models):
     executor = MultiModelExecutor(versions)
     requests = [make_request(spec, number) for number, spec in enumerate((first, second))]
     apart = generate(MultiModelExecutor(executors), requests)[0]
-    by_version = [
-        msgspec.structs.replace(request, model=first.name, model_version=spec.fingerprint)
-        for request, spec in zip(requests, (first, second), strict=True)
-    ]
+    by_version = [msgspec.structs.replace(request, model=first.name) for request in requests]
     together = generate(executor, by_version)[0]
     for name, pixels in apart.items():
         assert np.abs(together[name] - pixels).max() <= 1
-    keys = [executor.prepare(request).batch_key.model for request in (*by_version, requests[0])]
-    assert keys == [first.key, renamed.key, first.key]  # without a version it is the first one's
+    assert [executor.prepare(request).batch_key.model for request in by_version] == [first.key, renamed.key]
     costs, _ = load_or_measure_costs(versions, [first, renamed], config)
     assert {batch_key.model for batch_key in costs.steps} == {first.key, renamed.key}
 
@@ -144,7 +142,7 @@ def test_one_models_decode_that_does_not_fit_skips_no_step_of_the_other(two_mode
         assert np.abs(constrained[name] - pixels).max() <= 1
 
 
-def test_an_iteration_of_two_models_joins_all_then_steps_then_decodes(two_models):
+def test_an_iteration_of_two_models_evicts_all_then_joins_then_steps_then_decodes(two_models):
     models, executors, _ = two_models
     executor = MultiModelExecutor(executors)
     order = []
@@ -158,7 +156,8 @@ def test_an_iteration_of_two_models_joins_all_then_steps_then_decodes(two_models
 
         def execute(self, plan, *, with_thumbnails):
             assert not with_thumbnails
-            order.append((self.name, len(plan.joins), len(plan.steps), len(plan.decodes)))
+            evicted = [each.image.attempt_id for each in plan.evictions]
+            order.append((self.name, evicted, len(plan.joins), len(plan.steps), len(plan.decodes)))
             timings = MeasuredTimings(text_encode_s=1.0 if plan.joins else 0.0, step_s=2.0 if plan.steps else 0.0)
             return IterationResult(oom_phase="decodes" if plan.decodes else None, phase_timings=timings)
 
@@ -167,9 +166,17 @@ def test_an_iteration_of_two_models_joins_all_then_steps_then_decodes(two_models
     for prepared in (first, second):
         spied_executor.accept(prepared)
     a, b = ItemId("r0", 0), ItemId("r1", 0)
-    outcome = spied_executor.execute(IterationPlan((SlotAssignment(b, 1),), (Step(b, 1, 0),), (SlotAssignment(a, 0),)))
+    evictions = (ReleasedImage(ItemId("r0", 1), 1, ImageProgress(2)),)
+    outcome = spied_executor.execute(
+        IterationPlan((SlotAssignment(b, 1),), (Step(b, 1, 0),), (SlotAssignment(a, 0),), evictions=evictions)
+    )
     names = [spec.name for spec in models]
-    assert order == [(names[1], 1, 0, 0), (names[1], 0, 1, 0), (names[0], 0, 0, 1)]
+    assert order == [
+        (names[0], ["r0"], 0, 0, 0),
+        (names[1], [], 1, 0, 0),
+        (names[1], [], 0, 1, 0),
+        (names[0], [], 0, 0, 1),
+    ]
     assert (outcome.oom_phase, outcome.phase_timings.text_encode_s, outcome.phase_timings.step_s) == (
         "decodes",
         1.0,

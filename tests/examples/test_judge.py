@@ -42,7 +42,7 @@ def test_drawn_scenes_are_all_right(degrade: Callable, seed: int):
     scenes = draw_scenes(seed, 80)
     verdicts = [judge(image, scene) for image, scene in zip(degrade(images_of(scenes)), scenes, strict=True)]
     wrong = [(s.caption, v.wrong_facts) for s, v in zip(scenes, verdicts, strict=True) if not v.all_right]
-    assert len(wrong) <= 1, wrong  # of 80; when this was written, none of 3,000
+    assert len(wrong) <= 1, wrong  # scenes of 80; when this was written, none of 3,000
 
 
 def other(names: dict | tuple, *taken: str) -> str:

@@ -13,7 +13,7 @@ import psutil
 with atheris.instrument_imports(include=["noria"]):
     from fuzz.targets import TARGETS
 
-MAX_CPU_S = 5.0  # of all threads; the slowest inputs take 0.1 s
+MAX_CPU_S = 5.0  # CPU time of all threads; the slowest inputs take 0.1 s
 MAX_BYTES_PER_INPUT = 64 * 2**20  # by which the peak of the process may grow
 MAX_BYTES_KEPT = 256 * 2**20  # by which the process may grow after the first inputs
 NUM_FIRST = 2000

@@ -22,8 +22,8 @@ from controlnet_folders import save_controlnet, save_model
 from noria.config import Config, EndpointConfig, EngineConfig, FrontendConfig, JobsConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.connection import TimeoutHttpProtocol
 from noria.frontend.process import http_server
+from noria.frontend.server.connection import TimeoutHttpProtocol
 from noria.jobs.webhooks.resolver import Resolver
 from noria.observe.logs.log_record import as_json, as_text
 from noria.observe.logs.setup import LineHandler, logging_to
@@ -46,7 +46,7 @@ class InProcessServer:
         self._stack = contextlib.ExitStack()
         self._failures = []
         self._statuses = []
-        self.bodies = []  # of the last connection's responses, in pieces
+        self.bodies = []  # bodies of the last connection's responses, in pieces
 
     def __enter__(self):
         self._stack.enter_context(logging_to(_Log(self._note), "debug"))
@@ -70,7 +70,7 @@ class InProcessServer:
         self._stack.enter_context(mock.patch("noria.jobs.service.Resolver", new=_find_no_host))
         pool = EnginePool([engine.address])
         self.app = build_app(config, pool, load_tokenizer=FakeTokenizer)
-        self._config = http_server(self.app, pool, config.frontend).config
+        self._config = http_server(self.app, config.frontend).config
         self._config.load()
         self._config.loaded_app = self._noting_responses(self._config.loaded_app)
         self._state = ServerState()

@@ -1,10 +1,9 @@
-"""What is fuzzed: each target has a function of any bytes, which returns whether they were accepted.
+"""Targets of fuzzing: each has a function of any bytes, which returns whether they were accepted.
 
 It raises if it has found a defect. The target's seeds are accepted; they are made of the project's own types, so that
 they stay so. `corpus/` has other inputs.
 """
 
-import asyncio
 import base64
 import contextlib
 import dataclasses
@@ -32,20 +31,21 @@ from fuzz import mutation
 from fuzz.in_process_server import InProcessServer, framed
 from noria.config import FrontendConfig
 from noria.errors import ImageFileError, InvalidField, ModelError, UnreadableImage
-from noria.frontend.open_inference.grpc_messages import message as grpc_message
-from noria.frontend.open_inference.grpc_server import as_request, as_response
-from noria.frontend.open_inference.inference import as_settings
-from noria.frontend.open_inference.tensors import OutputTensor
-from noria.frontend.routes.images.metadata import usable_settings
+from noria.frontend.protocols.open_inference.grpc_messages import message as grpc_message
+from noria.frontend.protocols.open_inference.grpc_server import as_request, as_response
+from noria.frontend.protocols.open_inference.inference import as_settings
+from noria.frontend.protocols.open_inference.tensors import OutputTensor
+from noria.frontend.protocols.t2i.metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
 from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFiles, RequestImages
+from noria.models.adapter_folders import AdapterFolders
 from noria.models.catalog import open_model
 from noria.protocol import messages
 from noria.protocol.text import TextResult, TextTimings
-from noria.protocol.transport import EngineChannel, EngineConnection
+from noria.protocol.transport import EngineConnection, pack, pass_on
 from noria.testing.fake_encoder import FAKE_ENCODER, make_text_request
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL
 from noria.testing.requests import make_image_request
@@ -59,8 +59,8 @@ class Target:
 
     open: Callable[[], contextlib.AbstractContextManager[Callable[[bytes], bool]]]
     seeds: Callable[[], Iterable[bytes]]
-    mutator: Callable  # of libFuzzer's own mutation, which changes bytes; returns another one
-    share: float  # of the inputs of a run
+    mutator: Callable  # takes libFuzzer's own mutation, which changes bytes; returns another one
+    share: float  # share of the inputs of a run
     max_bytes: int = 8192
 
 
@@ -186,12 +186,14 @@ PATHS = (
     "/v1/statistics",
     "/v1/registry/versions?limit=2&before=9",
     "/v1/registry/served",
+    "/v1/registry/events?run=01a2028d-9625-77a9-a141-efbbcc3a6ef9&limit=2&before=9",
     "/healthz",
     "/readyz",
     "/metrics",
     "/openapi.json",
     "/docs",
-    "/pages/noria.svg",
+    "/docs/errors.md",
+    "/pages/shared/noria.svg",
     "/v1/models",
     "/v1/models/tiny",
     "/v1/live?thumbnails=false",
@@ -205,7 +207,10 @@ PATHS = (
     ),
     "/v1/jobs?limit=3&cursor=ff",
     *(f"/sdapi/v1/{name}" for name in ("options", "sd-models", "samplers", "schedulers", "progress")),
-    *(f"/sdapi/v1/{name}" for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras", "scripts")),
+    *(
+        f"/sdapi/v1/{name}"
+        for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras", "embeddings", "scripts")
+    ),
     *(f"/controlnet/{name}" for name in ("version", "settings", "model_list", "module_list", "control_types")),
 )
 
@@ -380,7 +385,7 @@ def open_images():
         except ImageFileError as error:
             error.message.encode()  # it is sent
             return False
-        msgspec.json.encode((usable_settings(metadata, FAKE_MODEL, config), metadata))
+        msgspec.json.encode((usable_settings(metadata, FAKE_MODEL, config, AdapterFolders()), metadata))
         return True
 
     yield read
@@ -468,13 +473,17 @@ EMBEDDER = {
     "tokenizer_config.json": {"model_max_length": 30},
     "sentence_bert_config.json": {"max_seq_length": 20, "do_lower_case": True},
     "config_sentence_transformers.json": {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
-    "modules.json": [{"type": "m.Transformer"}, {"type": "Pooling", "path": "pool"}, {"type": "Normalize"}],
+    "modules.json": [
+        {"type": "sentence_transformers.models.Transformer"},
+        {"type": "sentence_transformers.models.Pooling", "path": "pool"},
+        {"type": "sentence_transformers.models.Normalize"},
+    ],
     "pool/config.json": {"word_embedding_dimension": 4, "pooling_mode_mean_tokens": True, "include_prompt": True},
 }
 CLASSIFIER = {
     "config.json": EMBEDDER["config.json"]
     | {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "no", "1": "yes"}},
-    "tokenizer.json": {"model": {"vocab": [["a", -1.0]]}, "added_tokens": [{"id": 1}]},
+    "tokenizer.json": {"model": {"vocab": [["a", -1.0]]}, "added_tokens": [{"id": 1, "content": "b"}]},
     "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
 }
 ENCODERS = {"embedder": EMBEDDER, "classifier": CLASSIFIER}
@@ -495,7 +504,7 @@ def _encoder_folders():
 
 
 def encoder_folder_seeds():
-    """As for model folders, with the name of an encoder before the path."""
+    """Yield seeds as for model folders, with the name of an encoder before the path."""
     with _encoder_folders() as folder:
         for file in sorted(folder.rglob("*.*")):
             yield f"{file.relative_to(folder)}\n".encode() + file.read_bytes()
@@ -537,7 +546,7 @@ def _open_folders(new_folder, seeds, model_of=lambda _path: ""):
 
 MESSAGES = (
     messages.Hello("front end"),
-    messages.Submit(make_image_request("a", "tiny", deadline_s=3.0, client="alice")),
+    make_image_request("a", "tiny", deadline_s=3.0, client="alice"),
     messages.Cancel("a"),
     messages.Ping(),
     messages.LoadAck(),
@@ -550,56 +559,55 @@ MESSAGES = (
     messages.ImageDone("a", 0, 7, 64, 48),
     messages.Finished("a", messages.Timings(0.1), 3, 2.0),
     messages.Failed("a", "queue_full", "full", retry_after_s=1.0),
-    messages.Submit(make_text_request("a", [1, 5, 2], [1, 2], type_ids=bytes(5), dimensions=4, normalize=False)),
+    make_text_request("a", [1, 5, 2], [1, 2], type_ids=bytes(5), dimensions=4, normalize=False),
     messages.EngineState("1", "ready", (FAKE_ENCODER,), "cpu"),
     messages.Finished("a", TextTimings(0.1, 0.2), 1, 2.0, 0.3, TextResult(2, 4)),
 )
 
 
 def message_seeds():
-    """A byte, E for an engine and C for a client, and a frame."""
+    """A byte, E for an engine and C for a client, and a frame; in lower case, the lengths and contents of several."""
     for message in MESSAGES:
-        is_for_engine = isinstance(message, messages.ToEngine)
-        yield (b"E" if is_for_engine else b"C") + messages.serialize(message)
+        side = b"C" if isinstance(message, messages.FromEngine) else b"E"
+        content = messages.serialize(message)
+        yield side + content
+        lengths, contents, _ = pack([(content, b"data"), (content, b"")])
+        yield side.lower() + lengths + contents
 
 
-class _Socket:
-    """Receives one message of two frames."""
+class _ClientSocket:
+    """Receives frames once."""
 
-    def __init__(self, frame):
-        self._frame = frame
+    def __init__(self, frames):
+        self._frames = [_Frame(frame, frame is not frames[-1]) for frame in frames]
 
-    def recv_multipart(self):
-        return [b"client", self._frame, b"data"]
-
-
-class _ClientSocket(_Socket):
-    def recv_multipart(self, flags, copy):
-        frame, self._frame = self._frame, None
-        if frame is None:
+    def recv(self, flags, copy):
+        if not self._frames:
             raise zmq.Again
-        return [_Frame(frame), _Frame(b"data")]
+        return self._frames.pop(0)
 
 
 @dataclasses.dataclass
 class _Frame:
     buffer: bytes
+    more: bool
 
 
 @contextlib.contextmanager
 def open_messages():
-    engine, client = EngineChannel.__new__(EngineChannel), EngineConnection.__new__(EngineConnection)
+    client = EngineConnection.__new__(EngineConnection)
     logger = logging.getLogger("noria.protocol.transport")
     logger.disabled = True  # it has a line for each invalid message
 
     def receive(data):
-        if data[:1] == b"E":
-            received, engine._socket = [], _Socket(data[1:])
-            engine._receive(lambda _client, message, _data: received.append(message))
+        frames = [data[1:], b"data"] if data[:1] in (b"E", b"C") else [data[1:17], data[17:], b"data"]
+        if data[:1] in (b"E", b"e"):
+            received = []
+            pass_on([b"client", *frames], lambda _client, message, _data: received.append(message))
         else:
-            client._events, client._socket, client._is_read = asyncio.Queue(), _ClientSocket(data[1:]), True
+            received, client._socket, client._is_read = [], _ClientSocket(frames), True
+            client._on_event = lambda event: received.append(event[0])
             client._read_messages()
-            received = [] if client._events.empty() else [client._events.get_nowait()[0]]
         for message in received:
             messages.serialize(message)
         return bool(received)
@@ -612,23 +620,34 @@ def open_messages():
 
 
 def lora_seeds():
-    """Small files with diffusers' and with kohya's names."""
+    """Small files with diffusers' and with kohya's names, and of LyCORIS' kinds."""
     down, up = np.ones((1, 2), np.float32), np.ones((2, 1), np.float32)
     described = {"lora_adapter_metadata": json.dumps({"unet.lora_alpha": 2, "unet.alpha_pattern": {"to_q": 4}})}
     yield save({"unet.to_q.lora_A.weight": down, "unet.to_q.lora_B.weight": up}, described)
     names = [f"lora_unet_{module}.{end}" for module in ("proj_in",) for end in ("lora_down.weight", "lora_up.weight")]
-    yield save(dict(zip(names, (down, up), strict=True)) | {"lora_unet_proj_in.alpha": np.ones((), np.float32)})
+    kohya = dict(zip(names, (down, up), strict=True)) | {"lora_unet_proj_in.alpha": np.ones((), np.float32)}
+    yield save(kohya | {"lora_unet_proj_in.dora_scale": up, "lora_unet_norm.w_norm": up[:, 0]})
+    square = np.ones((2, 2), np.float32)
+    yield save({f"lora_unet_proj_in.hada_w{n}_{name}": square for n in (1, 2) for name in "ab"})
+    factors = {"lokr_w1": np.ones((1, 1), np.float32), "lokr_w2_a": up, "lokr_w2_b": down, "diff_b": up[:, 0]}
+    yield save({f"lycoris_to_q.{name}": each for name, each in factors.items()})
+    window = np.ones((1, 1, 3, 3), np.float32)
+    outer = {"conv.lora_down.weight": down[..., None, None], "conv.lora_up.weight": up[..., None, None]}
+    yield save(outer | {"conv.lora_mid.weight": window})
+    matrices = {"lora_A.default.weight": down, "lora_B.default.weight": up, "lora_magnitude_vector": up[:, 0]}
+    yield save({f"base_model.model.to_q.{name}": each for name, each in matrices.items()})
 
 
 @contextlib.contextmanager
 def open_loras():
-    """Read files for a model of two layers."""
+    """Read files for a model of two linear layers, a convolution and a norm."""
     import torch
 
-    from noria.models.diffusion.lora_file import read_lora
+    from noria.models.diffusion.loras.lora_file import read_lora
 
-    unet = torch.nn.ModuleDict({"to_q": torch.nn.Linear(2, 2), "proj_in": torch.nn.Linear(2, 2)})
-    unet.config = type("Config", (), {"layers_per_block": 1})
+    layers = {"to_q": torch.nn.Linear(2, 2), "proj_in": torch.nn.Linear(2, 2), "norm": torch.nn.LayerNorm(2)}
+    layers["conv"] = torch.nn.Conv2d(2, 2, 3)
+    unet = torch.nn.ModuleDict(layers)
     with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
         file = pathlib.Path(name) / "a.safetensors"
 
@@ -639,7 +658,9 @@ def open_loras():
             except ModelError as error:
                 error.message.encode()  # it is sent
                 return False
-            assert all(layer.up.isfinite().all() for layer in found.layers["unet"].values())
+            assert all(
+                each.isfinite().all() for layer in found.layers["unet"].values() for each in layer.tensors.values()
+            )
             return True
 
         yield read
@@ -673,6 +694,47 @@ def open_ggufs():
         yield read
 
 
+def checkpoint_seeds():
+    """Headers of checkpoints, whose tensors have few numbers."""
+    unet = "model.diffusion_model."
+    tensors = {
+        f"{unet}input_blocks.0.0.weight": np.ones((1, 4, 1, 1), np.float16),
+        f"{unet}input_blocks.1.0.in_layers.0.weight": np.ones(1, np.float16),
+        f"{unet}input_blocks.1.1.transformer_blocks.0.norm1.weight": np.ones(1, np.float16),
+        f"{unet}output_blocks.11.1.transformer_blocks.0.norm1.bias": np.ones(1, np.float16),
+        "cond_stage_model.model.transformer.resblocks.0.ln_1.weight": np.ones(1, np.float16),
+        "first_stage_model.decoder.conv_in.weight": np.ones((1, 4, 1, 1), np.float16),
+        "v_pred": np.ones(0, np.float32),
+    }
+    yield save(tensors, {"modelspec.prediction_type": "v", "modelspec.resolution": "64x64"})
+    yield save({"lora_unet_a.lora_down.weight": np.ones((1, 1), np.float32)})
+
+
+@contextlib.contextmanager
+def open_checkpoints():
+    """Read headers, and plan what becomes of them."""
+    from noria.models.diffusion.single_file.checkpoint import read_checkpoint
+    from noria.models.diffusion.single_file.checkpoint_header import read_checkpoint_header
+    from noria.models.diffusion.single_file.folder_plan import FolderPlan
+
+    with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
+        file = pathlib.Path(name) / "a.safetensors"
+
+        def read(data):
+            file.write_bytes(data)
+            try:
+                header = read_checkpoint_header(file)
+            except ModelError as error:
+                error.message.encode()
+                return False
+            assert sum(tensor.num_bytes for tensor in header.tensors.values()) < len(data)
+            with contextlib.suppress(ModelError):
+                FolderPlan(read_checkpoint(file), None)
+            return True
+
+        yield read
+
+
 TARGETS = {
     "http": Target(open_http, http_seeds, lambda mutate: None, 0.05),
     "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
@@ -694,6 +756,7 @@ TARGETS = {
         0.05,
     ),
     "loras": Target(open_loras, lora_seeds, lambda mutate: None, 0.02, max_bytes=2000),
+    "checkpoints": Target(open_checkpoints, checkpoint_seeds, lambda mutate: None, 0.02, max_bytes=2000),
     "ggufs": Target(open_ggufs, gguf_seeds, lambda mutate: None, 0.02, max_bytes=2000),
     "messages": Target(open_messages, message_seeds, mutation.message_pack, 0.32, max_bytes=2000),
 }

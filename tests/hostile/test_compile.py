@@ -14,10 +14,10 @@ from noria.engine.compile_queue import MAX_WAITING
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.receiver import RequestReceiver
-from noria.engine.runtime import Runtime
+from noria.engine.runtime import StepRuntime
 from noria.images.scheduler_names import choices_of_family
 from noria.models.catalog import open_model
-from noria.protocol.messages import Cancel, Failed, Ping, Pong, Submit
+from noria.protocol.messages import Cancel, Failed, Ping, Pong
 from noria.sampling import compile as compiler
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.fake_executor import FakeExecutor
@@ -81,7 +81,7 @@ class Engine(RequestReceiver):
             crash_journal=CrashJournal(journal),
         )
         self.executor = CompilingExecutor()
-        self.set_ready(Runtime(self.executor, StepScheduler(4)))
+        self.set_ready(StepRuntime(self.executor, StepScheduler(4)))
 
     def stop(self):
         self.executor.go_on.set()
@@ -89,8 +89,9 @@ class Engine(RequestReceiver):
         self.crash_journal.close()
 
     def submit(self, *requests):
-        for each in requests:
-            self.receive(CONNECTION, Submit(each))
+        with self._turn():  # as the channel does
+            for each in requests:
+                self.receive(CONNECTION, each)
 
     def cancel(self, attempt_id):
         self.receive(CONNECTION, Cancel(attempt_id))

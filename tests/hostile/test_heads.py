@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hostile_neighbours import assert_neighbour_is_served
-from noria.frontend.http.connection import (
+from noria.frontend.server.connection import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_PIPELINED_REQUESTS,

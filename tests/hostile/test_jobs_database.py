@@ -55,6 +55,7 @@ def test_callers_of_a_database_that_stands_still_get_503_and_nobody_else_notices
                 )
                 assert int(answer.result().headers["retry-after"]) > 0
             assert post_job(alice).status_code == 503
+            assert alice.get("/readyz").json()["jobs_unavailable"] == "the jobs' database: it does not answer"
         assert wait_until(lambda: mallory.get(path).status_code == 200)
         assert post_job(alice).status_code == 202
     caplog.clear()  # its exceptions hold the sockets of connections that could not be made

@@ -1,4 +1,4 @@
-"""What jobs store and list: one page was once 99 MB, because the `user` of each of its jobs had 1 MB."""
+"""The sizes that jobs store and list: one page was once 99 MB, because the `user` of each of its jobs had 1 MB."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 
 from frontend.conftest import folder, new_engine  # noqa: F401 - fixtures
 from hostile.jobs_server import post_job, serving_jobs
-from noria.frontend.routes.openai.images import IGNORED_FIELDS, MAX_IGNORED_CHARS
+from noria.frontend.protocols.openai.images import IGNORED_FIELDS, MAX_IGNORED_CHARS
 from noria.jobs.database.schema import open_jobs_database
 from noria.jobs.database.store import JobStore
 from noria.jobs.records import NewJob, new_job_id

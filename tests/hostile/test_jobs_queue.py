@@ -1,4 +1,4 @@
-"""One queue of jobs for all keys: the 17 jobs of one once made another's only job a 429."""
+"""A queue of jobs for all keys: the 17 jobs of one once made another's only job a 429."""
 
 from frontend.conftest import folder, new_engine  # noqa: F401 - fixtures
 from hostile.jobs_server import post_job, serving_jobs

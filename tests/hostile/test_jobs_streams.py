@@ -5,10 +5,10 @@ import re
 
 from frontend.conftest import folder, new_engine  # noqa: F401 - fixtures
 from hostile.jobs_server import counted_statements, post_job, serving_jobs
-from noria.frontend.routes.jobs.routes import MAX_STREAMS_PER_CLIENT
+from noria.frontend.jobs.routes import MAX_STREAMS_PER_CLIENT
 from waiting import wait_until
 
-_POLL = "last_event, noria_jobs.made_by \n"  # of all watched jobs
+_POLL = "last_event, noria_jobs.made_by \n"  # part of the query for all watched jobs
 _READS_JOB = re.compile(r"FROM noria_jobs \nWHERE noria_jobs\.id = |FROM noria_job_events")
 
 

@@ -1,5 +1,6 @@
 """Web pages that make their reader's browser send requests: DNS rebinding, and requests across origins."""
 
+import logging
 import socket
 
 import httpx
@@ -9,8 +10,12 @@ from frontends import serving
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
 from noria.frontend.access.request_origin import check_hosts
+from noria.frontend.app import build_app
+from noria.frontend.engines.pool import EnginePool
 from noria.testing.fake_engine import FakeEngine
+from waiting import wait_until, wait_until_ready
 
+PROBES = [each.path for each in build_app(Config(), EnginePool([])).state.operations if each.is_probe]
 INTERRUPT = "/sdapi/v1/interrupt"  # needs no body, so any page could send it
 
 
@@ -22,6 +27,7 @@ def client(tmp_path_factory, folder):
         serving(config, engine) as (url, _),
         httpx.Client(base_url=url, timeout=60, verify=False) as opened,
     ):
+        wait_until_ready(url)
         yield opened
 
 
@@ -80,6 +86,66 @@ def test_a_request_has_one_host(client, hosts):
         raw.sendall(f"GET /healthz HTTP/1.1\r\n{fields}Connection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: raw.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400 ") and f"{len(hosts)} Host headers".encode() in answer
+
+
+def first_line(client, request):
+    with socket.create_connection((client.base_url.host, client.base_url.port), 60) as raw:
+        raw.sendall(request.encode())
+        return b"".join(iter(lambda: raw.recv(65536), b"")).partition(b"\r\n")[0].decode()
+
+
+@pytest.mark.parametrize("path", sorted(PROBES))
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_probes_of_http_1_0_need_no_host(client, method, path):
+    assert first_line(client, f"{method} {path} HTTP/1.0\r\n\r\n") == "HTTP/1.1 200 OK"
+    assert first_line(client, f"{method} {path} HTTP/1.0\r\nHost: images.example\r\n\r\n") == "HTTP/1.1 200 OK"
+    assert " 421 " in first_line(client, f"{method} {path} HTTP/1.0\r\nHost: attacker.example\r\n\r\n")
+    rejected = 422 if path == "/health" else 400  # as text-embeddings-inference says it
+    assert f" {rejected} " in first_line(client, f"{method} {path} HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert f" {rejected} " in first_line(client, f"{method} {path} HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET /v1/jobs", "GET /metrics", "GET /", f"POST {INTERRUPT}", "POST /healthz"]
+)
+def test_other_requests_of_http_1_0_need_one(client, request_line):
+    assert " 400 " in first_line(client, f"{request_line} HTTP/1.0\r\n\r\n")
+
+
+def test_haproxys_default_check_is_answered(client):
+    assert first_line(client, "OPTIONS / HTTP/1.0\r\n\r\n") == "HTTP/1.1 204 No Content"
+
+
+def access_line(caplog):
+    """The fields of the one line of the access log."""
+
+    def lines():
+        return [record.noria_fields for record in list(caplog.records) if record.name == "noria.access"]
+
+    wait_until(lines)
+    (line,) = lines()
+    return dict(line)
+
+
+def test_a_preflight_is_refused_with_the_reason_and_logged_so(client, caplog):
+    caplog.set_level(logging.INFO, "noria.access")
+    preflight = {"origin": "https://shop.example", "access-control-request-method": "POST"}
+    answer = client.options("/t2i", headers={"host": "localhost:8000"} | preflight)
+    assert (answer.status_code, code_of(answer)) == (403, "cross_origin")
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert "Origin is 'https://shop.example': a web page of another origin sends this preflight (CORS)." in answer.text
+    line = access_line(caplog)
+    assert (line["status"], line["outcome"]) == (403, "cross_origin")
+    assert "https://shop.example" in line["error"]
+
+
+def test_a_name_that_is_not_allowed_is_in_the_log(client, caplog):
+    caplog.set_level(logging.INFO, "noria.access")
+    client.get("/v1/jobs", headers={"host": "attacker.example" + "x" * 3000})
+    line = access_line(caplog)
+    assert line["status"] == 421
+    assert "Host is 'attacker.example" in line["error"]
+    assert len(line["error"]) < 500
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ class FakeExecutor:
     def capacity(self):
         return self._capacity
 
-    async def execute(self, record, report_progress):
+    async def execute(self, record, report_progress, log_record):
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
         try:

@@ -64,7 +64,7 @@ def test_deleting_a_job_removes_the_files_of_every_attempt(results):
 def test_discarding_the_only_attempt_leaves_no_folder(tmp_path):
     results = ResultStore("auto", tmp_path)
     results.save("job_a", 1, [b"first"], "png")
-    (tmp_path / "results" / "job_a" / ".1-1.png.part").write_bytes(b"ha")  # of a writer that was killed
+    (tmp_path / "results" / "job_a" / ".1-1.png.part").write_bytes(b"ha")  # a file of a writer that was killed
     results.discard("job_a", 1)
     assert list((tmp_path / "results").iterdir()) == []
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import re
+import shutil
 import time
 
 import pytest
@@ -18,7 +20,7 @@ from noria.observe.metrics.declarations import REGISTRY
 
 
 class TwoImagesExecutor(FakeExecutor):
-    async def execute(self, record, report_progress):
+    async def execute(self, record, report_progress, log_record):
         return JobOutput([b"first", b"second"], "webp", {})
 
 
@@ -127,15 +129,51 @@ def test_a_deleted_image_is_not_found(tmp_path, job):
     asyncio.run(scenario())
 
 
-def test_a_broken_database_is_reported_as_unavailable(tmp_path, job):
+def overwrite(folder):
+    for file in folder.glob("jobs.sqlite*"):
+        with file.open("r+b") as opened:  # not shortened: SQLite has mapped one into memory
+            opened.write(bytes(file.stat().st_size))
+
+
+def delete(folder):
+    for file in folder.glob("jobs.sqlite*"):
+        file.unlink()
+
+
+def delete_the_log_of_writes(folder):
+    (folder / "jobs.sqlite-wal").unlink()
+
+
+def restore(folder):
+    shutil.copy(folder / "jobs.sqlite", folder / "backup")
+    (folder / "backup").rename(folder / "jobs.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (overwrite, "malformed|not a database|disk I/O error"),
+        (delete, "deleted or replaced|disk I/O error"),
+        (delete_the_log_of_writes, "deleted or replaced|disk I/O error"),
+        (restore, "deleted or replaced|disk I/O error"),
+    ],
+)
+def test_a_damaged_database_accepts_no_job_and_its_reason_is_logged_once_a_minute_and_told(
+    damage, reason, tmp_path, job, caplog
+):
     async def scenario():
         async with serving(JobsConfig(), tmp_path) as service:
-            for file in tmp_path.glob("jobs.sqlite*"):
-                file.write_bytes(b"overwritten " * 1000)
-            with pytest.raises(JobsUnavailable, match="database does not answer"):
-                await service.accept(job())
+            await service.accept(job())
+            assert service.outage is None
+            damage(tmp_path)
+            for _ in range(2):
+                with pytest.raises(JobsUnavailable, match="database does not answer"):
+                    await service.accept(job())
+            assert re.search(f"the jobs' database: .*({reason})", service.outage)
 
     asyncio.run(scenario())
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert re.search(f"the jobs' database cannot be used: .*({reason})", warning.getMessage())
 
 
 def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(database, tmp_path, job):

@@ -42,9 +42,9 @@ class RecordingExecutor(FakeExecutor):
         super().__init__(*errors)
         self.contexts = []
 
-    async def execute(self, record, report_progress):
+    async def execute(self, record, report_progress, log_record):
         self.contexts.append((CURRENT_REQUEST.get(), trace_headers(get_current_span())["traceparent"]))
-        return await super().execute(record, report_progress)
+        return await super().execute(record, report_progress, log_record)
 
 
 def run_job(store, results, new, executor, tracer, is_done=lambda record: record.status in TERMINAL_STATUSES):
@@ -107,7 +107,7 @@ def test_an_attempt_whose_images_could_not_be_written_is_a_failed_span(
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.failed, span.attributes["error.type"]) == (True, "jobs_unavailable")
     log_fields = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
-    assert [each["event"] for each in log_fields] == ["job_requeued"]
+    assert [each["event"] for each in log_fields] == ["storage_failed", "job_requeued"]
     assert record.id in caplog.text
 
 

@@ -429,7 +429,7 @@ from noria.jobs.worker import JobWorker
 class FakeExecutor:
     def available_models(self): return {("shapes", "v1")}
     def capacity(self): return 1
-    async def execute(self, record, report_progress):
+    async def execute(self, record, report_progress, log_record):
         results.save(record.id, record.attempt, [b"half"], "png")  # killed before it can finish
         print("executing", flush=True)
         await asyncio.Event().wait()

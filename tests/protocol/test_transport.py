@@ -11,9 +11,19 @@ import time
 
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
-from noria.protocol.messages import EngineLoad, Failed, Hello, LoadAck
-from noria.protocol.transport import Connected, Disconnected, EngineChannel, EngineConnection, make_secret_key
+from noria.protocol.messages import Cancel, EngineLoad, Failed, Hello, LoadAck
+from noria.protocol.transport import (
+    Connected,
+    Disconnected,
+    EngineChannel,
+    EngineConnection,
+    make_secret_key,
+    pack,
+    unpack,
+)
 from noria.testing.fake_engine import open_channel
 from waiting import TIMEOUT_S
 
@@ -40,7 +50,7 @@ def test_single_messages_and_groups_arrive_in_order_with_their_data(address):
         connection = EngineConnection(address)
         events = connection.events()
         assert await anext(events) == Connected()
-        await connection.send(Hello("a"), b"beside it")
+        connection.send(Hello("a"), b"beside it")
         client, message, data = await asyncio.to_thread(inbox.get)
         assert (message, bytes(data)) == (Hello("a"), b"beside it")
         failures = [Failed(str(number), "cancelled", "") for number in range(5)]
@@ -50,6 +60,42 @@ def test_single_messages_and_groups_arrive_in_order_with_their_data(address):
         received = [await anext(events) for _ in failures]
         assert [message for message, _ in received] == failures
         assert [None if data is None else bytes(data) for _, data in received] == [None, b"one", b"two", None, b"four"]
+        connection.close()
+
+    run(scenario)
+    channel.close()
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1), st.binary()), min_size=1))
+def test_frames_say_which_data_belongs_to_each_message(messages):
+    assert [(bytes(content), bytes(data or b"")) for content, data in unpack(pack(messages))] == messages
+
+
+def test_lengths_that_are_cut_lose_messages_and_raise_nothing():
+    lengths, contents, data = pack([(b"one", b""), (b"two", b"data")])
+    assert [bytes(content) for content, _ in unpack([lengths[:-1], contents, data])] == [b"one"]
+
+
+def test_the_messages_of_a_turn_of_the_loop_are_sent_together_and_in_order(address, monkeypatch):
+    channel, inbox = open_channel(address)
+    num_sends, send = 0, zmq.Socket.send
+
+    def counted(self, frame, flags=0, **named):
+        nonlocal num_sends
+        num_sends += self.type == zmq.DEALER and not flags & zmq.SNDMORE
+        return send(self, frame, flags, **named)
+
+    monkeypatch.setattr(zmq.Socket, "send", counted)
+
+    async def scenario():
+        connection = EngineConnection(address)
+        assert await anext(connection.events()) == Connected()
+        sent = [(Hello("a"), None), (LoadAck(), b"beside it"), (Cancel("x"), None)]
+        for message, data in sent:
+            connection.send(message, data)
+        received = [await asyncio.to_thread(inbox.get) for _ in sent]
+        assert [(message, data and bytes(data)) for _, message, data in received] == sent
+        assert num_sends == 1
         connection.close()
 
     run(scenario)
@@ -71,7 +117,7 @@ def test_no_message_is_missed_while_both_sides_send(address):
         answering = asyncio.create_task(asyncio.to_thread(answer))
         for _ in range(count // 8):
             for _ in range(8):
-                await connection.send(LoadAck())
+                connection.send(LoadAck())
             for _ in range(8):
                 assert await anext(events) == (LOAD, None)
         await answering
@@ -85,14 +131,14 @@ def test_a_lost_engine_is_noticed_and_found_again(address):
     async def scenario():
         connection = EngineConnection(address)
         with pytest.raises(zmq.Again):
-            await connection.send(Hello("a"))
+            connection.send(Hello("a"))
         events, (channel, _) = connection.events(), open_channel(address)
         assert await anext(events) == Connected()
         channel.close()
         assert await anext(events) == Disconnected()
         channel, inbox = open_channel(address)
         assert await anext(events) == Connected()
-        await connection.send(Hello("a"))
+        connection.send(Hello("a"))
         await asyncio.to_thread(inbox.get)
         connection.close()
         channel.close()
@@ -124,7 +170,7 @@ def test_a_channel_with_a_key_takes_only_connections_that_have_it():
         friend = EngineConnection(address, key)
         events = friend.events()
         assert await anext(events) == Connected()
-        await friend.send(Hello("a"), b"beside it")
+        friend.send(Hello("a"), b"beside it")
         assert (await asyncio.to_thread(inbox.get))[1] == Hello("a")
         assert inbox.empty()
         channel.close()
@@ -132,7 +178,7 @@ def test_a_channel_with_a_key_takes_only_connections_that_have_it():
         again, second_inbox = open_channel(address, key, listener)
         while await anext(events) != Connected():
             pass
-        await friend.send(Hello("a"))
+        friend.send(Hello("a"))
         assert (await asyncio.to_thread(second_inbox.get))[1] == Hello("a")
         friend.close()
         again.close()

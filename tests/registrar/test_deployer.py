@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import functools
+import json
+import os
 import pathlib
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -26,12 +29,12 @@ from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
+from noria.registry.changes import Change
 from noria.registry.deployments.routes_file import read_routes, write_routes
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
-from noria.registry.versions import Change
 from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until_async
 
@@ -137,6 +140,17 @@ def folders(tiny_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory)
     content[-1] ^= 1
     weights.write_bytes(content)
     return [tiny_folder, second]
+
+
+@pytest.fixture(scope="module")
+def wide(tiny_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A version whose images are of another size."""
+    folder = tmp_path_factory.mktemp("versions") / "wide"
+    shutil.copytree(tiny_folder, folder)
+    file = folder / "unet" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"sample_size": 2 * config["sample_size"]}))
+    return folder
 
 
 @contextlib.asynccontextmanager
@@ -245,6 +259,25 @@ def test_the_next_registrar_completes_what_one_has_begun(tmp_path: pathlib.Path,
     run(scenario, tmp_path, folders)
 
 
+def test_a_registrar_that_ends_stops_reading_a_folder(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    long = tmp_path / "long"
+    shutil.copytree(folders[1], long)
+
+    def is_reading() -> bool:
+        return any(thread.name.startswith("hash") for thread in threading.enumerate())
+
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        (long / "later.bin").touch()
+        os.truncate(long / "later.bin", 2**37)  # sparse; minutes to read
+        number = deploy(server)
+        await server.poll_until(is_reading)
+        await server.deployer.close()
+        await wait_until_async(lambda: not is_reading(), 10)
+        assert server.state(number) == "pending"
+
+    run(scenario, tmp_path, [folders[0], long])
+
+
 def test_a_bad_canary_is_rolled_back_and_a_good_one_promoted(
     tmp_path: pathlib.Path, folders: list[pathlib.Path]
 ) -> None:
@@ -295,6 +328,22 @@ async def send_windows(server: Server, number: int, errors: int) -> None:
     await server.poll()
     server.now += WINDOW_S + 1
     await server.poll()
+
+
+def test_the_registry_gets_to_know_the_few_responses_of_a_quiet_endpoint(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, _: list[FakeEngine]) -> None:
+        number = deploy(server, plan=CANARY)
+        await server.poll_until(lambda: server.state(number) == "canary")
+        server.windows.append(WindowReport(number, int(server.now / WINDOW_S), Arm(9), Arm(2)))
+        await server.poll()
+        server.now += WINDOW_S + 1
+        await server.poll()
+        evidence = server.store.find(number).evidence
+        assert (evidence.num_canary, evidence.waiting_canary, evidence.waiting_control) == (0, 2, 9)
+
+    run(scenario, tmp_path, folders)
 
 
 def test_a_canary_that_fails_while_the_registry_is_away_gets_no_more_requests(
@@ -362,12 +411,19 @@ def test_a_shadow_is_counted_and_ends_and_its_version_is_released(
     run(scenario, tmp_path, folders)
 
 
-def test_a_promoted_shadow_is_judged_as_a_canary(tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+@pytest.mark.parametrize("is_promoted", [True, False])
+def test_a_shadow_that_is_promoted_or_over_is_judged_as_a_canary(
+    is_promoted: bool, tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
     async def scenario(server: Server, _: list[FakeEngine]) -> None:
-        number = deploy(server, plan=RampPlan((50.0,)), shadow=ShadowPlan(20.0))
+        number = deploy(server, plan=RampPlan((50.0,)), shadow=ShadowPlan(20.0, max_answers=3))
         await server.poll_until(lambda: server.routes().routes)
-        server.store.promote(ENDPOINT, server.change())
+        if is_promoted:
+            server.store.promote(ENDPOINT, server.change())
+        else:
+            server.shadows.append(ShadowReport(number, ShadowCounts(num_answers=3)))
         await server.poll_until(lambda: server.routes().find(ENDPOINT).canary is not None)
+        assert server.routes().find(ENDPOINT).canary_share == 0.5
         for _ in range(2):
             await send_windows(server, number, errors=20)
         await server.poll_until(lambda: server.state(number) == "rolled_back")
@@ -482,14 +538,40 @@ def test_the_configurations_model_is_loaded_before_a_rolled_back_version_is_rele
     run(scenario, tmp_path, folders)
 
 
-def test_a_version_of_another_kind_than_the_endpoints_model_fails(
-    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+@pytest.mark.parametrize("how", [{}, {"plan": CANARY}, {"shadow": ShadowPlan(20.0)}])
+@pytest.mark.parametrize("version", ["minilm", "wide"])
+def test_what_clients_of_the_endpoint_would_notice_fails(
+    version: str, how: dict[str, object], tmp_path: pathlib.Path, folders: list[pathlib.Path], wide: pathlib.Path
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        source, words = {
+            "minilm": ("minilm", "task embedding, 384 numbers for each text"),
+            "wide": (str(wide), "default_width_px 64 instead of 32"),
+        }[version]
+        ModelStore(server.engine).add(version, read_model(source), server.change())
+        number = deploy(server, version, **how)
+        await server.poll_until(lambda: server.state(number) == "failed")
+        assert words in server.store.find(number).last_change.why
+        assert engines[0].model_changes == []
+
+    run(scenario, tmp_path, folders)
+
+
+def test_a_version_is_compared_with_what_serves_unless_it_has_served_before(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path], wide: pathlib.Path
 ) -> None:
     async def scenario(server: Server, _: list[FakeEngine]) -> None:
-        ModelStore(server.engine).add("minilm", read_model("minilm"), server.change())
-        number = deploy(server, "minilm")
+        ModelStore(server.engine).add("wide", read_model(str(wide)), server.change())
+        first = deploy(server, "shapes@2")
+        await server.poll_until(lambda: server.state(first) == "serving")
+        old = deploy(server, "wide")  # as servers before this comparison had it
+        assert server.store.try_lease(old, "old", server.now, 10.0)
+        server.store.mounted(old, "old", server.change())
+        number = deploy(server, "shapes@1")
         await server.poll_until(lambda: server.state(number) == "failed")
-        assert "kind encoder" in server.store.find(number).last_change.why
+        assert "default_width_px 32 instead of 64" in server.store.find(number).last_change.why
+        again = deploy(server, "shapes@2")
+        await server.poll_until(lambda: server.state(again) == "serving")
 
     run(scenario, tmp_path, folders)
 

@@ -15,12 +15,13 @@ from noria.jobs.database.schema import open_jobs_database
 from noria.observe.metrics.declarations import REGISTRY
 from noria.registrar.registry_access import RegistryAccess
 from noria.registrar.statistics import StatisticsKeeper
+from noria.registry.changes import Change
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
 from noria.registry.statistics.baselines import BaselineStore
 from noria.registry.statistics.file import read_statistics
-from noria.registry.versions import Change, Version
+from noria.registry.versions import Version
 from noria.statistics.distributions import CategoryCounts, Histogram
 from noria.statistics.windows import CountsReport, SeriesKey
 
@@ -107,7 +108,7 @@ def test_categories_that_the_reference_does_not_have_are_a_share(tmp_path, tiny_
         made.store.set("t2i", made.version, {"scheduler": CategoryCounts(counts={"ddim": 400})}, CHANGE)
         await made.keeper.update()
         assert gauge("unseen_ratio", "scheduler") == 0.25
-        assert math.isnan(gauge("psi", "scheduler"))  # of 20 values
+        assert math.isnan(gauge("psi", "scheduler"))  # the PSI of 20 values
 
     run(test, tmp_path, tiny_folder)
 

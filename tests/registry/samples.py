@@ -4,13 +4,16 @@ import json
 
 import pytest
 
+from noria.registry.changes import Change
 from noria.registry.lineage.openlineage import parse_event
 from noria.registry.manifest import Manifest
 from noria.registry.model_folder import ModelFolder
-from noria.registry.versions import Change
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 """A test of what is not SQL: one kind of database is enough."""
+
+NOW = 1_795_400_000.0
+"""Some hours after all events."""
 
 RUNS = [f"01a2028d-9625-77a9-a141-efbbcc3a6ef{digit}" for digit in range(10)]
 SCENES, WORDS, WEIGHTS = (f"sha256:{letter * 64}" for letter in "abc")

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 
 import pytest
 
@@ -31,6 +32,24 @@ def test_a_manifest_is_what_sha256sum_prints(folder):
     assert list(manifest.digests) == ["a b/é", "link", "unet.json", "unet/weights"]
 
 
+def test_an_interruption_of_reading_ends_at_once_and_leaves_no_thread(tmp_path):
+    for name in "abcdefgh":
+        with (tmp_path / name).open("wb") as opened:
+            opened.truncate(100 * 10**9)  # without blocks on the disk; its digest takes minutes
+    seen = []
+
+    def interrupt(num_read, num_bytes):
+        seen.append((num_read, num_bytes))
+        if num_read:
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        read_manifest(tmp_path, interrupt)
+    assert time.monotonic() - started < 5.0
+    assert 0 < seen[-1][0] < seen[-1][1] == 800 * 10**9
+
+
 def test_differences_are_missing_added_and_changed_files(folder):
     manifest = read_manifest(folder).text
     assert differences(manifest, folder) == []
@@ -53,6 +72,23 @@ def test_what_cannot_be_listed_is_rejected(folder, spoil, words):
     spoil(folder)
     with pytest.raises(ModelError, match=words):
         read_manifest(folder)
+
+
+def test_a_file_that_becomes_a_pipe_meanwhile_is_rejected(folder):
+    large = [folder / name for name in "0123"]  # all threads read them first
+    for file in large:
+        file.touch()
+        os.truncate(file, 100 * 10**9)
+
+    def replace(num_read, _):
+        if num_read and (folder / "unet.json").is_file():
+            (folder / "unet.json").unlink()
+            os.mkfifo(folder / "unet.json")
+            for file in large:
+                os.truncate(file, 0)
+
+    with pytest.raises(ModelError, match="not a regular file"):
+        read_manifest(folder, replace)
 
 
 def test_a_folder_without_files_is_rejected(tmp_path):

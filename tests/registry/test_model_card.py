@@ -2,7 +2,8 @@
 
 from huggingface_hub import ModelCard
 
-from noria.registry.lineage.trace import NodeId, trace
+from noria.registry.lineage.nodes import NodeId
+from noria.registry.lineage.trace import trace
 from noria.registry.model_card import model_card
 from noria.registry.versions import find_version
 from registry.samples import on_sqlite

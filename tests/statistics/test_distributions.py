@@ -73,15 +73,23 @@ def test_categories_lose_no_count_and_keep_the_limit(first, second, limit):
             each.record(category)
     merged = counts[0].merge(counts[1])
     assert merged.total == sum(merged.cells().values()) == len(first) + len(second)
-    assert len(merged.counts) <= limit
-    if len({*first, *second}) <= limit and "other" not in first + second:
+    assert len(merged.counts) <= 2 * limit
+    for name, count in merged.counts.items():
+        assert count <= (first + second).count(name) <= count + merged.missed
+    if len({*first, *second}) <= 2 * limit and "other" not in first + second:
         assert merged.counts == {name: [*first, *second].count(name) for name in {*first, *second}}
 
 
 def test_too_many_categories_count_as_other():
-    counts = CategoryCounts(2)
-    for category in ("cat", "dog", "fish", "cat", "other", "x" * 1000):
+    counts = CategoryCounts(1)
+    for category in ("cat", "cat", "x" * 1000, "other"):
         counts.record(category)
-    assert counts.cells() == {"cat": 2, "dog": 1, "other": 3}
-    merged = counts.merge(CategoryCounts(2, {"dog": 1, "fish": 5}))
-    assert merged.cells() == {"fish": 5, "cat": 2, "other": 5}
+    assert counts.cells() == {"cat": 2, "x" * 100: 1, "other": 1}
+    assert counts.knows("dog") and counts.is_complete  # "other" is a category's own name here
+    counts.record("fish")
+    assert (counts.cells(), counts.missed) == ({"cat": 2, "other": 3}, 1)
+    assert not counts.knows("dog") and not counts.knows("cat")  # "other" may contain another value of theirs
+    counts.record("cat", 18)
+    assert counts.knows("cat")
+    merged = counts.merge(CategoryCounts(1, {"dog": 1, "fish": 5}))
+    assert (merged.cells(), merged.missed) == ({"cat": 20, "other": 9}, 6)

@@ -94,7 +94,7 @@ def test_the_corrected_psi_is_about_zero_without_drift_and_sees_a_shift():
         raw.append(psi(reference, same))
         corrected.append(corrected_psi(reference, same))
         shifted.append(corrected_psi(reference, other))
-    # Of a mean of 100 chi-square variables with 9 degrees of freedom times 1/n + 1/m, six deviations are 0.0056.
+    # Six deviations of a mean of 100 chi-square variables with 9 degrees of freedom, times 1/n + 1/m, are 0.0056.
     assert np.mean(raw) == pytest.approx(9 * (1 / n + 1 / m), abs=0.0056)
     assert np.mean(corrected) == pytest.approx(0, abs=0.0056)
     assert max(corrected) < 0.1 < min(shifted)
@@ -123,3 +123,40 @@ def test_histograms_with_few_samples_are_not_compared():
 def test_nothing_is_no_drift():
     assert corrected_psi({}, {"a": 5}) == jensen_shannon({"a": 5}, {"a": 0}) == 0.0
     assert kolmogorov_smirnov(Histogram((0.0,)), Histogram((0.0,), [1, 0])) == (0.0, 1.0)
+
+
+def drawn(rng, num, weights):
+    """Counts as a front end makes them: value by value."""
+    counts = CategoryCounts()
+    for k in rng.choice(len(weights), num, p=weights / weights.sum()):
+        counts.record(f"t{k}")
+    return counts
+
+
+EQUAL = {num: np.ones(num) for num in (65, 100, 500, 3000)}
+ZIPF = {num: 1 / np.arange(1, num + 1) for num in (100, 3000)}
+
+
+@pytest.mark.parametrize("weights", [*EQUAL.values(), *ZIPF.values()], ids=[*map(str, EQUAL), "zipf 100", "zipf 3000"])
+@pytest.mark.parametrize("num", [MIN_SAMPLES, 1000, 10_000])
+def test_many_categories_of_one_distribution_have_no_drift(weights, num):
+    rng = np.random.default_rng(7)
+    for num_reference in (1000, 10_000):
+        reference = drawn(rng, num_reference, weights)
+        current = drawn(rng, num // 2, weights).merge(drawn(rng, num // 2, weights))  # counts of two front ends
+        assert abs(compare_categories(reference, current).psi) < 0.1
+
+
+@pytest.mark.parametrize("num", [100, 3000])
+def test_drift_of_frequent_categories_is_found_among_many(num):
+    rng = np.random.default_rng(7)
+    drifted = ZIPF[num].copy()
+    drifted[:2] = drifted[1], 5 * drifted[0]
+    assert compare_categories(drawn(rng, 10_000, ZIPF[num]), drawn(rng, 10_000, drifted)).psi > 0.1
+
+
+def test_a_reference_that_cut_its_categories_reports_no_unseen_ones():
+    # As references of earlier versions are: the first 64 that were seen have names.
+    reference = CategoryCounts(counts={f"t{k}": 100 for k in range(64)}, other=3600)
+    drift = compare_categories(reference, CategoryCounts(counts={f"t{k}": 10 for k in range(100)}))
+    assert (abs(drift.psi) < 0.1, drift.unseen) == (True, {})

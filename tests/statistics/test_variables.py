@@ -1,4 +1,4 @@
-"""Which variables are counted where, and which declarations are rejected."""
+"""Variables that are counted, and where; and declarations that are rejected."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_a_built_in_variable_may_have_other_edges_and_then_has_them_everywhere()
         ([VariableConfig("a", kind="counter", sampling=0.5)], "a counter counts every request"),
         (
             [VariableConfig("a", "x", "scalar", (1.0,)), VariableConfig("a", "y", "scalar", (2.0,))],
-            r"a is declared as scalar with the edges \(1.0,\) and as scalar with the edges \(2.0,\)",
+            r"a is declared as scalar with the edges \[1.0\] and as scalar with the edges \[2.0\]",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_current_windows_are_compared_with_the_references_of_their_version()
     (series,) = history.snapshot(now, [reference(histogram(normal + 1))]).series
     assert series.drift.psi > 0.5
     drifts = [drift for _, _, drift in series.over_time()]
-    assert [drift.psi for drift in drifts[:5]].count(None) == 1  # of 100 values
+    assert [drift.psi for drift in drifts[:5]].count(None) == 1  # the PSI of 100 values
     for other in ({"version": "shapes@2"}, {"endpoint": "other"}):
         (series,) = history.snapshot(now, [reference(histogram(normal), **other)]).series
         assert (series.reference, series.drift) == (None, None)
@@ -135,7 +135,7 @@ def test_the_oldest_windows_are_dropped_first_when_there_are_too_many_cells(monk
 
 
 def test_resampled_data_raises_the_psi_over_its_threshold_in_less_than_1_percent_and_a_shift_does():
-    """As docs/statistics.md says. 2,000 windows of 500 values, a reference of 5,000."""
+    """Check the rates in docs/statistics.md. 2,000 windows of 500 values, a reference of 5,000."""
     draw = np.random.default_rng(3)
     prompts = draw.gamma(3.0, 20.0, 20_000)
     edges = (10.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0)
@@ -149,3 +149,25 @@ def test_resampled_data_raises_the_psi_over_its_threshold_in_less_than_1_percent
     assert sum(psi(draw.choice(prompts, 500)) > 0.1 for _ in range(2000)) == 0
     assert sum(psi(draw.choice(prompts, 200)) > 0.1 for _ in range(2000)) < 20
     assert all(psi(draw.choice(prompts, 500) * 1.6) > 0.1 for _ in range(200))
+
+
+def test_many_categories_of_several_front_ends_have_no_drift_before_and_after_a_restart():
+    rng = np.random.default_rng(3)
+    key = KEY._replace(variable="topic")
+
+    def counts(num) -> CategoryCounts:
+        counted = CategoryCounts()
+        for k in rng.integers(100, size=num):
+            counted.record(f"t{k}")
+        return counted
+
+    history = StatisticsHistory(300)
+    chosen = msgspec.structs.replace(reference(counts(5000)), variable="topic")
+    for window in range(4):
+        history.add(report(window, counts(100), key, "category") for _ in range(5))
+        snapshot = msgspec.json.decode(msgspec.json.encode(history.snapshot(window, [chosen])), type=Snapshot)
+        history = StatisticsHistory(300)
+        history.restore(snapshot)
+    (series,) = snapshot.series
+    assert abs(series.drift.psi) < 0.05 and series.drift.unseen == {}
+    assert [abs(drift.psi) < 0.1 for _, _, drift in series.over_time()] == [True] * 4

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import sqlalchemy as sa
 
-from noria.errors import ConfigError
+from noria.errors import ConfigError, UnavailableNow
 from noria.storage.append_only import make_append_only
 from noria.storage.database import Schema, about, database_url, open_database, write_transaction
 
@@ -96,9 +96,11 @@ def test_an_invalid_url_is_rejected_without_showing_a_password(value, words, tmp
 
 def test_a_database_that_cannot_be_reached_is_rejected_with_what_to_do(tmp_path):
     (tmp_path / "file").touch()
-    for value in ("postgresql://nobody@127.0.0.1:1/none", f"sqlite:///{tmp_path}/file/notes.sqlite"):
-        with pytest.raises(ConfigError, match=r"cannot be used: .*Set notes\.database"):
-            open_at(value, tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be used: .*Set notes\.database, or set data_dir") as caught:
+        open_at(f"sqlite:///{tmp_path}/file/notes.sqlite", tmp_path)
+    assert type(caught.value) is ConfigError
+    with pytest.raises(UnavailableNow, match=r"cannot be used: .*PostgreSQL runs .*set notes\.database"):
+        open_at("postgresql://nobody@127.0.0.1:1/none", tmp_path)
 
 
 def test_a_file_that_is_no_database_is_rejected(tmp_path):

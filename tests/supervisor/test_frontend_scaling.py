@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from certificates import make_certificate
-from noria.frontend.open_inference.grpc_messages import SERVICE, message
+from noria.frontend.protocols.open_inference.grpc_messages import SERVICE, message
 from noria.testing.server import reserve_port
 from waiting import TIMEOUT_S, wait_until
 

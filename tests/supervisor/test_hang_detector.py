@@ -38,6 +38,13 @@ def test_a_supervisor_that_was_suspended_finds_no_hang(detector):
     assert detector.hang_reason(1000.0) is None
 
 
+def test_a_machine_that_was_suspended_while_a_child_was_busy_has_no_hang(detector):
+    detector.ready()
+    for now in (100.0, 102.0, 104.0, 1000.0, 1002.0, 1004.0):
+        detector.pinged(now)
+        assert detector.hang_reason(now) is None
+
+
 def test_an_iteration_beyond_its_limit_hangs_although_the_receiver_answers(detector):
     detector.ready()
     detector.answered(250.0, 250.0)

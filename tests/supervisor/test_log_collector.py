@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from noria.observe.logs.log_record import as_json, make_line
+from noria.observe.logs.log_record import as_json, line_of
 from noria.observe.logs.setup import child_log_environment
 from noria.observe.logs.writer import NonBlockingWriter, Stream
 from noria.supervisor.log_collector import LogCollector
@@ -234,10 +234,10 @@ def test_a_closed_terminal_loses_the_lines_and_raises_nothing() -> None:
     writer = NonBlockingWriter(as_json, Stream(writing), "supervisor")
     writer.start()
     for number in range(10):
-        writer.put(make_line(0.0, "info", "l", "p", str(number)))
+        writer.put(line_of(0.0, "info", "l", "p", str(number)))
     writer.close(TIMEOUT_S)
     assert not writer.is_alive()
-    writer.put(make_line(0.0, "info", "l", "p", "after"))
+    writer.put(line_of(0.0, "info", "l", "p", "after"))
     os.close(writing)
 
 
@@ -257,10 +257,10 @@ def test_a_disk_that_was_full_gets_later_lines_and_the_number_of_lost_ones(reade
     writer = NonBlockingWriter(as_json, sink, "supervisor")
     writer.start()
     for number in range(3):
-        writer.put(make_line(0.0, "info", "l", "p", str(number)))
+        writer.put(line_of(0.0, "info", "l", "p", str(number)))
     wait_until(lambda: writer._num_lost == 3 and sink.num_tries >= 3)
     os.dup2(reader.writing, disk)  # the disk has space again
-    writer.put(make_line(0.0, "info", "l", "p", "after"))
+    writer.put(line_of(0.0, "info", "l", "p", "after"))
     reader.start()
     writer.close(TIMEOUT_S)
     os.close(disk)
@@ -273,7 +273,7 @@ def test_a_disk_that_stays_full_does_not_block_close() -> None:
     with open("/dev/full", "wb") as disk:
         writer = NonBlockingWriter(as_json, Stream(disk.fileno()), "supervisor")
         writer.start()
-        writer.put(make_line(0.0, "info", "l", "p", "lost"))
+        writer.put(line_of(0.0, "info", "l", "p", "lost"))
         writer.close(TIMEOUT_S)
         assert not writer.is_alive()
 
@@ -283,7 +283,7 @@ def test_a_terminal_that_another_program_made_non_blocking_gets_every_line(reade
     writer = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
     writer.start()
     for number in range(500):
-        writer.put(make_line(0.0, "info", "l", "p", "x" * 5000) | {"number": number})
+        writer.put(line_of(0.0, "info", "l", "p", "x" * 5000) | {"number": number})
     time.sleep(0.1)  # the pipe may or may not be full; all lines arrive in both cases
     reader.start()
     writer.close(TIMEOUT_S)

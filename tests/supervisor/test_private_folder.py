@@ -1,6 +1,8 @@
 """The private folder of a server, and those that killed servers left behind."""
 
+import fcntl
 import os
+import pathlib
 import signal
 import stat
 import subprocess
@@ -10,11 +12,11 @@ import tempfile
 import pytest
 
 from noria.errors import ConfigError
-from noria.supervisor.private_folder import private_folder
+from noria.supervisor.private_folder import make_young, private_folder
 
 KILLED = """
 import os, pathlib, signal
-from noria.supervisor.private_folder import private_folder
+from noria.supervisor.private_folder import make_young, private_folder
 with private_folder() as folder:
     pathlib.Path(folder, "counter_7.db").touch()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -32,6 +34,23 @@ def test_the_folder_is_private_and_removed_at_the_end(parent):
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
         assert os.listdir(parent) == [os.path.basename(folder)]
     assert os.listdir(parent) == []
+
+
+def test_cleaners_that_respect_locks_or_ages_leave_the_folder(parent):
+    with private_folder() as folder:
+        fd = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as systemd-tmpfiles does
+        os.close(fd)
+        for number in range(9):
+            pathlib.Path(folder, f"{number}.db").touch()
+        paths = [folder, *(os.path.join(folder, name) for name in os.listdir(folder))]
+        for path in paths:
+            os.utime(path, (0, 0))
+        for number in range(9):
+            pathlib.Path(folder, f"{number}.gone").symlink_to("nothing")  # like a file that has just vanished
+        make_young(folder)
+        assert min(os.stat(path).st_mtime for path in paths) > 0
 
 
 def test_the_folder_of_a_killed_supervisor_is_removed_at_the_next_start_and_no_other(parent):

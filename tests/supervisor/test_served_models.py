@@ -21,6 +21,11 @@ def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
     assert [spec.name for spec in open_models(config)] == ["noria-shapes", "other"]
 
 
+def test_a_vae_needs_a_model_in_a_single_file():
+    with pytest.raises(ConfigError, match=r"engine\.vae is 'a\.safetensors', but no model is a single file"):
+        open_models(Config(engine=EngineConfig(vae="a.safetensors")))
+
+
 @pytest.mark.parametrize(
     ("endpoints", "says"),
     [

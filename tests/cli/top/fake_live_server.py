@@ -9,10 +9,15 @@ import threading
 import msgspec
 
 from noria.protocol.diffusion import ImageSettingsView
-from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
+from noria.protocol.live_views import DepartureView, IterationView, RatesView, ShareView, SlotView, WaitingView
 from noria.protocol.messages import EngineView
 
 SERVER_TIME = 1_000_000.0  # the server's clock
+SHARES = (
+    ShareView("alice", 0.62, 6, 2, 9, 3),
+    ShareView("a-name-of-a-key-that-is-long", 0.3, 2, 0, 0, 0),
+    ShareView("", 0.08, 0, 0, 2, 0, num_clients=2),
+)
 
 
 def slot_view(slot, **changes):

@@ -141,6 +141,18 @@ def test_the_key_is_read_from_the_key_file(live_server, tmp_path):
     assert server.requests == [("/v1/live?thumbnails=false", "Bearer noria-secret")]
 
 
+def test_without_a_key_file_the_key_is_read_from_the_variable_that_pages_name(live_server, tmp_path):
+    (tmp_path / "key").write_text("of-the-file\n")
+    server = live_server(EVENTS)
+    assert top(server.url, "--once", NORIA_API_KEY=" noria-secret\n").returncode == 0
+    assert top(server.url, "--once", "--key-file", str(tmp_path / "key"), NORIA_API_KEY="noria-secret").returncode == 0
+    assert top(server.url, "--once", NORIA_API_KEY="").returncode == 0
+    assert [key for _, key in server.requests] == ["Bearer noria-secret", "Bearer of-the-file", None]
+    rejected = top(server.url, "--once", NORIA_API_KEY="a secret")
+    assert (rejected.returncode, "a secret" in rejected.stderr) == (2, False)
+    assert "environment variable NORIA_API_KEY must hold" in rejected.stderr
+
+
 def test_without_a_url_the_settings_name_the_server(live_server):
     server = live_server(EVENTS)
     assert server.url in top("--once", NORIA_FRONTEND_PORT=str(server.server_port)).stdout
@@ -171,9 +183,9 @@ def test_without_once_a_pipe_is_rejected(live_server):
 def test_an_invalid_key_file_is_rejected(tmp_path, content):
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(ConfigError, match="--key-file"):
-        read_key(tmp_path / "key")
+        read_key(tmp_path / "key", {})
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_key(tmp_path / "missing")
+        read_key(tmp_path / "missing", {})
 
 
 @pytest.mark.parametrize("action", [b"q", b"\x03", signal.SIGTERM])

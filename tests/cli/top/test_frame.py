@@ -2,15 +2,16 @@
 
 import io
 
+import msgspec
 import pytest
-from fake_live_server import SERVER_TIME, engine_view, slot_view
+from fake_live_server import SERVER_TIME, SHARES, engine_view, slot_view
 from rich.console import Console
 
 from noria.cli.top.events import EngineInfo, EnginesEvent, EngineViewEvent, ServerInfo
 from noria.cli.top.frame import render_frame
 from noria.cli.top.server_state import ServerState
 from noria.protocol.diffusion import ImageSettingsView
-from noria.protocol.live_views import CallSizeView, IterationView
+from noria.protocol.live_views import BatchView, CallSizeView, IterationView
 
 FOOTER = ("q quits", "dim")
 URL = "http://127.0.0.1:8000"
@@ -49,6 +50,32 @@ def test_an_engine_has_its_state_device_slots_queue_and_statistics():
         "images/s 4.21 · steps/s 88.4 · p50 1.9 s · p95 3.1 s · p99 4.0 s · batch 7.30 · backlog 4.5 s · busy 99% · "
         "occupancy 46%"
     )
+
+
+def text_engine(height=None, **changes):
+    iterations = tuple(
+        IterationView(k, SERVER_TIME, 0.02, 0.0, 0.0, 1, 4, 4, batch=BatchView(0, "minilm", 30, 40)) for k in (1, 2)
+    )
+    state = ServerState()
+    info = EngineInfo("engine-0", "ready", "cpu", "incarnation-1", "encoder")
+    state.apply(EnginesEvent((info,), ServerInfo("9.9", ("minilm",))), 0.0)
+    view = engine_view(num_slots=2, iterations=iterations, last_iteration=2, **changes)
+    state.apply(EngineViewEvent("engine-0", view), 0.0)
+    return rendered_lines(state, height=height)
+
+
+def test_an_engine_of_text_encoders_has_texts_and_batches_and_neither_slots_nor_images():
+    lines = text_engine(num_waiting=7)
+    assert lines[1] == "engine-0 ready · cpu · 2 sessions · 7 texts waiting"
+    assert lines[2].startswith("texts/s 4.21 · p50 1.9 s")
+    assert lines[2].endswith("texts a batch 7.30 · backlog 4.5 s · busy 99% · padding 25%")
+    assert [line.split()[0] for line in lines[3:5]] == ["texts", "batch"]
+    assert not any("images" in line or "slot" in line or "denoise" in line for line in lines)
+
+
+@pytest.mark.parametrize("height", range(2, 9))
+def test_a_frame_of_text_encoders_fits_any_height(height):
+    assert len(text_engine(height, num_waiting=9)) == height
 
 
 def test_a_paused_image_has_no_finish_time():
@@ -102,6 +129,32 @@ def test_waiting_requests_show_their_model_if_there_are_several():
         "waits 64×64 starts now 25 steps euler noria-shapes wait-0",
         "waits 64×64 starts now 25 steps euler wait-0",
     ]
+
+
+def test_shares_of_several_clients_say_who_runs_and_who_waits_for_what():
+    waiting = engine_view(num_waiting=1).waiting[0]
+    waiting = msgspec.structs.replace(waiting, share_client="alice")
+    slots = [slot_view(0, share_client="alice"), slot_view(1)]
+    view = engine_view(slots=slots, num_waiting=1, waiting=(waiting,), shares=SHARES)
+    lines = rendered_lines(state_of(view), width=160)
+    assert [" ".join(line.split()) for line in lines[3:6]] == [
+        "alice ███████▌···· 62% 4 run · 2 paused · 3 evicted · 9 waiting",
+        "a-name-of-…t-is-long ███▋········ 30% 2 run",
+        "2 others █··········· 8% 0 run · 2 waiting",
+    ]
+    assert [" alice" in slot_line(lines, 0), " another" in slot_line(lines, 1)] == [True, True]
+    assert next(line for line in lines if line.startswith("waits")).endswith("euler of alice wait-0")
+    alone = rendered_lines(state_of(engine_view(slots=slots, shares=SHARES[:1])), width=160)
+    assert not any("alice" in line for line in alone)
+
+
+@pytest.mark.parametrize(("height", "num_lines"), [(40, 3), (19, 1), (14, 1), (8, 0)])
+def test_shares_take_one_line_where_there_is_little_room_and_then_none(height, num_lines):
+    lines = rendered_lines(state_of(engine_view(shares=SHARES)), 80, height)
+    assert len(lines) == height
+    assert sum("62%" in line or "30%" in line or "8%" in line for line in lines) == num_lines
+    if num_lines == 1:
+        assert "shares · alice 62% · a-name-of-a-key-that-is-long 30% · 2 others 8%" in lines
 
 
 def test_times_count_down_between_two_views():

@@ -9,8 +9,9 @@ import pytest
 from fake_live_server import engine_view, engines_event, unreachable_url, view_event
 
 from certificates import make_certificate
+from noria.cli.server_address import checked_url, local_url
 from noria.cli.top.events import EnginesEvent, EngineViewEvent
-from noria.cli.top.stream import ServerUnreachable, _own_certificate, checked_url, local_url, stream_events
+from noria.cli.top.stream import ServerUnreachable, _own_certificate, stream_events
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, LiveError
 

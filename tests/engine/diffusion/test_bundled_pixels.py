@@ -11,7 +11,7 @@ from PIL import Image
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
-from noria.engine.loop import EngineLoop, ResultReady
+from noria.engine.loop import ResultReady, StepLoop
 from noria.models.catalog import open_model
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
@@ -46,7 +46,7 @@ def generate_sheet() -> np.ndarray:
             pixels = np.frombuffer(event.result.pixels.rgb(), np.uint8)
             images[event.prepared.request.request_id] = pixels.reshape(HEIGHT_PX, -1, 3)
 
-    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
     for number, (scheduler, steps, guidance, width) in enumerate(SETTINGS):
         request = make_image_request(
             str(number),

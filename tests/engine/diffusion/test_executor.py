@@ -3,23 +3,30 @@
 import math
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from generating import difference, generate
+import start_images
+from generating import difference, generate, resumed
+from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import warm_up
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage
-from noria.engine.loop import EngineLoop, PreviewReady, RequestEnded, ResultReady
+from noria.engine.loop import PreviewReady, RequestEnded, RequestHandedOver, ResultReady, StepLoop
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.unet_models.stable_diffusion import StableDiffusion
+from noria.models.lora_folders import digest_of
+from noria.protocol.diffusion import Lora
 from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
@@ -99,6 +106,91 @@ def mixed_requests(spec):
         make_request(spec, k, scheduler=names[k % 8], inference_steps=4 + k, guidance_scale=1.0 + 11 * (k % 5) / 4)
         for k in range(16)
     ]
+
+
+def varied_requests(lora):
+    """Requests for all calls or a share of them, whose other settings differ, too."""
+    names = ["ddim", "euler-karras", "dpm++2m", "unipc", "euler-a", "pndm"]  # the last two make all calls
+    return [
+        start_images.make_request(
+            k,
+            scheduler=names[k % 6],
+            inference_steps=12 + k,
+            calls=1.0 if k % 6 > 3 else [0.5, 0.33, 1.0, 0.7, 0.4][k % 5],
+            guidance_scale=1.0 + 11 * (k % 5) / 4,
+            loras=(lora,) * (k % 3 == 0),
+            strength=[None, 0.8, None, 0.7][k % 4],
+            has_mask=k % 8 in (1, 7),
+        )
+        for k in range(12)
+    ]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def varied(tiny_folder, tmp_path_factory, request):
+    """Two executors of one model whose calls have one number of rows, requests, and the image of each alone."""
+    folder = tmp_path_factory.mktemp("loras")
+    _, first = load(tiny_folder, request.param, buckets=(8,), loras=(str(folder),))
+    file = save_diffusers_lora(folder / "ink.safetensors", first.model.lora_parts, rank=2)
+    requests = varied_requests(Lora("ink", 0.7, digest_of(file)))
+    alone = [start_images.generate_all(first, [each])[each.request_id, 0] for each in requests]
+    for each in requests:
+        num_calls = each.payload.num_steps + (each.payload.scheduler == "pndm")
+        assert first.prepare(each, start_images.frame(each)).num_calls == num_calls
+    return (first, DiffusionExecutor(first.model, first.config)), requests, alone
+
+
+def generate_disturbed(executors, requests, num_slots):
+    """The image of each request, by its id; `requests` are each with its arrival and when it moves, in iterations."""
+    images, handed_over, iteration, ran = {}, [], 0, []
+
+    def on_event(event):
+        if isinstance(event, RequestHandedOver):
+            handed_over.append(event)
+        elif isinstance(event, ResultReady):
+            payload = event.prepared.request.payload
+            pixels = np.frombuffer(event.result.pixels.rgb(), np.uint8)
+            images[event.prepared.request.request_id] = pixels.reshape(payload.height, payload.width, 3)
+
+    loops = [StepLoop(StepScheduler(num_slots), executor, on_event, lambda: 0.0) for executor in executors]
+    source, target = loops
+    while iteration <= 20 or any(ran):
+        for request, arrival, moves_at in requests:
+            frame = start_images.frame(request)
+            if iteration == arrival:
+                source.submit(executors[0].prepare(request, frame))
+            elif iteration == moves_at:
+                source.hand_over(request.attempt_id)
+                for event in handed_over:
+                    target.submit(*resumed(executors[1], request, event, frame))
+                handed_over.clear()
+        ran = [loop.run_iteration() for loop in loops]
+        iteration += 1
+    return images
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 11), st.integers(0, 8), st.none() | st.integers(1, 20), st.sampled_from(["low", "high"])
+        ),
+        min_size=3,
+        max_size=6,
+        unique_by=lambda each: each[0],
+    ),
+    st.integers(1, 4),
+)
+@settings(max_examples=6)
+def test_an_image_is_that_alone_whatever_else_runs_is_evicted_and_moves(varied, chosen, num_slots):
+    executors, requests, alone = varied
+    disturbed = [
+        (msgspec.structs.replace(requests[number], priority=priority), arrival, moves_at)
+        for number, arrival, moves_at, priority in chosen
+    ]
+    images = generate_disturbed(executors, disturbed, num_slots)
+    assert len(images) == len(chosen)
+    for number, *_ in chosen:
+        assert np.array_equal(images[f"r{number}"], alone[number]), requests[number]
 
 
 def test_an_image_alone_equals_the_image_in_a_mixed_staggered_batch(tiny):
@@ -198,7 +290,7 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
             except GenerationFailed as error:
                 failures.append((event.prepared.request.request_id, str(error)))
 
-    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
     for number in (1, 2):
         loop.submit(executor.prepare(make_request(spec, number, inference_steps=3)))
     loop.run_iteration()
@@ -215,7 +307,7 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
 def test_a_model_that_raises_fails_the_request_and_not_the_engine(tiny, monkeypatch):
     spec, executor = tiny
     ends = []
-    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
     loop.submit(executor.prepare(make_request(spec, 1)))
 
     def broken(*_):
@@ -240,16 +332,14 @@ def test_every_kind_of_attention_gives_the_same_image(tiny, tiny_folder, attenti
 
 
 class _Panic(BaseException):
-    """As `tokenizers` raises one where Rust panics."""
+    """An error such as `tokenizers` raises where Rust panics."""
 
 
 @pytest.mark.parametrize("error", [IndexError, _Panic])
 def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypatch, error):
     spec, executor = tiny
     ends = {}
-    loop = EngineLoop(
-        StepScheduler(8), executor, lambda e: ends.update({e.prepared.request.request_id: e}), lambda: 0.0
-    )
+    loop = StepLoop(StepScheduler(8), executor, lambda e: ends.update({e.prepared.request.request_id: e}), lambda: 0.0)
     loop.submit(executor.prepare(make_request(spec, 1)))
     loop.run_iteration()
 
@@ -313,7 +403,7 @@ def previews_and_image(spec, executor, **fields):
                 images.append(np.frombuffer(pixels.rgb(), np.uint8).reshape(spec.default_height_px, -1, 3))
 
     request = make_request(spec, 1, **fields)
-    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
     loop.submit(executor.prepare(request))
     while loop.run_iteration() is not None:
         pass
@@ -357,7 +447,7 @@ def test_a_thumbnail_is_the_preview_of_the_same_call_and_changes_no_image(bundle
             case ResultReady(result=DecodedImage(pixels=pixels)):
                 images[request_id] = np.frombuffer(pixels.rgb(), np.uint8)
 
-    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0, lambda _plan: True)
+    loop = StepLoop(StepScheduler(8), executor, on_event, lambda: 0.0, lambda _plan: True)
     for each in requests:
         loop.submit(executor.prepare(each))
     while (iteration := loop.run_iteration()) is not None:
@@ -374,7 +464,7 @@ def test_a_thumbnail_is_the_preview_of_the_same_call_and_changes_no_image(bundle
 def test_a_thumbnail_of_a_large_image_is_small(bundled):
     spec, executor, _ = bundled
     side_px = 72 * executor.model.latent_scale
-    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
+    loop = StepLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
     loop.submit(executor.prepare(make_request(spec, 0, inference_steps=1, width=side_px, height=side_px // 9)))
     (thumbnail,) = loop.run_iteration().thumbnails
     assert (thumbnail.width_px, thumbnail.height_px) == (36, 4)
@@ -435,7 +525,7 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch, method, rows)
 def test_out_of_memory_is_recognized_by_the_message_of_a_plain_error(tiny, monkeypatch, text, fits):
     spec, executor = tiny
     ends = []
-    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
     for number in range(2):
         loop.submit(executor.prepare(make_request(spec, number, inference_steps=1)))
     monkeypatch.setattr(executor.model, "predict", LimitedMemory(executor.model.predict, 2, RuntimeError(text)))
@@ -458,7 +548,7 @@ def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypa
 
     monkeypatch.setattr(diffusion, "next_samples", next_samples)
     events = []
-    loop = EngineLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
     for number in range(2):
         loop.submit(executor.prepare(make_request(spec, number, partial_images=3)))
     while loop.run_iteration() is not None:
@@ -510,7 +600,7 @@ def test_work_that_the_loop_does_not_wait_for_is_timed_by_the_device(tiny, monke
     if executor.model.device.type == "cpu":
         monkeypatch.setattr(torch.cuda, "Event", HostEvent)
     events = []
-    loop = EngineLoop(StepScheduler(8), executor, events.append, time.monotonic)
+    loop = StepLoop(StepScheduler(8), executor, events.append, time.monotonic)
     loop.submit(executor.prepare(make_request(spec, 1, inference_steps=3)))
     device_timings = []
     while (iteration := loop.run_iteration()) is not None:

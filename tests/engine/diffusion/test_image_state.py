@@ -31,7 +31,7 @@ def make_request(scheduler, number=1, **fields):
     return make_image_request(f"r{number}", scheduler=scheduler, guidance_scale=3.0, **defaults | fields)
 
 
-# Of 9 places at most, those that later calls weigh.
+# The number of places, at most 9, that later calls weigh.
 PLACES = {"ddim": 1, "euler": 1, "euler-a": 1, "heun": 2, "dpm++2m": 3, "lms": 4, "pndm": 5, "unipc": 5}
 
 

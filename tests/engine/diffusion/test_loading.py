@@ -1,11 +1,10 @@
-"""What the executor's settings take from the machine."""
+"""Settings that the executor takes from the machine."""
 
 import functools
 import os
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.loading import detect_machine
-from noria.engine.diffusion.sizing.auto_settings import resolve_auto
+from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto
 from noria.models.catalog import open_model
 from noria.observe import cgroup
 

@@ -16,7 +16,7 @@ from noria.config import EngineConfig
 from noria.engine.diffusion import loading
 from noria.engine.diffusion.loading import load_runtime, weights_to_load
 from noria.engine.diffusion.sizing.weight_bytes import weights_of
-from noria.engine.loop import EngineLoop, RequestEnded, ResultReady
+from noria.engine.loop import RequestEnded, ResultReady, StepLoop
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
@@ -62,6 +62,15 @@ def runtime(spec, config):
     torch.set_num_threads(before)
 
 
+def test_the_log_names_the_device_before_a_part_is_loaded(spec, config, caplog):
+    caplog.set_level("INFO")
+    threads = torch.get_num_threads()
+    runtime = load_runtime([spec], config, "auto")
+    torch.set_num_threads(threads)
+    first, second, *_ = (record.noria_fields for record in caplog.records)
+    assert (first["event"], first["device"], second["event"]) == ("libraries_imported", runtime.device, "part_loaded")
+
+
 def generate(runtime, *specs):
     """The pixels of one image of each model, from one batch."""
     images, reasons = {}, []
@@ -73,7 +82,7 @@ def generate(runtime, *specs):
             case RequestEnded(event=event):
                 reasons.append(event.finish_reason)
 
-    loop = EngineLoop(runtime.scheduler, runtime.executor, on_event, lambda: 0.0)
+    loop = StepLoop(runtime.scheduler, runtime.executor, on_event, lambda: 0.0)
     for spec in specs:
         request = make_image_request(
             spec.fingerprint, spec.name, inference_steps=4, width=spec.default_width_px, height=spec.default_height_px

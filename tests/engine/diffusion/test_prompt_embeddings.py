@@ -1,15 +1,17 @@
 """Prompts are encoded together, once, and cached one by one; the rows of a call are made once for the same prompts."""
 
 import torch
+from transformers import CLIPTokenizer
 
 from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
-from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.conditioning import Conditioning, num_cut_of
+from noria.models.location import BUNDLED
 
 LETTER_BYTES = 4
 
 
 def encode(prompts):
-    """One float32 for each letter."""
+    """Return one float32 for each letter."""
     longest = torch.ones(len(prompts), max(map(len, prompts)), 1)
     return [Conditioning({"text": row[: len(prompt)]}) for row, prompt in zip(longest, prompts, strict=True)]
 
@@ -60,3 +62,16 @@ def test_the_rows_of_a_call_are_kept_until_a_prompt_changes():
     assert rows.get([a, b, a]) is first
     assert rows.get([a, a, b]) is not first
     assert rows.get([a]).tokens["text"].shape == (1, 2, 1)
+
+
+def test_the_tokens_that_a_model_is_not_shown_are_counted_and_kept_with_the_prompt():
+    tokenizer = CLIPTokenizer.from_pretrained(str(BUNDLED / "tokenizer"))
+    num_tokens = tokenizer.model_max_length - 2  # beside the first and the last one
+    texts = ["red " * num_tokens, "red " * (3 * num_tokens + 1), ""]
+    tokens = tokenizer(texts, padding="max_length", max_length=num_tokens + 2, truncation=True)
+    assert num_cut_of(tokens) == [0, 2 * num_tokens + 1, 0]
+    cache = PromptEmbeddingCache(
+        lambda prompts: [Conditioning({"text": torch.ones(1)}, num_cut=len(prompt)) for prompt in prompts], 10**6, None
+    )
+    for _ in range(2):
+        assert cache.get(["aaa"])["aaa"].num_cut == 3

@@ -19,7 +19,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import weights_to_load
 from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.engine.diffusion.warmup.calibration import cost_key, measure_costs
-from noria.engine.loop import EngineLoop, PreviewReady
+from noria.engine.loop import PreviewReady, StepLoop
 from noria.errors import InvalidField
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
@@ -47,7 +47,7 @@ def load(folder, refiner, **settings):
 
 
 class Pipelines:
-    """Those of diffusers for a model and its refiner, with the VAE of the model."""
+    """The pipelines of diffusers for a model and its refiner, with the VAE of the model."""
 
     def __init__(self, folder, refiner):
         self.folders = folder, refiner
@@ -300,7 +300,7 @@ def test_previews_of_the_refiners_calls_show_what_it_predicts(tiny_xl_folder, tm
 
     executor.model.clean_weights = recording("base", executor.model)
     executor.model.refiner.clean_weights = recording("refiner", executor.model.refiner)
-    loop = EngineLoop(StepScheduler(8), executor, seen.append, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, seen.append, lambda: 0.0)
     loop.submit(executor.prepare(request))
     while loop.run_iteration():
         pass

@@ -34,7 +34,7 @@ class Harness:
         self.executor = EncoderExecutor({spec.key: (spec, sessions or [FakeSession(spec=spec)])})
 
     def run(self, *requests, rows=None, session=0):
-        prepared = [self.executor.prepare(request) for request in requests]
+        prepared = [prepare(request, self.spec) for request in requests]
         for each in prepared:
             self.executor.accept(each)
         rows = rows or [ItemId(r.attempt_id, index) for r in requests for index in range(r.payload.num_texts)]
@@ -92,7 +92,7 @@ def test_classified_tokens_have_a_row_each(new_harness):
 
 
 class PanicError(BaseException):
-    """As a panic in Rust: it is no Exception."""
+    """An error such as a panic in Rust: it is no Exception."""
 
 
 @pytest.mark.parametrize("error", [RuntimeError, PanicError])
@@ -121,13 +121,14 @@ def test_a_result_that_is_not_finite_fails_its_text_only(new_harness):
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to"), RuntimeError("Failed to allocate 4 B")]
 )
-def test_a_batch_without_memory_is_reported(new_harness, error):
+def test_a_batch_without_memory_is_reported(new_harness, caplog, error):
     def fail(rows):
         raise error
 
     harness = new_harness(FakeSession(fail))
     harness.run(make_text_request("a", TEXTS[0]))
-    assert harness.result().oom_phase == "steps"
+    assert not harness.result().fits
+    assert caplog.records[-1].noria_fields == {"event": "out_of_memory", "num_texts": 1, "request_ids": ["a"]}
 
 
 def test_a_request_may_end_while_its_batch_runs(new_harness):

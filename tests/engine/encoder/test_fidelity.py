@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from noria.engine.encoder.fidelity import Fidelity, check_fidelity, corpus_rows, measure_fidelity, read_fidelity
+from noria.engine.encoder.fidelity import check_fidelity, corpus_rows, measure_fidelity
+from noria.engine.resources.fidelity import Fidelity, read_fidelity
 from noria.errors import ModelError
 from noria.models.encoder.token_rows import FloatArray, TokenRow
 from noria.protocol.text import EncoderModelSpec
@@ -33,7 +34,7 @@ def test_embeddings_are_compared_by_their_direction(minilm: EncoderModelSpec) ->
     scaled_and_turned = FixedSession(lambda length: [3.0, 4.0] if length == 12 else [2.0, 0.0])
     fidelity = measure_fidelity(minilm, exact, scaled_and_turned, ROWS)
     assert fidelity == Fidelity(pytest.approx(0.6), pytest.approx(2.6 / 3), 3)
-    assert str(fidelity) == "min 0.60000, mean 0.86667 on 3 texts"
+    assert str(fidelity) == "min 0.60000, mean 0.86667 on 3 samples"
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "softmax", "identity"])
@@ -49,7 +50,7 @@ def test_a_measurement_is_kept_and_below_the_floor_rejected(small: EncoderModelS
     turned = FixedSession(lambda length: [1.0, 0.1])
     file = tmp_path / "cache" / "fidelity.json"
     fidelity = check_fidelity(small, turned, lambda: exact, 0.99, file)
-    assert fidelity.num_texts == 200
+    assert fidelity.num_samples == 200
     assert read_fidelity(file) == fidelity
 
     def measure_again() -> Any:

@@ -19,7 +19,7 @@ from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.protocol.messages import Cancel, Finished, Hello, ModelPrecision, Mount, MountResult, Submit, Unmount
+from noria.protocol.messages import Cancel, Finished, Hello, ModelPrecision, Mount, MountResult, Unmount
 from noria.protocol.transport import EngineChannel
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, make_text_request
 from waiting import TIMEOUT_S
@@ -90,18 +90,18 @@ def test_a_second_version_serves_beside_the_first_and_is_released_after_its_last
     assert (state.models, result) == ((FAKE_ENCODER, NEWER), MountResult("a"))
     precisions = [ModelPrecision(each.name, each.fingerprint, "float32", 1.0) for each in (FAKE_ENCODER, NEWER)]
     assert list(harness.runtime.precisions()) == precisions
-    harness.client.send(Submit(request("1", 1, 2, spec=FAKE_ENCODER)), Submit(request("2", 1, 2)))
+    harness.client.send(request("1", 1, 2, spec=FAKE_ENCODER), request("2", 1, 2))
     assert {each.attempt_id for each in harness.client.receive(2)} == {"1", "2"}
-    harness.client.send(Submit(request("slow", 1, 500, 2)))
+    harness.client.send(request("slow", 1, 500, 2))
     assert harness.began.wait(TIMEOUT_S)
     harness.client.send(Cancel("slow"))  # which ends the request, and not its batch
     assert harness.client.receive()[0].code == "cancelled"
     harness.client.send(Unmount("b", NEWER.name, NEWER.fingerprint))
     assert harness.client.receive()[0].models == (FAKE_ENCODER,)
-    harness.client.send(Submit(request("late", 1, 2)))
+    harness.client.send(request("late", 1, 2))
     (late,) = harness.client.receive()
     assert (late.attempt_id, late.code) == ("late", "engine_unavailable")
-    harness.client.send(Submit(request("3", 1, 2, spec=FAKE_ENCODER)))
+    harness.client.send(request("3", 1, 2, spec=FAKE_ENCODER))
     assert isinstance(harness.client.receive()[0], Finished)
     assert all(session() for session in harness.newer)
     harness.go_on.set()
@@ -123,7 +123,7 @@ def test_results_that_are_not_finite_reject_the_model(harness, monkeypatch):
     (result,) = harness.client.receive()
     assert "its results are not finite" in result.error
     monkeypatch.undo()
-    harness.client.send(Submit(request("1", 1, 2, spec=FAKE_ENCODER)))
+    harness.client.send(request("1", 1, 2, spec=FAKE_ENCODER))
     assert isinstance(harness.client.receive()[0], Finished)
 
 
@@ -158,6 +158,14 @@ def test_a_real_encoder_is_loaded_with_as_many_sessions_as_the_others(small, new
         runtime.release(newer.key)
     finally:
         runtime.executor.close()
+
+
+def test_the_log_names_the_device_before_an_encoder_is_loaded(small, caplog):
+    caplog.set_level("INFO")
+    runtime = load_runtime([small], EngineConfig(encoder_sessions=1, threads=1), "auto")
+    runtime.executor.close()
+    first, second, *_ = (record.noria_fields for record in caplog.records)
+    assert (first["event"], first["device"], second["event"]) == ("libraries_imported", runtime.device, "part_loaded")
 
 
 def test_an_encoder_that_does_not_fit_the_memory_or_is_damaged_is_rejected(small, newer_folder):

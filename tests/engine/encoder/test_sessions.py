@@ -2,13 +2,16 @@
 
 import pathlib
 import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
-from encoders import PAIRS, TEXTS, make_encoder, open_exported, transformers_alone
+from encoders import PAIRS, TEXTS, make_encoder, open_exported, sentence_transformer, transformers_alone
 from noria.config import EngineConfig
 from noria.engine.encoder import sessions as module
 from noria.engine.encoder.fidelity import corpus_rows
@@ -16,11 +19,20 @@ from noria.engine.encoder.graph_sessions import import_openvino
 from noria.engine.encoder.sessions import find_device, load_sessions, num_cores, precision_of, resolve_sessions
 from noria.engine.encoder.torch_session import TorchSession, bucket
 from noria.errors import ConfigError, MissingExtra, ModelError
+from noria.models.catalog import open_model_of
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.token_rows import TokenRow, compute
 from noria.protocol.text import EncoderModelSpec
 
 CONFIG = EngineConfig(encoder_sessions=2, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def same_number_of_threads() -> Iterator[None]:
+    """Sessions of torch on a CPU set it for the process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def tokenize(spec: EncoderModelSpec, inputs: list[Any]) -> list[TokenRow]:
@@ -62,8 +74,9 @@ def test_results_equal_transformers_with_each_text_alone(
     expected = transformers_alone(folder, architecture, rows)
     if spec.task == "embedding":
         expected = [tokens.mean(0) for tokens in expected]
-    on_torch = TorchSession(spec, EngineConfig(dtype="float32"), "cpu")
-    for session in (*load_sessions(spec, config, "cpu"), on_torch):
+    on_torch = load_sessions(spec, msgspec.structs.replace(config, encoder_backend="torch"), "cpu")
+    assert [type(session) for session in on_torch] == [TorchSession] * 2
+    for session in (*load_sessions(spec, config, "cpu"), on_torch[0]):
         for got, right in zip(session.run(rows), expected, strict=True):
             np.testing.assert_allclose(got, right, atol=1e-5 * max(1.0, np.abs(right).max()))
 
@@ -84,26 +97,28 @@ def test_sessions_of_one_thread_share_the_weights_and_run_side_by_side(minilm: E
     assert len(results) == 4
 
 
-class AnyCore:
-    """OpenVINO's Core on a CPU with the given capabilities."""
+@pytest.fixture
+def claim_capabilities(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let OpenVINO's Core report the capabilities of another CPU."""
+    try:
+        openvino = import_openvino()
+    except MissingExtra as error:
+        pytest.skip(error.message)
+    core = openvino.Core()
 
-    capabilities = ("FP32", "BF16")
-    core = import_openvino().Core
+    def claim(*capabilities: str) -> None:
+        other = SimpleNamespace(compile_model=core.compile_model, get_property=lambda *_: capabilities)
+        monkeypatch.setattr(openvino, "Core", lambda: other)
 
-    def __init__(self) -> None:
-        self._core = self.core()
-
-    def get_property(self, *_: Any) -> tuple[str, ...]:
-        return self.capabilities
-
-    def compile_model(self, *arguments: Any) -> Any:
-        return self._core.compile_model(*arguments)
+    return claim
 
 
 @pytest.mark.slow  # 200 texts in two precisions; test_fidelity.py holds the floor
-def test_bfloat16_on_a_cpu_keeps_the_embeddings(minilm: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_on_a_cpu_keeps_the_embeddings(
+    minilm: EncoderModelSpec, claim_capabilities: Callable[..., None]
+) -> None:
     """Without bfloat16, OpenVINO computes in float32."""
-    monkeypatch.setattr(import_openvino(), "Core", AnyCore)
+    claim_capabilities("FP32", "BF16")
     sessions = load_sessions(minilm, msgspec.structs.replace(CONFIG, encoder_precision="bfloat16"), "cpu")
     rows = corpus_rows(minilm)[:24]
     (reference, _), results = load_sessions(minilm, CONFIG, "cpu"), dict[int, Any]()
@@ -124,16 +139,15 @@ def test_bfloat16_on_a_cpu_keeps_the_embeddings(minilm: EncoderModelSpec, monkey
 @pytest.mark.slow  # quantizes, and computes 200 texts in two precisions
 def test_int8_is_rejected_by_the_floor_unless_it_is_lowered(minilm: EncoderModelSpec) -> None:
     config = msgspec.structs.replace(CONFIG, encoder_precision="int8")
-    with pytest.raises(ModelError, match=r"fidelity min 0\.9\d+, mean 0\.99\d+ on 200 texts; .* is 0.999"):
+    with pytest.raises(ModelError, match=r"fidelity min 0\.9\d+, mean 0\.99\d+ on 200 samples; .* is 0.999"):
         load_sessions(minilm, config, "cpu")
     assert len(load_sessions(minilm, msgspec.structs.replace(config, encoder_min_fidelity=0.9), "cpu")) == 2
     precision = precision_of(minilm, config, "cpu")
     assert (precision.dtype, 0.9 < precision.fidelity < 0.999) == ("int8", True)
 
 
-def test_a_cpu_without_bfloat16_is_rejected(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_openvino(), "Core", AnyCore)
-    monkeypatch.setattr(AnyCore, "capabilities", ("FP32",))
+def test_a_cpu_without_bfloat16_is_rejected(small: EncoderModelSpec, claim_capabilities: Callable[..., None]) -> None:
+    claim_capabilities("FP32")
     with pytest.raises(ConfigError, match=r"'bfloat16'.* Use float32"):
         load_sessions(small, msgspec.structs.replace(CONFIG, encoder_precision="bfloat16"), "cpu")
 
@@ -193,10 +207,29 @@ def test_a_device_that_does_not_exist_is_rejected(monkeypatch: pytest.MonkeyPatc
         find_device("cuda:1")
 
 
-def test_int8_is_rejected_on_a_gpu(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "backend"), [("cuda", "auto"), ("cpu", "torch")])
+def test_torch_rejects_int8(
+    small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch, device: str, backend: str
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="is for CPUs"):
-        load_sessions(small, msgspec.structs.replace(CONFIG, encoder_precision="int8"), "cuda")
+    config = msgspec.structs.replace(CONFIG, encoder_precision="int8", encoder_backend=backend)
+    with pytest.raises(ConfigError, match="torch does not compute"):
+        load_sessions(small, config, device)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_torch_on_a_cpu_needs_no_export_and_keeps_its_fidelity_apart(
+    small: EncoderModelSpec, tmp_path: pathlib.Path, precision: str
+) -> None:
+    config = msgspec.structs.replace(
+        CONFIG, cache_dir=str(tmp_path), encoder_precision=precision, encoder_backend="torch", encoder_min_fidelity=0.9
+    )
+    first, second = load_sessions(small, config, "cpu")
+    assert first is second and not list(tmp_path.rglob("*.onnx"))
+    found = precision_of(small, config, "cpu")
+    assert found.dtype == precision and found.fidelity is not None and 0.99 < found.fidelity <= 1.0
+    names = [file.name for file in tmp_path.rglob("fidelity-*.json")]
+    assert [name.startswith("fidelity-bfloat16-torch-") for name in names] == [True] * (precision == "bfloat16")
 
 
 def test_buckets_waste_at_most_a_half() -> None:
@@ -207,10 +240,12 @@ def test_buckets_waste_at_most_a_half() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_graphs_on_a_gpu_compute_what_the_cpu_does(minilm: EncoderModelSpec, dtype: str) -> None:
-    session = TorchSession(minilm, EngineConfig(dtype=dtype), "cuda:0")  # type: ignore[arg-type]
-    exact = TorchSession(minilm, EngineConfig(dtype="float32"), "cpu")
-    rows = corpus_rows(minilm)
+def test_graphs_on_a_gpu_compute_what_the_cpu_does(tmp_path: pathlib.Path, dtype: str) -> None:
+    folder = make_encoder(tmp_path, "BertModel", {"max_position_embeddings": 256}, **sentence_transformer())
+    spec = open_model_of(EncoderModelSpec, str(folder), EngineConfig())
+    session = TorchSession(spec, EngineConfig(dtype=dtype), "cuda:0")  # type: ignore[arg-type]
+    exact = TorchSession(spec, EngineConfig(dtype="float32"), "cpu")
+    rows = corpus_rows(spec)
     for batch in (rows[:1], rows[:5], rows[5:13], rows[:2], rows[20:60], rows[:5]):
         for got, right in zip(session.run(batch), exact.run(batch), strict=True):
             cosine = got @ right / np.linalg.norm(got) / np.linalg.norm(right)

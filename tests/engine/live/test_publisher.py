@@ -5,8 +5,10 @@ import itertools
 import pytest
 
 from noria.engine.live.pending_view import resolve_view
-from noria.engine.live.publisher import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
-from noria.engine.loop import EngineLoop
+from noria.engine.live.publisher import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S
+from noria.engine.live.shares import MAX_SHARES
+from noria.engine.live.step_publisher import StepLiveView
+from noria.engine.loop import StepLoop
 from noria.protocol.diffusion import Control, ImageSettingsView, Reference, Refinement
 from noria.protocol.live_views import CallSizeView
 from noria.protocol.messages import ViewRequest
@@ -45,8 +47,8 @@ class Harness:
         self.clock, self.iteration_s = VirtualClock(), iteration_s
         self.executor = FakeExecutor(self.clock, lambda _plan: iteration_s)
         self.scheduler = StepScheduler(slots, costs=costs or CostModel(), **limits)
-        self.loop = EngineLoop(self.scheduler, self.executor, self.on_event, self.clock, self.on_plan)
-        self.publisher = LiveViewPublisher("incarnation", self.scheduler, self.loop.find_request, self.clock())
+        self.loop = StepLoop(self.scheduler, self.executor, self.on_event, self.clock, self.on_plan)
+        self.publisher = StepLiveView("incarnation", self.scheduler, self.loop.find_request, self.clock())
         self.num_with_thumbnails, self.joined = 0, []
 
     def on_event(self, event):
@@ -100,6 +102,24 @@ def test_a_new_subscriber_gets_a_view_at_once():
     ((subscriber, view, pixels),) = harness.views()
     assert (subscriber, view.last_iteration, view.slots, view.iterations, pixels) == ("me", 0, (), (), None)
     assert (view.incarnation, view.num_slots, view.captured_at) == ("incarnation", 4, UNIX)
+
+
+@pytest.mark.parametrize("memory", [{}, {"evictions": 0}])
+def test_an_evicted_image_keeps_its_thumbnail_and_has_one_departure(memory):
+    """Also where the states of images do not fit the memory, so that they keep their slots."""
+    harness = Harness(slots=1, iteration_s=VIEW_INTERVAL_S)
+    harness.executor.memory = memory
+    harness.submit(make_request("low", steps=9, priority="low"))
+    views = harness.collect_views([lambda: None] * 3, with_thumbnails=True)
+    before = views[-1][0].thumbnails[0]
+    harness.submit(make_request("high", steps=2, priority="high"))
+    views = harness.collect_views([lambda: None] * 14, with_thumbnails=True)
+    shown = [view.slots[0].request_id for view, _ in views if view.slots]
+    assert list(dict.fromkeys(shown)) == (["low", "high"] if memory else ["high", "low"])
+    assert all(view.slots == () or view.slots[0].request_id == view.thumbnails[0].request_id for view, _ in views)
+    assert before.request_id == "low"
+    departed = [each.request_id for view, _ in views for each in view.departures]
+    assert list(dict.fromkeys(departed)) == (["low", "high"] if memory else ["high", "low"])
 
 
 def test_a_request_for_a_view_is_answered_once_and_only_after_a_change():
@@ -173,6 +193,33 @@ def test_the_first_waiting_requests_are_shown_in_the_order_in_which_they_join():
     while len(harness.joined) < 20:
         harness.run_iteration()
     assert list(dict.fromkeys(harness.joined)) == expected_order[: len(dict.fromkeys(harness.joined))]
+
+
+def test_shares_say_who_has_the_device_and_who_waits():
+    harness = Harness(slots=2, iteration_s=1.0)
+    harness.submit(make_request("heap", steps=50, images=4, share_client="alice"))
+    views = harness.collect_views([lambda: None] * 3)
+    harness.submit(make_request("other", steps=50, share_client="bob", priority="high"))
+    views += harness.collect_views([lambda: None] * 3)
+    shares = [
+        [(each.share_client, each.num_running, each.num_waiting, each.num_evicted) for each in view.shares]
+        for view, _ in (views[0], views[-1])
+    ]
+    assert shares == [[("alice", 2, 2, 0)], [("alice", 1, 2, 1), ("bob", 1, 0, 0)]]
+    assert [each.device_share for each in views[-1][0].shares] == pytest.approx([0.75, 0.25])
+    assert {slot.share_client for slot in views[-1][0].slots} == {"alice", "bob"}
+    assert {waiting.share_client for waiting in views[-1][0].waiting} == {"alice"}
+
+
+def test_of_very_many_clients_those_with_least_time_are_summed():
+    harness = Harness(slots=2)
+    harness.submit(*(make_request(f"r{k}", share_client=f"~{k}") for k in range(MAX_SHARES + 9)))
+    harness.run_iteration()
+    harness.subscribe()
+    ((_, view, _),) = harness.views()
+    assert len(view.shares) == MAX_SHARES
+    assert (view.shares[-1].num_clients, view.shares[-1].num_waiting) == (10, 10)
+    assert sum(each.num_running + each.num_waiting for each in view.shares) == MAX_SHARES + 9
 
 
 def test_every_iteration_join_and_departure_is_shown_exactly_once():
@@ -375,7 +422,7 @@ def test_an_iteration_has_the_rows_of_each_size_in_its_call():
     iterations = [each for view, _ in harness.collect_views([lambda: None] * 20) for each in view.iterations]
     sizes = {iteration.call_sizes for iteration in iterations}
     assert (CallSizeView(16, 16, 6), CallSizeView(8, 8, 2)) in sizes
-    assert () in sizes  # of decodes alone
+    assert () in sizes  # an iteration of decodes alone
 
     harness = Harness(slots=4)
     harness.submit(make_request("a", steps=4), make_request("b", steps=4, side_px=16))

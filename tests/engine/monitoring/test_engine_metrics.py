@@ -1,15 +1,18 @@
 """An engine's metrics, with the real loop on virtual time."""
 
+import dataclasses
+
 import pytest
 
-from noria.engine.loop import EngineLoop, Iteration
+from noria.engine.loop import Iteration, StepLoop
 from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
 from noria.protocol.messages import ModelPrecision
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Step
-from noria.testing.fake_executor import FakeExecutor, FakePreparedRequest
+from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Step
+from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
@@ -38,9 +41,9 @@ def metric_delta():
     return of
 
 
-def make_iteration(side_px=64, images=2, oom_phase=None):
+def make_iteration(side_px=64, images=2, oom_phase=None, reference_px=0):
     steps = tuple(Step(ItemId(f"r{k}", 0), k, 0) for k in range(images))
-    stepped = FakePreparedRequest(make_image_request(model="m", width=side_px, height=side_px), guided=True)
+    stepped = BatchKey(side_px, side_px, ModelKey("m"), reference_px=reference_px)
     return Iteration(IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, stepped)
 
 
@@ -61,8 +64,8 @@ def test_an_iteration_is_counted_with_its_batch_and_its_duration(metric_delta):
 def test_the_fidelity_of_a_text_encoder_is_a_gauge():
     precisions = [ModelPrecision("m", "v", "int8", 0.98), ModelPrecision("other", "v", "int8", None)]
     EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_precisions(precisions)
-    assert value("noria_encoder_fidelity_ratio", engine="engine-0", model="m", dtype="int8") == 0.98
-    assert value("noria_encoder_fidelity_ratio", engine="engine-0", model="other", dtype="int8") == 0.0
+    assert value("noria_fidelity_ratio", engine="engine-0", model="m", dtype="int8") == 0.98
+    assert value("noria_fidelity_ratio", engine="engine-0", model="other", dtype="int8") == 0.0
 
 
 def test_an_iteration_out_of_memory_is_counted_by_its_phase(metric_delta):
@@ -82,7 +85,7 @@ def test_every_join_has_a_departure_and_a_step_that_did_not_fit_is_not_counted(m
     clock = VirtualClock()
     executor = FakeExecutor(clock, memory=memory)
     engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 4)
-    loop = EngineLoop(StepScheduler(4), executor, engine_metrics.on_event, clock)
+    loop = StepLoop(StepScheduler(4), executor, engine_metrics.on_event, clock)
     for name in "abc":
         loop.submit(executor.prepare(make_image_request(name, n=2)))
     while (iteration := loop.run_iteration()) is not None:
@@ -91,6 +94,27 @@ def test_every_join_has_a_departure_and_a_step_that_did_not_fit_is_not_counted(m
     assert joins == departures
     assert steps == sizes == (0 if 0 in memory.values() else 3 * 2 * 3)
     assert joins == 6 or 0 in memory.values()
+
+
+def test_an_evicted_image_joins_once_and_its_evictions_are_counted(metric_delta):
+    names = ("noria_joins_total", "noria_evictions_total")
+    for name in names:
+        metric_delta(name, engine="engine-0")
+    executor = FakeExecutor(VirtualClock())
+    engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 1)
+    scheduler = StepScheduler(1)
+    loop = StepLoop(scheduler, executor, engine_metrics.on_event, executor.clock)
+    evicted = []
+    for priority in ("low", "high"):
+        loop.submit(executor.prepare(make_image_request(priority, priority=priority)))
+        engine_metrics.on_iteration(loop.run_iteration())
+        engine_metrics.update_evicted(scheduler.num_evicted)
+        evicted.append(value("noria_evicted", engine="engine-0"))
+    while (iteration := loop.run_iteration()) is not None:
+        engine_metrics.on_iteration(iteration)
+    engine_metrics.update_evicted(scheduler.num_evicted)
+    assert [*evicted, value("noria_evicted", engine="engine-0")] == [0, 1, 0]
+    assert [metric_delta(name, engine="engine-0") for name in names] == [2, 1]
 
 
 def test_the_number_of_shape_labels_is_bounded(metric_delta):
@@ -102,6 +126,12 @@ def test_the_number_of_shape_labels_is_bounded(metric_delta):
     engine_metrics.on_iteration(make_iteration(1000))
     assert metric_delta("noria_iteration_seconds_count", shape="other") == 3
     assert metric_delta("noria_iteration_seconds_count", shape="1000x1000") == 2
+
+
+def test_iterations_with_reference_images_have_a_shape_of_their_own(metric_delta):
+    metric_delta("noria_iteration_seconds_count", shape="72x72+references")
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration(72, reference_px=4096))
+    assert metric_delta("noria_iteration_seconds_count", shape="72x72+references") == 1
 
 
 def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
@@ -124,3 +154,14 @@ def test_each_engine_has_its_own_label(metric_delta):
     EngineMetrics("engine-1", MemoryOnlyExecutor(), 8).on_iteration(make_iteration())
     assert [metric_delta("noria_iterations_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
     assert value("noria_slots", engine="engine-1") == 8
+
+
+def test_the_time_of_an_iteration_is_divided_among_keys_by_their_images(metric_delta):
+    for key in ("alice", ""):
+        metric_delta("noria_key_busy_seconds_total", key=key)
+    iteration = dataclasses.replace(
+        make_iteration(images=4), images_by_client={("alice", "alice"): 1, ("alice", "alice jobs"): 2, ("", "~1"): 1}
+    )
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(iteration)
+    found = [metric_delta("noria_key_busy_seconds_total", key=key) for key in ("alice", "")]
+    assert found == pytest.approx([0.0225, 0.0075])

@@ -323,7 +323,7 @@ def test_the_texts_of_all_jobs_and_of_a_key_are_bounded_until_they_end(store, jo
     accept_texts("", 30)
     with pytest.raises(QueueFull, match="40 bytes"):
         accept_texts("bob", 1)
-    accept(store, job(made_by="alice"))  # of images
+    accept(store, job(made_by="alice"))  # a job of images
     store.fail(claim_of(claimed), GenerationFailed("broken"), 2.0)
     assert accept_texts("alice", 10).id != first.id
 

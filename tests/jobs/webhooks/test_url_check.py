@@ -1,4 +1,4 @@
-"""Which URLs a webhook may have: tables of attacks."""
+"""URLs that a webhook may have: tables of attacks."""
 
 import asyncio
 import contextlib

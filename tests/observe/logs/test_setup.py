@@ -27,11 +27,12 @@ from noria.observe.logs.log_record import (
     as_text,
     fields,
     line_from_record,
-    make_line,
+    line_of,
     unstructured_line,
 )
-from noria.observe.logs.setup import LineHandler, logging_to, render_for
-from noria.observe.traces.tracer import RequestScope, parse
+from noria.observe.logs.setup import LineHandler, log_fields, logging_to, render_for
+from noria.observe.request_scope import RequestScope
+from noria.observe.traces.tracer import parse
 
 KEY, _ = generate_key("alice")
 
@@ -103,9 +104,15 @@ def test_text_format_has_the_fields_that_have_a_value() -> None:
         event="request", request_id="abc", n=2, prompt="a red circle", seed=None, total_s=0.25, ids=["a", "b"]
     )
     line = as_text(line_from_record(record("generated", extra["noria_fields"]), "frontend-0")).decode()
-    assert line.endswith(
-        r'noria.test: generated  request_id=abc n=2 prompt="a red circle" total_s=0.25 ids="[\"a\",\"b\"]"'
-    )
+    assert line.endswith('noria.test: generated  request_id=abc n=2 prompt="a red circle" total_s=0.25 ids=a,b')
+
+
+@pytest.mark.parametrize("render", [as_json, as_text])
+def test_an_integer_of_any_size_is_written(render: Callable[[Line], bytes]) -> None:
+    extra = fields(event="request", seed=-(10**4400), largest=2**64, both=[1, 10**4400])
+    line = render(line_from_record(record("rejected", extra["noria_fields"]), "frontend-0")).decode()
+    assert line.count("an integer of 14617 bits") == 2
+    assert str(2**64) in line
 
 
 def test_a_field_cannot_have_a_reserved_name() -> None:
@@ -273,7 +280,7 @@ def test_auto_is_text_on_a_terminal_and_json_elsewhere(
 ) -> None:
     with (tmp_path / "log").open("w") as file:
         render = render_for(log_format, Terminal() if terminal else file, environment)  # type: ignore[arg-type]
-    assert render(make_line(0.0, "error", "l", "p", "m")).startswith(begins)
+    assert render(line_of(0.0, "error", "l", "p", "m")).startswith(begins)
 
 
 STANDALONE_SCRIPT = """
@@ -294,3 +301,24 @@ def test_a_standalone_process_writes_json_to_its_stderr(locale: str) -> None:
     assert (info_line["message"], info_line["process"], info_line["request_id"]) == ("ünï\ncode", "generate", "abc")
     assert (warning_line["logger"], warning_line["level"]) == ("py.warnings", "warning")
     assert "beware" in warning_line["message"]
+
+
+def test_a_line_of_fields_alone_is_as_that_of_a_record_with_them(monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's want a record
+    lines, named = [], {"path": "/é\n", "seconds": 0.12345678, "n": 2, "key": None, "password": "1234", "tags": ["a"]}
+    logger = logging.getLogger("noria.requests")
+    with logging_to(LineHandler("frontend", lines.append), "info"), RequestScope("an-id", INVALID_SPAN):
+        log_fields(logger, logging.INFO, "100 %s", named, event="access")
+        logger.info("%s", "100 %s", extra=fields(event="access", **named))
+        log_fields(logger, logging.DEBUG, "below the level", {}, event="access")
+    direct, by_record = ({**line, "time": ""} for line in lines)
+    assert direct == by_record
+    assert direct["password"] == "[redacted]" and "key" not in direct
+
+
+def test_a_handler_that_somebody_adds_sees_lines_of_fields_too(caplog):
+    logger = logging.getLogger("noria.requests")
+    with logging_to(LineHandler("frontend", [].append), "info"), caplog.at_level("INFO"):
+        log_fields(logger, logging.INFO, "seen", {"status": 200}, event="access")
+    seen = {"event": "access", "status": 200}
+    assert [(each.message, each.noria_fields) for each in caplog.records] == [("seen", seen)]

@@ -1,5 +1,6 @@
 """The writer of log lines never blocks, keeps their order, and leaves room in the pipe for other output."""
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from noria.observe.logs.log_record import as_json, make_line
+from noria.observe.logs.log_record import as_json, line_of
 from noria.observe.logs.setup import child_log_environment, new_mark
 from noria.observe.logs.writer import NonBlockingWriter, SharedPipe
 
@@ -42,9 +43,9 @@ def writer(pipe: tuple[int, int]) -> Iterator[NonBlockingWriter]:
     assert not made.is_alive()
 
 
-def put(writer: NonBlockingWriter, numbers: range, num_chars: int = 1000) -> None:
+def put(writer: NonBlockingWriter, numbers: range, num_chars: int = 1000, logger: str = "noria.requests") -> None:
     for number in numbers:
-        writer.put(make_line(0.0, "info", "l", "p", "x" * num_chars) | {"number": number})
+        writer.put(line_of(0.0, "info", logger, "p", "x" * num_chars) | {"number": number})
 
 
 def reader(fd: int) -> Callable[[], list[dict]]:
@@ -70,6 +71,37 @@ def test_a_line_is_in_the_pipe_when_it_is_put(pipe: tuple[int, int]) -> None:
     writer = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child")  # its thread has not been started
     put(writer, range(10))
     assert [json.loads(line)["number"] for line in os.read(pipe[0], PIPE_BYTES).splitlines()] == list(range(10))
+
+
+def test_request_lines_of_a_turn_of_the_event_loop_are_written_together_others_at_once(pipe: tuple[int, int]) -> None:
+    writer = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child")  # its thread has not been started
+    os.set_blocking(pipe[0], False)
+
+    def numbers() -> list[int]:
+        try:
+            return [json.loads(line)["number"] for line in os.read(pipe[0], PIPE_BYTES).splitlines()]
+        except BlockingIOError:
+            return []
+
+    async def scenario() -> None:
+        with writer.gathering():
+            put(writer, range(3))
+            assert numbers() == []
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert numbers() == [0, 1, 2]
+            put(writer, range(3, 5))
+            writer.put(line_of(0.0, "warning", "noria.requests", "p", "x") | {"number": 5})
+            assert numbers() == [3, 4, 5]
+            put(writer, range(1), logger="noria.frontend")
+            assert numbers() == [0]
+            put(writer, range(6, 8))
+            await asyncio.to_thread(put, writer, range(8, 9))
+            assert sorted(numbers()) == [6, 7, 8]
+            put(writer, range(9, 10))
+        assert numbers() == [9]
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("num_chars", [10, 1950, 2100, 8000])  # 2100: none fits into the rest of a page
@@ -104,7 +136,7 @@ def test_a_line_that_is_longer_than_the_share_is_written_completely(
     pipe: tuple[int, int], writer: NonBlockingWriter
 ) -> None:
     lines = reader(pipe[0])
-    writer.put(make_line(0.0, "info", "l", "p", "m") | {f"field_{number}": "x" * 8000 for number in range(7)})
+    writer.put(line_of(0.0, "info", "l", "p", "m") | {f"field_{number}": "x" * 8000 for number in range(7)})
     writer.close(60)
     os.close(pipe[1])
     (line,) = lines()

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from noria.observe.metrics.declarations import GPU_METRICS
-from noria.observe.metrics.gpus import GpuCollector
+from noria.observe.metrics.gpus import gpu_metrics
 
 
 class NVMLError(Exception):
@@ -36,12 +36,12 @@ def nvml(**differences):
     return SimpleNamespace(**attributes | differences)
 
 
-def samples(collector):
-    return {(sample.name, sample.labels["gpu"]): sample for family in collector.collect() for sample in family.samples}
+def samples(families):
+    return {(sample.name, sample.labels["gpu"]): sample for family in families for sample in family.samples}
 
 
 def test_every_gpu_has_all_metrics_in_dcgm_exporters_units():
-    found = samples(GpuCollector(nvml()))
+    found = samples(gpu_metrics(nvml()))
     assert {name for name, gpu in found if gpu == "0"} == set(GPU_METRICS)
     assert found["DCGM_FI_DEV_GPU_UTIL", "1"].value == 91
     assert found["DCGM_FI_DEV_FB_USED", "0"].value == 3072
@@ -50,7 +50,7 @@ def test_every_gpu_has_all_metrics_in_dcgm_exporters_units():
 
 
 def test_metrics_that_a_gpu_does_not_report_are_left_out():
-    found = samples(GpuCollector(nvml()))
+    found = samples(gpu_metrics(nvml()))
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "0") in found
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "1") not in found
 
@@ -61,15 +61,15 @@ def test_a_gpu_that_is_lost_hides_no_other():
             raise NVMLError("GPU is lost")
         return number
 
-    assert {gpu for _, gpu in samples(GpuCollector(nvml(nvmlDeviceGetHandleByIndex=handle)))} == {"1"}
+    assert {gpu for _, gpu in samples(gpu_metrics(nvml(nvmlDeviceGetHandleByIndex=handle)))} == {"1"}
 
 
 def test_without_a_driver_there_are_no_metrics_and_no_error():
     def count():
         raise NVMLError("Driver Not Loaded")
 
-    assert samples(GpuCollector(nvml(nvmlDeviceGetCount=count))) == {}
+    assert samples(gpu_metrics(nvml(nvmlDeviceGetCount=count))) == {}
 
 
 def test_without_nvml_there_are_no_metrics():
-    assert list(GpuCollector(None).collect()) == []
+    assert gpu_metrics(None) == []

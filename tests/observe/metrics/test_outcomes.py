@@ -16,6 +16,7 @@ NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "user_code_busy",
     "registry_unavailable",
     "registry_conflict",
+    "foreign_run",
     "source_rejected",
     "invalid_body",
     "unauthorized",

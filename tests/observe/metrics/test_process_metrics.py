@@ -9,7 +9,7 @@ import threading
 import psutil
 import pytest
 
-from noria.observe.metrics.process_metrics import ProcessCollector, child_processes, process_name
+from noria.observe.metrics.process_metrics import child_processes, process_metrics, process_name
 
 SUPERVISOR = """
 import setproctitle, subprocess, sys
@@ -84,7 +84,7 @@ def test_a_process_that_has_ended_has_no_children(kernel_lists, monkeypatch):
 
 
 def test_an_unsupervised_process_reports_itself():
-    families = {family.name: family for family in ProcessCollector().collect()}
+    families = {family.name: family for family in process_metrics()}
     (sample,) = families["noria_process_start_time_seconds"].samples
     assert sample.value == psutil.Process().create_time()
     assert families["noria_machine_cores"].samples[0].value >= 1

@@ -14,10 +14,10 @@ from starlette.datastructures import Headers
 
 from noria.errors import ConfigError
 from noria.frontend.http import request_spans
-from noria.observe.request_scope import CURRENT_REQUEST
+from noria.observe.request_scope import CURRENT_REQUEST, RequestScope
 from noria.observe.traces.otlp import RateLimitFilter, open_otlp_provider
 from noria.observe.traces.setup import check_traces, open_tracer
-from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail, nanoseconds, parse, trace_headers
+from noria.observe.traces.tracer import GLOBAL_TRACER, fail, nanoseconds, parse, trace_headers
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{SPAN}-01"

@@ -5,6 +5,7 @@ import pytest
 
 from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
+from noria.canary.shadow import ShadowPlan
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Target
 from noria.registry.deployments.states import (
@@ -14,6 +15,7 @@ from noria.registry.deployments.states import (
     DeploymentEvent,
     become,
     begin,
+    changes_nothing,
     endpoints_of,
     format_share,
     is_progress,
@@ -50,12 +52,12 @@ def version(number=1, model="shapes"):
     )
 
 
-def deployment(number=1, state="pending", endpoint="t2i", plan=None, **fields):
-    """One with version `number`, whose share is that of its state."""
+def deployment(number=1, state="pending", endpoint="t2i", plan=None, content=None, **fields):
+    """Return a deployment with version `number`, or `content`, whose share is that of its state."""
     ramp = FIRST if plan and state != "pending" else None
     traffic = {"serving": 1.0, "canary": 0.05}.get(state, 0.0)
     fields = {"ramp": ramp, "traffic": traffic} | fields
-    return Deployment(number, endpoint, version(number), state, plan, JudgeSettings(), at(number), **fields)
+    return Deployment(number, endpoint, version(content or number), state, plan, JudgeSettings(), at(number), **fields)
 
 
 def test_every_state_but_the_retired_ones_has_a_next():
@@ -127,6 +129,13 @@ def test_time_and_evidence_are_written_when_they_doubled(elapsed_s, windows, new
     assert is_progress(before, after) is expected
 
 
+@pytest.mark.parametrize(("before", "after", "expected"), [(0, 1, True), (3, 5, False), (3, 6, True)])
+def test_few_responses_are_written_before_a_window_of_them_is_judged(before, after, expected):
+    ramp = RampState("holding", 0, 40.0, 0.0)
+    canary = deployment(state="canary", plan=PLAN, ramp=ramp, evidence=JudgeState(waiting_canary=before))
+    assert is_progress(canary, step(canary, ramp, JudgeState(waiting_canary=after))) is expected
+
+
 def test_only_a_canary_is_promoted():
     promoted = promote(deployment(state="canary", plan=PLAN), 9.0)
     assert (promoted.state, promoted.traffic, promoted.ramp.status) == ("serving", 1.0, "promoted")
@@ -147,22 +156,48 @@ def test_what_gets_or_will_get_requests_is_rolled_back():
 def test_a_rollback_brings_back_what_served_before():
     first, failed, second = deployment(1, "replaced"), deployment(2, "failed"), deployment(3, "serving")
     assert predecessor(second, [second, failed, first]) == first
-    assert predecessor(second, [second, first, deployment(4, "failed")]) == first
     assert predecessor(first, [first]) is None  # the configuration's model
+    failed_rollback = deployment(4, "failed", rolls_back=3)  # it can be tried again
+    assert predecessor(second, [second, first, failed_rollback]) == first
+
+
+def test_a_rollback_skips_what_has_the_same_content():
+    first, second = deployment(1, "replaced"), deployment(2, "replaced", content=3)
+    third = deployment(3, "serving", content=3)
+    assert predecessor(third, [first, second, third]) == first
+    assert predecessor(third, [second, third]) is None
 
 
 @pytest.mark.parametrize(
-    ("serving", "others", "gone"),
+    ("serving", "others", "words"),
     [
-        (deployment(2, "serving"), [deployment(1, "replaced"), deployment(3, "rolled_back")], 3),  # a canary
-        (deployment(3, "serving", rolls_back=2), [deployment(1, "replaced"), deployment(2, "rolled_back")], 2),
-        (deployment(3, "serving", rolls_back=2), [deployment(2, "rolled_back"), deployment(4, "failed")], 2),
+        (deployment(2, "serving"), [deployment(1, "replaced"), deployment(3, "rolled_back")], "3 was rolled back"),
+        (deployment(2, "serving"), [deployment(1, "replaced"), deployment(3, "failed")], "3 failed"),
+        (deployment(2, "serving"), [deployment(1, "replaced"), deployment(3, "ended")], "3 ended"),
+        (deployment(1, "serving"), [deployment(2, "failed")], "2 failed"),
+        (deployment(3, "serving", rolls_back=2), [deployment(2, "rolled_back")], "2 was rolled back"),
+        (deployment(3, "serving", rolls_back=2), [deployment(2, "rolled_back"), deployment(4, "failed")], "4 failed"),
     ],
 )
-def test_a_second_rollback_in_a_row_is_rejected(serving, others, gone):
-    words = f"latest deployment of t2i, {gone}, was rolled back already; {serving.version.name} serves.* noria deploy"
-    with pytest.raises(RegistryError, match=words):
+def test_a_rollback_of_what_nobody_deployed_last_is_rejected(serving, others, words):
+    with pytest.raises(RegistryError) as caught:
         predecessor(serving, [serving, *others])
+    message = caught.value.message
+    assert f"deployment {words}" in message and f"; {serving.version.name} serves t2i. To serve another" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "plan", "shadow", "expected"),
+    [
+        (1, None, None, True),
+        (1, RampPlan((100.0,)), None, True),
+        (2, None, None, False),
+        (1, PLAN, None, False),
+        (1, None, ShadowPlan(20.0), False),
+    ],
+)
+def test_deploying_at_once_what_serves_changes_nothing(content, plan, shadow, expected):
+    assert changes_nothing(deployment(1, "serving"), version(content), plan, shadow) is expected
 
 
 def target(number):

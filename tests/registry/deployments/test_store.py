@@ -4,22 +4,19 @@ import concurrent.futures
 import subprocess
 import sys
 
-import msgspec
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState, advance
 from noria.canary.shadow import ShadowCounts, ShadowPlan, ShadowState
 from noria.errors import RegistryError
 from noria.protocol.routes import Routes
+from noria.registry.changes import Change
 from noria.registry.check import check
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
-from noria.registry.versions import Change
 from noria.storage.database import write_transaction
 from registry.samples import at, folder, on_sqlite
 
@@ -151,6 +148,24 @@ def test_a_shadow_gets_copies_and_then_becomes_the_canary_of_its_plan(engine, st
     assert list(check(engine, with_files=False)) == []
 
 
+def test_a_shadow_that_is_over_begins_its_plan_unless_it_has_too_many_errors(engine, store):
+    serve(store, 1)
+    for plan, num_errors, expected in [
+        (PLAN, 1, ("2 ended", ("shapes@1", None, 0.0))),
+        (PLAN, 0, ("2 canary", ("shapes@1", "shapes@2", 0.05))),
+        (RampPlan((100.0,)), 0, ("3 serving", ("shapes@3", None, 0.0))),
+    ]:
+        shadow = mount(store, deploy(store, expected[0][0], plan, shadow=ShadowPlan(20.0, max_answers=5)), 10)
+        known = ShadowState(ShadowCounts(num_answers=5, num_errors=num_errors), 9.0, 19.0)
+        after = store.step_shadow(shadow.id, "server", known, Change(19.0, "server", "it is over"))
+        assert (states(store)[-1], table(store)["t2i"]) == expected
+        assert (after.last_change.why, after.shadow) == ("it is over", known)
+        if after.state == "canary":
+            assert after.ramp == RampState("ramping", 0, 0.0, 19.0)
+            store.roll_back("t2i", at(20))
+    assert list(check(engine, with_files=False)) == []
+
+
 def test_a_shadow_without_a_plan_serves_when_it_is_promoted(store):
     serve(store, 1)
     mount(store, deploy(store, 2, shadow=ShadowPlan(20.0)))
@@ -158,7 +173,7 @@ def test_a_shadow_without_a_plan_serves_when_it_is_promoted(store):
     assert states(store) == ["1 replaced", "2 serving"]
 
 
-def test_a_shadow_that_is_over_ends_and_what_serves_can_still_be_rolled_back(engine, store):
+def test_a_shadow_that_is_over_ends_and_what_serves_stays(engine, store):
     serve(store, 1)
     serve(store, 2)
     shadow = mount(store, deploy(store, 3, shadow=ShadowPlan(20.0, max_answers=5)))
@@ -166,7 +181,8 @@ def test_a_shadow_that_is_over_ends_and_what_serves_can_still_be_rolled_back(eng
     assert (ended.state, table(store)) == ("ended", {"t2i": ("shapes@2", None, 0.0)})
     with pytest.raises(RegistryError, match="no server has it, or the deployment is finished"):
         store.step_shadow(shadow.id, "server", ShadowState(), at(10))
-    assert store.roll_back("t2i", at(11)).version.name == "shapes@1"
+    with pytest.raises(RegistryError, match=rf"deployment {shadow.id} ended; shapes@2 serves t2i"):
+        store.roll_back("t2i", at(11))
     ModelStore(engine).remove("shapes@3", at(12))
     assert list(check(engine, with_files=False)) == []
 
@@ -186,6 +202,9 @@ def test_what_cannot_be_loaded_fails_and_changes_no_route(store):
     assert store.try_lease(pending.id, "server", 3.0, 10.0)
     failed = store.fail(pending.id, "server", Change(4.0, "server", "no space left"))
     assert (failed.state, failed.last_change.why, store.routes()) == ("failed", "no space left", before)
+    with pytest.raises(RegistryError, match=rf"deployment {pending.id} failed; shapes@1 serves t2i"):
+        store.roll_back("t2i", at(5))
+    assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
     assert deploy(store, 2).id != pending.id  # it can be tried again
 
 
@@ -197,6 +216,30 @@ def test_the_same_command_finds_its_deployment_until_it_is_finished(store):
     store.promote("t2i", at(10))
     again, was_there = store.deploy("t2i", "shapes@1", PLAN, SETTINGS, at(11))
     assert (again.id != first.id, was_there) == (True, False)
+
+
+def test_deploying_what_serves_changes_nothing(engine, store):
+    ModelStore(engine).add("copy", folder("b", "file:///copies/b"), at(1))  # as shapes@2
+    serve(store, 1)
+    served = serve(store, 2)
+    before = num_rows(engine)
+    for spec in ("shapes@2", "copy"):
+        for options in ({}, {"swap": True}):
+            assert store.deploy("t2i", spec, None, SETTINGS, at(5), **options) == (served, True)
+    assert (num_rows(engine), states(store)) == (before, ["1 replaced", "2 serving"])
+    follow(store, "copy")
+    assert (store.followed(), store.deploy_followed(at(6))) == ({"t2i": "copy"}, [])
+    rollback = mount(store, store.roll_back("t2i", at(7)))
+    assert (rollback.version.name, rollback.state) == ("shapes@1", "serving")
+
+
+def test_a_promoted_canary_of_the_same_content_is_rolled_back_to_other_content(store):
+    serve(store, 1)
+    serve(store, 2)
+    mount(store, deploy(store, 2, HOLD))
+    store.promote("t2i", at(5))
+    assert mount(store, store.roll_back("t2i", at(6))).version.name == "shapes@1"
+    assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
 
 
 def test_a_second_deployment_is_rejected_with_the_name_of_the_first(engine, store):
@@ -284,7 +327,7 @@ def test_an_unfinished_deployment_is_cancelled(store):
         ended = store.roll_back("t2i", at(6, "not good"))
         assert (ended.id, ended.state, ended.last_change) == (new.id, "rolled_back", at(6, "not good"))
         assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
-        with pytest.raises(RegistryError, match=rf"{new.id}, .* already; shapes@1"):
+        with pytest.raises(RegistryError, match=rf"{new.id} was rolled back already; shapes@1"):
             store.roll_back("t2i", at(7))
         with pytest.raises(RegistryError):  # its registrar learns it
             store.mounted(new.id, "server", at(8))
@@ -311,7 +354,7 @@ def test_a_rollback_deploys_the_version_that_served_before(engine, store):
         ["1 replaced", "2 rolled_back", "1 serving"],
         {"t2i": ("shapes@1", None, 0.0)},
     )
-    with pytest.raises(RegistryError, match=rf"{bad.id}, .* already; shapes@1"):
+    with pytest.raises(RegistryError, match=rf"{bad.id} was rolled back already; shapes@1"):
         store.roll_back("t2i", at(7))
     serve(store, 3)
     assert mount(store, store.roll_back("t2i", at(8))).version.name == "shapes@1"
@@ -347,7 +390,7 @@ def test_a_version_that_was_removed_is_not_rolled_back_to(engine, store):
     serve(store, 1)
     serve(store, 2)
     ModelStore(engine).remove("shapes@1", at(4))
-    with pytest.raises(RegistryError, match=r"shapes@1 .* ann\. Add"):
+    with pytest.raises(RegistryError, match=r"shapes@2 goes on serving t2i: shapes@1 .* ann\. Add"):
         store.roll_back("t2i", at(5))
     ModelStore(engine).add("shapes", folder("a"), at(6))
     store.roll_back("t2i", at(7))
@@ -427,7 +470,7 @@ from noria.canary.ramp import RampPlan
 from noria.errors import RegistryError
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.schema import open_registry_database
-from noria.registry.versions import Change
+from noria.registry.changes import Change
 
 engine = open_registry_database(sys.argv[1], pathlib.Path("/nowhere"))
 store, me = DeploymentStore(engine), sys.argv[2]
@@ -475,70 +518,6 @@ def test_processes_at_once_leave_no_half_state(engine, store, database):
         assert all([event.number for event in one.events] == list(range(1, len(one.events) + 1)) for one in found)
 
 
-OPERATIONS = st.sampled_from(
-    (
-        *("deploy 1", "deploy 2", "canary 1", "canary 2", "shadow 1", "shadow 2", "mount", "mount", "fail", "promote"),
-        *("roll back", "pass", "judge", "count", "count"),
-    )
-)
-
-
-def run(store, endpoint, operation, now):
-    """Do one thing to an endpoint, as far as it is allowed."""
-    verb, _, number = operation.partition(" ")
-    unfinished = next((one for one in store.unfinished() if one.endpoint == endpoint), None)
-    if unfinished is not None:
-        assert store.try_lease(unfinished.id, "server", now, 10.0)
-    try:
-        match verb:
-            case "deploy":
-                deploy(store, number, None, now, endpoint)
-            case "canary":
-                deploy(store, number, PLAN, now, endpoint)
-            case "shadow":
-                deploy(store, number, PLAN, now, endpoint, shadow=ShadowPlan(20.0, max_answers=4))
-            case "count" if unfinished:
-                counts = (unfinished.shadow or ShadowState()).counts + ShadowCounts(num_answers=3)
-                store.step_shadow(unfinished.id, "server", ShadowState(counts, 1.0, float(now)), at(now))
-            case "promote":
-                store.promote(endpoint, at(now))
-            case "roll":
-                store.roll_back(endpoint, at(now))
-            case "mount" if unfinished:
-                store.mounted(unfinished.id, "server", at(now))
-            case "fail" if unfinished:
-                store.fail(unfinished.id, "server", at(now))
-            case "pass" | "judge" if unfinished and unfinished.ramp:
-                ramp = msgspec.structs.replace(unfinished.ramp, elapsed_s=60.0)
-                ramp = advance(PLAN, ramp, "pass" if verb == "pass" else "fail", float(now))
-                store.step(unfinished.id, "server", ramp, None, at(now))
-    except RegistryError:
-        return False
-    return True
-
-
-@on_sqlite
-def test_whatever_happens_an_endpoint_has_one_control_and_the_routes_follow(engine, store):
-    names = iter(range(10**6))
-
-    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-    @given(st.lists(OPERATIONS, max_size=12))
-    def holds(operations):
-        endpoint = f"endpoint-{next(names)}"
-        for now, operation in enumerate(operations, 3):
-            run(store, endpoint, operation, now)
-        deployed = [one for one in store.all() if one.endpoint == endpoint]
-        serving = [one.version.name for one in deployed if one.state == "serving"]
-        canaries = [one.version.name for one in deployed if one.state == "canary"]
-        assert len(serving) <= 1 and sum(one.is_unfinished for one in deployed) <= 1
-        control, canary, share = table(store).get(endpoint, (None, None, 0.0))
-        assert ([control] if control else [], [canary] if canary else []) == (serving, canaries)
-        assert (share > 0) == bool(canaries)
-
-    holds()
-    assert list(check(engine, with_files=False)) == []
-
-
 def follow(store, spec="shapes@prod", plan=None):
     return store.deploy("t2i", spec, plan, SETTINGS, at(2), follow=True)[0]
 
@@ -569,6 +548,36 @@ def test_the_latest_version_of_a_model_is_followed_until_a_deployment_without(st
     serve(store, 1, now=5)
     ModelStore(engine).add("shapes", folder("f", "file:///models/f"), at(6))
     assert (store.deploy_followed(at(7)), store.followed()) == ([], {})
+
+
+def test_who_let_an_endpoint_follow_something_and_who_ended_that_is_in_its_history(store, engine):
+    def changes():
+        events = [(one.id, event.change) for one in store.all() for event in one.events if event.type == "follow"]
+        return [(number, change.at, change.by, change.why) for number, change in events]
+
+    first = mount(store, follow(store, "shapes"))
+    ModelStore(engine).set_alias(first.version.name, "prod", at(3))
+    by_alice = Change(4.0, "alice", "frozen")
+    store.deploy("t2i", "shapes", None, SETTINGS, Change(4.0, "alice"), follow=True)  # as before
+    store.deploy("t2i", "shapes@prod", None, SETTINGS, by_alice, follow=True)
+    expected = [
+        (first.id, 2.0, "ann", "follows shapes"),
+        (first.id, 4.0, "alice", "follows shapes@prod, not shapes: frozen"),
+    ]
+    assert changes() == expected
+    second = serve(store, 1, now=5)
+    expected.append((second.id, 5.0, "ann", "follows nothing any more, not shapes@prod"))
+    assert changes() == expected
+    followed = follow(store)
+    store.roll_back("t2i", at(6))
+    gone, _ = store.undeploy("t2i", Change(7.0, "bob", "moved"))
+    assert (gone.id, gone.state, gone.last_change.why) == (second.id, "rolled_back", "undeployed: moved")
+    expected.append((followed.id, 2.0, "ann", "follows shapes@prod"))
+    assert sorted(changes()) == sorted(
+        [*expected, (gone.id, 7.0, "bob", "follows nothing any more, not shapes@prod: moved")]
+    )
+    assert table(store) == {}
+    assert list(check(engine, with_files=False)) == []
 
 
 def test_the_latest_version_with_a_tag_is_followed(store, engine):

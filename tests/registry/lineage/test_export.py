@@ -3,13 +3,14 @@
 import json
 
 from noria.canary.judge import JudgeSettings
+from noria.registry.changes import Change
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.lineage.export import export_events
+from noria.registry.lineage.nodes import DatasetNode, NodeId, RunNode
 from noria.registry.lineage.openlineage import fold, parse_event
 from noria.registry.lineage.store import LineageStore
-from noria.registry.lineage.trace import DatasetNode, NodeId, RunNode, find_digest, find_endpoint, find_run, trace
+from noria.registry.lineage.trace import find_digest, find_endpoint, find_run, trace
 from noria.registry.schema import open_registry_database
-from noria.registry.versions import Change
 from registry.samples import on_sqlite
 from sample_registry import fill
 
@@ -58,14 +59,14 @@ def test_deployments_are_runs_from_a_version_to_an_endpoint(engine):
     assert control["outputs"][0]["name"] == "endpoints/t2i"
     of_model, _ = [json.loads(line) for line in down]
     assert of_model["inputs"][0]["facets"]["version"]["datasetVersion"] == digest
-    failed, _ = store.deploy("embed", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "again"))
+    failed, _ = store.deploy("vectors", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "again"))
     store.try_lease(failed.id, "r", NOW, 10.0)
     store.fail(failed.id, "r", Change(NOW + 1.0, "r", "broken"))
     with engine.connect() as connection:
         lines = list(export_events(connection, trace(connection, [NodeId("deployment", failed.id)], "up")))
     state = fold(parse_event(line.encode()) for line in lines)
     assert (state.status, state.started.at, state.ended.at) == ("failed", NOW, NOW + 1.0)
-    wanted, _ = store.deploy("embed", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "once more"))
+    wanted, _ = store.deploy("vectors", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "once more"))
     with engine.connect() as connection:
         (line,) = export_events(connection, trace(connection, [NodeId("deployment", wanted.id)], "up"))
     assert json.loads(line)["eventType"] == "START"

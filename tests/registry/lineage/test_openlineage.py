@@ -1,4 +1,4 @@
-"""What events say of a run: the same in any order and with repetitions; what else they contain is kept."""
+"""Facts that events state of a run: the same in any order and with repetitions; what else they contain is kept."""
 
 import functools
 import json
@@ -91,6 +91,14 @@ def test_the_latest_statement_holds_and_an_end_is_an_end():
     )
     assert (state.status, state.error.value) == ("failed", "out of memory")
     assert values(state.metrics) == {"loss": 0.5, "steps": 3}
+
+
+def test_metrics_are_numbers_that_a_float_can_hold():
+    metrics = {"loss": 0.5, "steps": 2**64, "large": 10**400, "best": True, "name": "x"}
+    assert values(fold([event(facets={"noria_metrics": {"metrics": metrics}})]).metrics) == {
+        "loss": 0.5,
+        "steps": 2**64,
+    }
 
 
 def test_a_run_is_no_step_of_itself():

@@ -1,29 +1,26 @@
 """Traces both ways: from a model to the data that it began with, and from data to all models that saw it."""
 
+import json
+import uuid
+
+import msgspec
 import pytest
 
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
+from noria.cli.registry.common import format_time
+from noria.cli.registry.trace import format_graph
 from noria.errors import RegistryError
 from noria.registry.deployments.store import DeploymentStore
+from noria.registry.lineage.graph import read_lineage
+from noria.registry.lineage.nodes import DatasetNode, DeploymentNode, EndpointNode, ModelNode, NodeId, RunNode
+from noria.registry.lineage.openlineage import parse_event
 from noria.registry.lineage.run_events import model_ref
 from noria.registry.lineage.store import LineageStore
-from noria.registry.lineage.trace import (
-    DatasetNode,
-    DeploymentNode,
-    EndpointNode,
-    ModelNode,
-    NodeId,
-    RunNode,
-    find_dataset,
-    find_digest,
-    find_endpoint,
-    find_run,
-    trace,
-)
+from noria.registry.lineage.trace import find_dataset, find_digest, find_endpoint, find_run, trace
 from noria.registry.lineage.trace_subjects import find_subjects
 from noria.registry.model_store import ModelStore
-from registry.samples import RUNS, SCENES, WEIGHTS, WORDS, at, dataset, event, folder, on_sqlite, step_of
+from registry.samples import NOW, RUNS, SCENES, WEIGHTS, WORDS, at, body, dataset, event, folder, on_sqlite, step_of
 
 PIPELINE, DRAW, TRAIN, EVALUATE, FINE_TUNE = range(5)
 
@@ -77,7 +74,7 @@ def registered(engine):
             event(FINE_TUNE, second=4, inputs=[output("a"), dataset("/words", WORDS)], outputs=[output("b")]),
         ],
         "",
-        1.0,
+        NOW,
     )
     return store
 
@@ -154,7 +151,7 @@ def test_inputs_of_steps_are_those_of_the_run_that_states_an_output(engine, walk
             event(DRAW, inputs=[dataset("/in", "1")], facets=step_of(0)),
         ],
         "",
-        1.0,
+        NOW,
     )
     with engine.connect() as connection:
         begin, end = find_dataset(connection, "file", "/in", "1"), find_dataset(connection, "file", "/out", SCENES)
@@ -165,7 +162,7 @@ def test_inputs_of_steps_are_those_of_the_run_that_states_an_output(engine, walk
 @on_sqlite
 def test_data_whose_version_is_not_stated_leads_nowhere(engine, walk):
     LineageStore(engine).record(
-        [event(DRAW, outputs=[dataset("/scenes")]), event(TRAIN, inputs=[dataset("/scenes")])], "", 1.0
+        [event(DRAW, outputs=[dataset("/scenes")]), event(TRAIN, inputs=[dataset("/scenes")])], "", NOW
     )
     assert walk(NodeId("run", RUNS[TRAIN]), "up") == ["run 2 | input: /scenes@"]
 
@@ -176,7 +173,7 @@ def test_a_circle_ends(engine, walk):
         [event(DRAW, inputs=[dataset("/a", "1")], outputs=[dataset("/a", "1")], facets=step_of(TRAIN)),
          event(TRAIN, facets=step_of(DRAW))],
         "",
-        1.0,
+        NOW,
     )  # fmt: skip
     for direction in ("up", "down"):
         assert len(walk(NodeId("run", RUNS[DRAW]), direction)) == 4
@@ -187,6 +184,43 @@ def test_a_graph_that_is_too_large_is_cut(engine, registered):
     with engine.connect() as connection:
         graph = trace(connection, [model(registered, "shapes@2")], "up", max_nodes=3)
     assert (len(graph.nodes), graph.is_cut) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [
+        ("dataset file /scenes", "/scenes"),
+        ("file /scenes", "/scenes"),
+        ("file//scenes", "/scenes"),
+        ("/scenes", "/scenes"),
+        ("file:///scenes", "/scenes"),
+        (f"file:///scenes@{SCENES}", "/scenes"),
+        (f"file /scenes@{SCENES}", "/scenes"),
+        (f"/scenes@{SCENES}", "/scenes"),
+        ("dataset file /raw@7", "/raw"),
+    ],
+)
+def test_data_is_found_by_the_names_that_a_trace_prints(engine, registered, name, uri):
+    with engine.connect() as connection:
+        version = "7" if uri == "/raw" else SCENES
+        assert find_subjects(connection, name, "down") == [find_dataset(connection, "file", uri, version)]
+
+
+def test_runs_models_and_deployments_are_found_by_the_names_that_a_trace_prints(engine, registered):
+    store = DeploymentStore(engine)
+    deployment, _ = store.deploy("t2i", "shapes@1", None, JudgeSettings(), at(2))
+    store.try_lease(deployment.id, "server", 3.0, 10.0)
+    store.mounted(deployment.id, "server", at(3))
+    with engine.connect() as connection:
+        jobs = find_subjects(connection, "run demo/train")
+        assert jobs == find_subjects(connection, "demo/train") == find_subjects(connection, "train")
+        assert NodeId("run", RUNS[1]) in jobs and {node.kind for node in jobs} == {"run"}
+        assert find_subjects(connection, "model shapes@1") == [model(registered, "shapes@1")]
+        assert find_subjects(connection, "deployment 1") == [NodeId("deployment", 1)]
+        assert find_subjects(connection, "endpoint t2i") == [NodeId("endpoint", "t2i")]
+        for name in ("run nothing", "dataset file /none", "deployment 9", "model none", "endpoint none", "/none@7", ""):
+            with pytest.raises(RegistryError):
+                find_subjects(connection, name)
 
 
 def test_what_is_not_there_is_said(engine, registered):
@@ -203,3 +237,56 @@ def test_what_is_not_there_is_said(engine, registered):
         ]:
             with pytest.raises(RegistryError, match=words):
                 find()
+
+
+def test_a_trace_is_bounded_whatever_its_events_state(engine):
+    """In bytes, nodes and edges: of long values, of many entries, of many runs of one model, and of dense graphs."""
+    long = {"executionParameters": {"parameters": [{"key": "k" * 9000, "value": "v" * 100_000}] * 2}}
+    many = {"noria_metrics": {"metrics": {f"m{number}": number for number in range(900)}}}
+    loss = {"noria_metrics": {"metrics": {"loss": 1}}, "errorMessage": {"message": "e" * 100_000}}
+    made = [dataset("models/shapes", WEIGHTS, namespace="noria")]
+    everything = [dataset(f"/{number}", "1", "s3://" + "u" * 1900) for number in range(120)]
+    events = []
+    for number in range(330):
+        facets = (long, many, loss)[number % 3]
+        sent = body(facets=facets, inputs=everything, outputs=made)
+        sent["run"]["runId"] = str(uuid.UUID(int=number))
+        events.append(parse_event(json.dumps(sent).encode()))
+    for first in range(0, len(events), 10):  # one call may write no more
+        LineageStore(engine).record(events[first:][:10], "eve", NOW)
+    with engine.connect() as connection:
+        subjects = find_subjects(connection, WEIGHTS)
+        graph = read_lineage(connection, subjects, 500)
+        assert graph.is_cut and len(graph.nodes) > 100
+        assert len(msgspec.json.encode(graph)) < 8 * 2**20
+        tree = trace(connection, subjects, "up")
+        assert len(tree.edges) <= 20_000
+        run = next(node for node in tree.nodes if isinstance(node, RunNode) and node.metrics.keys() == {"loss"})
+        assert run.is_shortened and len(run.error) == 2001 and run.metrics == {"loss": 1}
+        assert read_lineage(connection, subjects, 1).is_cut
+
+
+def test_false_origins_come_after_the_first_to_arrive_whatever_time_they_state(engine, registered):
+    """Runs dated 1970 came before the one that made the model, and 500 of them made it vanish from the page."""
+    false = [
+        body(job="false", outputs=[output("a")], facets=step_of(PIPELINE), eventTime="1970-01-01T00:00:00Z")
+        | {"run": {"runId": str(uuid.UUID(int=number)), "facets": step_of(PIPELINE)}}
+        for number in range(20)
+    ]
+    store = LineageStore(engine)
+    store.record([parse_event(json.dumps(each).encode()) for each in false], "eve", NOW)
+    store.record([event(7, outputs=[output("a")], facets=step_of(PIPELINE))], "bob", NOW)
+
+    def first(subject, role):
+        with engine.connect() as connection:
+            graph = trace(connection, [subject], "up", 4)
+        assert graph.is_cut
+        found = [graph.nodes[edge.to] for edge in graph.edges if edge.role == role and edge.start == 0]
+        return [(node.job_name, node.sender) for node in found]
+
+    assert first(model(registered, "shapes@1"), "made by") == [("train", ""), ("false", "eve"), ("train", "bob")]
+    assert first(NodeId("run", RUNS[PIPELINE]), "step") == [("train", ""), ("false", "eve"), ("train", "bob")]
+    with engine.connect() as connection:
+        graph = trace(connection, [NodeId("run", str(uuid.UUID(int=0)))], "up")
+    text = "\n".join(format_graph(graph))
+    assert "1970" in text and f"sent by eve, received {format_time(NOW)}" in text

@@ -44,7 +44,7 @@ def folder(name):
         ({"etag": "a", "last_accessed_on": 1}, {"etag": "a", "last_accessed_on": 2}, True),  # adlfs
         ({"mtime": 1}, {"mtime": 2}, False),
         ({"ETag": "a"}, {"ETag": "b"}, False),
-        ({"checksum": "a"}, {"checksum": "b"}, False),  # of a filesystem that is not known
+        ({"checksum": "a"}, {"checksum": "b"}, False),  # file of a filesystem that is not known
     ],
 )
 def test_a_folder_is_another_if_its_content_is_not_if_it_was_read(listings, then, now, is_same):

@@ -6,9 +6,11 @@ import huggingface_hub
 import huggingface_hub.constants
 import pytest
 
+import single_files
 from noria.errors import ModelError
 from noria.models.location import locate
 from noria.registry.manifest import read_manifest
+from noria.registry.sources.limits import SourceLimits
 from noria.registry.sources.read import read_source
 from registry.sources.hub_server import COMMITS, REPO
 
@@ -34,7 +36,7 @@ def test_a_model_of_the_hub_is_copied_at_the_commit_of_its_revision(read, hub, b
     assert (model.source, model.revision, model.kind) == (f"hf://{REPO}@v1", COMMITS["v1"], "diffusion")
     assert model.manifest == read_manifest(bundled_folder)
     assert model.url == (tmp_path / "data" / "models" / copies_in(tmp_path)[0]).as_uri()
-    assert len(model.events) > 0  # of noria-lineage.jsonl
+    assert len(model.events) > 0  # events of noria-lineage.jsonl
     assert read.reports[0].startswith(f"copying hf://{REPO}@{COMMITS['v1']} to {tmp_path}/data/models: ")
     assert read.reports[1] == "1 of 14: model_index.json, 582 bytes"
     assert os.stat(tmp_path / "data" / "models").st_mode & 0o077 == 0
@@ -139,6 +141,19 @@ def test_a_folder_that_cannot_be_read_is_one_sentence(read, memory, source, word
     with pytest.raises(ModelError, match=words) as raised:
         read(source)
     assert source in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_single_file_is_converted_to_a_folder_but_not_for_clients(read, tmp_path):
+    parts = single_files.load_parts(single_files.save_folder(tmp_path / "folder", "sd1"))
+    tensors = single_files.checkpoint_tensors(parts, "sd1")
+    file = single_files.save_checkpoint(tmp_path / "a.safetensors", tensors)
+    model = read(str(file))
+    (folder,) = (tmp_path / "data" / "checkpoints").iterdir()
+    assert (model.source, model.url) == (str(file), folder.as_uri())
+    limits = SourceLimits(roots=(str(tmp_path),), max_gib=1.0)
+    for source in (str(file), file.as_uri(), "hf://org/name/a.safetensors"):
+        with pytest.raises(ModelError, match="may not be read over HTTP"):
+            read_source(source, "shapes", tmp_path / "data", {}, print, limits)
 
 
 def test_a_local_folder_is_used_where_it_is(read, bundled_folder, tmp_path):

@@ -1,9 +1,16 @@
-"""What a text names as source of a model."""
+"""Sources of models, as texts name them."""
 
 import pytest
 
 from noria.errors import ModelError, RegistryError
-from noria.registry.sources.source import FilesystemSource, HubSource, LocalSource, MlflowSource, parse_source
+from noria.registry.sources.source import (
+    FileSource,
+    FilesystemSource,
+    HubSource,
+    LocalSource,
+    MlflowSource,
+    parse_source,
+)
 
 TRACKING = {"MLFLOW_TRACKING_URI": "https://mlflow.example/"}
 
@@ -14,6 +21,9 @@ TRACKING = {"MLFLOW_TRACKING_URI": "https://mlflow.example/"}
         ("bundled", LocalSource("bundled")),
         ("../models/a b", LocalSource("../models/a b")),
         ("file:///models/a%20b", LocalSource("/models/a b")),
+        ("../models/a.safetensors", FileSource("../models/a.safetensors")),
+        ("file:///models/a.safetensors", FileSource("/models/a.safetensors")),
+        ("hf://org/shapes/a.safetensors@v1", FileSource("hf://org/shapes/a.safetensors@v1")),
         ("hf://org/shapes", HubSource("org/shapes", None)),
         ("hf://org/shapes@refs/pr/1", HubSource("org/shapes", "refs/pr/1")),
         ("mlflow:models:/shapes@prod", MlflowSource("https://mlflow.example", "shapes", None, "prod")),

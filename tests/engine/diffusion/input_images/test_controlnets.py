@@ -18,7 +18,7 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.input_images.controls import ControlImage, call_scales
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader
-from noria.engine.loop import EngineLoop
+from noria.engine.loop import StepLoop
 from noria.errors import ConfigError, ControlNetNotFound, InvalidField, ModelError, QueueFull
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
@@ -101,7 +101,7 @@ def generate_all(executor, requests, arrivals=None):
     return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
 
 
-@functools.cache  # of a model, three: loading one takes three times as long as an image
+@functools.cache  # keeps three for a model: loading one takes three times as long as an image
 def pipeline(spec, parent, kind, *names):
     nets = [diffusers.ControlNetModel.from_pretrained(parent / name) for name in names]
     pipe = PIPELINES[spec.family, kind].from_pretrained(
@@ -153,6 +153,19 @@ def test_each_scheduler_gives_the_images_of_the_pipelines(served, name):
     for request in requests:
         theirs = generate_with_pipeline(spec, parent, request)
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+
+
+def test_prompts_of_lengths_without_a_small_common_multiple_are_steered_as_alone(served):
+    _, executor, _ = served
+    prompts = [" BREAK ".join(["a red circle", *["a star"] * k]) for k in (12, 10, 12)]  # 312 and 264 tokens: 3,432
+    requests = [
+        make_request(k, *[Control("edges", 0.8)] * (k != 2), prompt=prompt, prompt_syntax="a1111")
+        for k, prompt in enumerate(prompts)
+    ]
+    together = generate_all(executor, requests)
+    for request in requests:
+        image = generate_all(executor, [request])[request.request_id, 0]
+        assert difference(together[request.request_id, 0], image) <= 1
 
 
 @pytest.mark.parametrize("family", ["", "_xl"])
@@ -299,7 +312,7 @@ def test_running_out_of_memory_changes_no_image(served, monkeypatch):
 def test_the_images_of_controls_are_kept_on_the_device_until_the_request_ends(served):
     _, executor, _ = served
     request = make_request(1, Control("edges"), Control("depth"), n=20)
-    loop = EngineLoop(StepScheduler(16), executor, lambda _: None, lambda: 0.0)
+    loop = StepLoop(StepScheduler(16), executor, lambda _: None, lambda: 0.0)
     loop.submit(executor.prepare(request, frame(request)))
     images = list(executor._preparer._start_frames._alive)
     assert [each.waiting_bytes for each in images] == [HEIGHT * WIDTH * 3] * 2

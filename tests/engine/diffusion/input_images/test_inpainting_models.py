@@ -13,7 +13,7 @@ from generating import difference, final_latents, moved_image, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.warmup.calibration import run_warmup_request
-from noria.engine.loop import EngineLoop
+from noria.engine.loop import StepLoop
 from noria.errors import InvalidField, ModelError
 from noria.models.catalog import open_model
 from noria.models.lora_folders import digest_of
@@ -131,7 +131,7 @@ def test_what_is_kept_is_encoded_once_and_the_start_image_only_where_it_is_used(
     monkeypatch.setattr(executor.model, "encode", lambda pixels: counts.append(len(pixels)) or encode(pixels))
     strengths = [1.0, 0.8, 1.0, 0.5]
     requests = [make_request(k, has_mask=True, strength=each, n=2) for k, each in enumerate(strengths)]
-    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
     for request in requests:
         loop.submit(executor.prepare(request, frame(request)))
     starts = set(executor._preparer._start_frames._alive)

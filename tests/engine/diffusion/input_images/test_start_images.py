@@ -12,7 +12,7 @@ import tiny_models
 from generating import difference, generate, moved_image
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader
-from noria.engine.loop import EngineLoop, RequestEnded
+from noria.engine.loop import RequestEnded, StepLoop
 from noria.errors import InvalidField, QueueFull
 from noria.protocol.diffusion import min_strength
 from noria.scheduling.step.scheduler import StepScheduler
@@ -174,7 +174,7 @@ def test_start_images_of_one_size_are_encoded_together_a_few_an_iteration(tiny, 
         executor.model, "encode", lambda pixels: shapes.append(tuple(pixels.shape[:3])) or encode(pixels)
     )
     requests = [make_request(k, strength=0.5, width=64 if k == 6 else 48) for k in range(7)]
-    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, time.monotonic)
+    loop = StepLoop(StepScheduler(8), executor, lambda _: None, time.monotonic)
     for request in requests:
         loop.submit(executor.prepare(request, frame(request)))
     iterations = [loop.run_iteration() for _ in range(4)]
@@ -190,7 +190,7 @@ def test_a_start_image_that_cannot_be_encoded_fails_no_image_beside_it(tiny, mon
     _, executor = tiny
     monkeypatch.setattr(executor.model, "encode", lambda _: 1 / 0)
     ends = []
-    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
     for request in (make_request(1, strength=0.5, n=2), make_request(2, strength=None)):
         loop.submit(executor.prepare(request, frame(request)))
     while loop.run_iteration() is not None:
@@ -204,7 +204,7 @@ def test_nothing_is_kept_of_what_has_ended(tiny):
     _, executor = tiny
     of_other_tests = set(executor._preparer._start_frames._alive)  # which logged exceptions may hold
     request = make_request(1, strength=0.8, has_mask=True, n=9)
-    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
+    loop = StepLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
     loop.submit(executor.prepare(request, frame(request)))
     (start,) = set(executor._preparer._start_frames._alive) - of_other_tests
     assert start.waiting_bytes == 48 * 32 * 3

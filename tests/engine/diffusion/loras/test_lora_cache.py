@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from noria.engine.diffusion.loras.lora_cache import LoraCache
 from noria.errors import InvalidField, QueueFull
-from noria.models.diffusion.lora_file import LoraLayer, LoraWeights
+from noria.models.diffusion.loras.lora_layer import LoraLayer, LoraWeights
 from noria.protocol.diffusion import Lora
 
 CPU = torch.device("cpu")
@@ -75,6 +75,14 @@ def test_what_is_stacked_counts_once_for_equal_sets_and_at_the_padded_rank():
     held.clear()
     gc.collect()
     assert cache.num_bytes == 5 * 24
+
+
+def test_vectors_and_kronecker_products_count_as_they_are():
+    layer = LoraLayer(torch.ones(3, 2), torch.ones(4, 3), torch.ones(2, 1), torch.ones(2, 2), bias=torch.ones(4))
+    cache = LoraCache({"unet": CPU}, 1000)
+    held = cache.get([lora(1)], lambda _: LoraWeights({"unet": {"a": layer}}))
+    others = 4 * (2 + 4 + 4)
+    assert cache.num_bytes == (3 * 24 + others) + (4 * 24 + others), held
 
 
 def test_a_request_that_cannot_fit_beside_what_is_held_evicts_nothing():

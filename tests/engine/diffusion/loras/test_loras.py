@@ -12,11 +12,15 @@ from generating import difference, final_latents, generate, moved_image, relativ
 from lora_files import save_diffusers_lora, save_kohya_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.loras import model_loras
+from noria.engine.diffusion.loras.layer_hook import LayerHook
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapter, Adapters
-from noria.engine.diffusion.loras.lora_rows import LoraRows, _LayerHook
+from noria.engine.diffusion.loras.lora_rows import LoraRows
+from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.errors import ConfigError, InvalidField, QueueFull
 from noria.models.catalog import open_model
-from noria.models.diffusion.lora_file import LoraLayer, LoraWeights, read_lora
+from noria.models.diffusion.loras.lora_file import read_lora
+from noria.models.diffusion.loras.lora_layer import LoraLayer, LoraWeights
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
@@ -115,7 +119,7 @@ def test_images_without_adapters_are_those_of_the_bare_model_bit_by_bit(loaded, 
 
 def num_hooks(model):
     hooks = [each for part in model.lora_parts.values() for m in part.modules() for each in m._forward_hooks.values()]
-    return sum(isinstance(hook, _LayerHook) for hook in hooks)  # transformers has hooks of its own
+    return sum(isinstance(hook, LayerHook) for hook in hooks)  # transformers has hooks of its own
 
 
 def test_without_adapters_in_a_batch_nothing_is_added_to_the_model(loaded):
@@ -213,7 +217,7 @@ def test_an_adapter_changes_each_part_as_if_its_weights_were_merged(loaded):
             more = {"text_embeds": torch.randn(3, 40, generator=generator), "time_ids": torch.ones(3, 6)}
             options = {"return_dict": False, "added_cond_kwargs": more}
         else:
-            inputs, options = [torch.randint(0, 100, (3, 7), generator=generator)], {"output_hidden_states": True}
+            inputs, options = [torch.randint(0, 30, (3, 7), generator=generator)], {"output_hidden_states": True}
         if name == "transformer":
             inputs = [torch.randn(3, 6, 16, generator=generator), torch.randn(3, 5, 40, generator=generator)]
             inputs += [torch.randn(3, 32, generator=generator), torch.tensor([0.9, 0.5, 0.02])]
@@ -359,3 +363,22 @@ def test_an_image_that_moves_keeps_its_adapters(loaded):
     request = make_request(spec, 1, lora(folder, "attention"))
     undisturbed = generate(executor, [request])["r1", 0]
     assert difference(moved_image(executor, request, 3), undisturbed) <= 1
+
+
+def test_a_rejected_file_is_read_again_only_when_it_has_changed(tiny_folder, tmp_path, monkeypatch):
+    _, executor = load(tiny_folder, loras=(str(tmp_path),))
+    loras, file, read = ModelLoras(executor.model, executor.config), tmp_path / "bad.safetensors", []
+
+    def counted(*args):
+        read.append(args[0].name)
+        return read_lora(*args)
+
+    monkeypatch.setattr(model_loras, "read_lora", counted)
+    file.write_bytes((2).to_bytes(8, "little") + b"{}")
+    for _ in range(3):
+        with pytest.raises(InvalidField, match="has 0 tensors"):
+            loras.load([Lora("bad", 1.0)], "tiny")
+    assert len(read) == 1
+    save_diffusers_lora(file, executor.model.lora_parts, *ATTENTION, rank=2, seed=1)
+    assert loras.load([lora(tmp_path, "bad")], "tiny")
+    assert len(read) == 2

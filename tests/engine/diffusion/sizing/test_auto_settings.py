@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.loading import max_rows
 from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto, resolve_device
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
@@ -42,10 +43,10 @@ def test_engines_share_the_cores(spec):
     assert resolve_auto(EngineConfig(devices=("cpu", "cpu")), spec, "cpu", CPU).threads == 2
 
 
-def test_the_largest_bucket_holds_every_slot_guided(spec):
-    assert resolve_auto(EngineConfig(buckets=(2, 8)), spec, "cpu", CPU).slots == 4
-    with pytest.raises(ConfigError, match="at most 4 slots, or a bucket of 10"):
-        resolve_auto(EngineConfig(buckets=(8,), slots=5), spec, "cpu", CPU)
+def test_buckets_bound_the_rows_of_calls_and_not_the_slots(spec):
+    assert resolve_auto(EngineConfig(buckets=(2, 8)), spec, "cpu", CPU).slots == 16
+    assert resolve_auto(EngineConfig(buckets=(8,), slots=5), spec, "cpu", CPU).slots == 5
+    assert max_rows(EngineConfig(buckets=(2, 8), slots=16)) == 8
     with pytest.raises(ConfigError, match="2 or more"):
         resolve_auto(EngineConfig(buckets=(1,)), spec, "cpu", CPU)
 
@@ -53,6 +54,35 @@ def test_the_largest_bucket_holds_every_slot_guided(spec):
 def test_compiling_needs_buckets(spec):
     with pytest.raises(ConfigError, match="buckets"):
         resolve_auto(EngineConfig(compile=True), spec, "cpu", CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "words"),
+    [
+        ({"quantize": "int8"}, "cuda:0", "needs engine.compile_blocks on a GPU.* --compile-blocks, or use 'nf4'"),
+        ({"quantize": "fp8"}, "cuda:0", "needs engine.compile_blocks"),
+        ({"quantize": "fp8", "compile_blocks": True, "dtype": "float16"}, "cuda:0", "is 'float16'. Use 'bfloat16'"),
+        *(
+            (
+                {"quantize": name, "compile_blocks": True, "loras": ("a",)},
+                "cuda:0",
+                "engine.loras 'a' on a GPU.* Use 'nf4'",
+            )
+            for name in ("int8", "fp8")
+        ),
+        ({"quantize": "nf4", "compile": True, "buckets": (2,)}, "cuda:0", "not work with engine.compile"),
+    ],
+)
+def test_quantization_rejects_settings_that_contradict_it(spec, settings, device, words):
+    with pytest.raises(ConfigError, match=f"engine.quantize '{settings['quantize']}' .*{words}"):
+        resolve_auto(EngineConfig(**settings), spec, device, GPU)
+
+
+def test_float8_chooses_bfloat16(spec):
+    config = EngineConfig(quantize="fp8", compile_blocks=True, loras=("bundled", "other=a"))
+    assert resolve_auto(config, spec, "cuda:0", GPU).dtype == "bfloat16"
+    assert resolve_auto(EngineConfig(quantize="int8", loras=("a",)), spec, "cpu", CPU).dtype == "float32"
+    resolve_auto(EngineConfig(quantize="nf4", loras=("a",)), spec, "cuda:0", GPU)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,15 @@ import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion.sizing import memory_estimate
 from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
-from noria.engine.diffusion.sizing.memory_estimate import LONGEST_PROMPT, MemoryEstimate, estimate_memory, find_changes
+from noria.engine.diffusion.sizing.memory_estimate import (
+    LONGEST_PROMPT,
+    MemoryEstimate,
+    estimate_memory,
+    find_changes,
+    find_quantizations,
+)
 from noria.models.catalog import count_parameters, open_model
+from noria.models.diffusion import block_quantization
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.folders.quantization import BitsAndBytes, Torchao
 from noria.models.diffusion.unet_models.controlnet import ControlRows
@@ -98,6 +105,8 @@ def test_slots_are_those_that_fit() -> None:
     assert [estimate.slots_in(num_bytes) for num_bytes in (1036, 1037, 1206, 1207)] == [0, 1, 7, 8]
     graphed = dataclasses.replace(estimate, graph_rows=6, graph_row=10)
     assert [graphed.needed(slots) - estimate.needed(slots) for slots in (1, 3, 8)] == [20, 60, 60]
+    bucketed = dataclasses.replace(estimate, max_rows=8)
+    assert [bucketed.needed(slots) for slots in (1, 4, 8)] == [1007 + 5 + 25, 1007 + 20 + 100, 1007 + 40 + 100]
 
 
 def test_controlnets_are_counted(tmp_path: Any) -> None:
@@ -162,8 +171,8 @@ def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     changes = find_changes(spec, config, "cuda:0")
     names = [change.names for change in changes]
     tiled = ("--vae-tiling",)  # 256 px are more than the 8 × 4 that the tiny VAE decodes as one
-    apart, quantized = ("--text-encoder-device cpu",), ("a folder whose transformer is quantized to int8",)
-    assert names == [("--dtype bfloat16",), tiled, apart, quantized, ("--dtype bfloat16", *tiled, *apart, *quantized)]
+    apart, int8, nf4 = ("--text-encoder-device cpu",), ("--quantize int8 --compile-blocks",), ("--quantize nf4",)
+    assert names == [("--dtype bfloat16",), tiled, apart, int8, nf4, ("--dtype bfloat16", *tiled, *apart, *nf4)]
     assert all(change.estimate.needed(1) < now.needed(1) for change in changes)
     assert min(change.estimate.needed(1) for change in changes) == changes[-1].estimate.needed(1)
     by_name = dict(zip(names, (change.estimate for change in changes), strict=True))
@@ -171,6 +180,10 @@ def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     texts = {"text_encoder", "text_encoder_2"}
     assert by_name[apart].elsewhere == {name: num_bytes for name, num_bytes in now.weights.items() if name in texts}
     assert set(by_name[apart].weights) == {"transformer", "vae"}
+    for quantize, name in (("int8", int8), ("nf4", nf4)):
+        chosen = msgspec.structs.replace(config, quantize=quantize)
+        assert estimate_memory(spec, chosen) == by_name[name]
+        assert find_quantizations(spec, chosen, by_name[name], "cuda:0") == ()
     elsewhere = resolve_auto(EngineConfig(dtype="float32", text_encoder_device="cpu"), spec, "cuda:0", gpu)
     assert estimate_memory(spec, elsewhere) == by_name[apart]
 
@@ -185,16 +198,17 @@ def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
         "text_encoder_2": BitsAndBytes(load_in_4bit=True),
         "transformer": msgspec.convert({"quant_method": "torchao", "quant_type": float8}, Torchao),
     }
-    monkeypatch.setattr(memory_estimate, "read_quantization", lambda file: quantizations.get(file.parent.name))
+    for module in (memory_estimate, block_quantization):
+        monkeypatch.setattr(module, "read_quantization", lambda file: quantizations.get(file.parent.name))
     names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
-    assert names == {"a folder whose transformer is quantized to int8"}
+    assert not names
     quantizations.clear()
     names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
     assert names > {"--dtype bfloat16", "--text-encoder-device cpu"}
 
 
-def test_in_bfloat16_on_a_cpu_only_a_quantized_folder_takes_less(tmp_path: Any) -> None:
+def test_in_bfloat16_on_a_cpu_only_quantization_takes_less(tmp_path: Any) -> None:
     spec = open_model(str(tiny_models.save_stable_diffusion(tmp_path / "model")))
     config = resolve_auto(EngineConfig(dtype="bfloat16"), spec, "cpu", Machine(1, has_cuda=False))
     names = [change.names for change in find_changes(spec, config, "cpu")]
-    assert names == [("a folder whose unet is quantized to int8",)]
+    assert names == [("--quantize int8",), ("--quantize nf4",)]

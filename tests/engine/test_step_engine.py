@@ -12,12 +12,12 @@ import zmq
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
-from noria.engine import engine as engine_module
-from noria.engine.engine import Engine
+from noria.engine import step_engine as engine_module
 from noria.engine.live import publisher
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
-from noria.engine.runtime import Runtime
+from noria.engine.runtime import StepRuntime
+from noria.engine.step_engine import StepEngine
 from noria.errors import GenerationFailed, InvalidField
 from noria.models.catalog import open_model
 from noria.observe.traces.otlp import open_otlp_provider
@@ -41,7 +41,6 @@ from noria.protocol.messages import (
     Release,
     Resume,
     StateRefused,
-    Submit,
     ViewRequest,
     deserialize_from_engine,
     serialize,
@@ -69,7 +68,7 @@ def short_iteration_s(_plan):
 
 
 class PanicError(BaseException):
-    """As a panic in Rust: it is no Exception."""
+    """An error such as a panic in Rust: it is no Exception."""
 
 
 class SlowCompileExecutor(FakeExecutor):
@@ -158,12 +157,12 @@ def harness(tmp_path, bundled_folder, tracer):
     harness.executor = SlowCompileExecutor()
     scheduler = StepScheduler(4, queue_limit=4)
     harness.num_running_when_idle = []
-    runtime = Runtime(
+    runtime = StepRuntime(
         harness.executor,
         scheduler,
         on_idle=lambda: harness.num_running_when_idle.append(scheduler.num_running + scheduler.num_waiting),
     )
-    engine = Engine("engine-0", channel, harness.receiver, runtime, tracer)
+    engine = StepEngine("engine-0", channel, harness.receiver, runtime, tracer)
     loop_thread = threading.Thread(target=engine.run)
 
     def start():
@@ -188,7 +187,7 @@ def kinds(messages):
 
 
 def test_a_client_gets_the_state_and_its_changes(harness):
-    harness.client.send(Hello("test"), Submit(request()))
+    harness.client.send(Hello("test"), request())
     loading, rejected = harness.client.receive(2)
     assert (loading.state, loading.models) == ("loading", ())
     assert rejected.code == "engine_unavailable"
@@ -200,7 +199,7 @@ def test_a_client_gets_the_state_and_its_changes(harness):
 
 def test_the_runtime_learns_when_the_engine_is_idle(harness):
     harness.start()
-    harness.client.send(Submit(request(images=6)))
+    harness.client.send(request(images=6))
     harness.client.receive(7)
     wait_until(lambda: harness.num_running_when_idle)
     assert set(harness.num_running_when_idle) == {0}
@@ -216,7 +215,7 @@ def test_a_ping_is_answered_while_loading_while_idle_and_during_an_iteration(har
     assert harness.client.receive() == [Pong(ready.incarnation, 0.0, 60.0)]
     began, go_on = threading.Event(), threading.Event()
     harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
-    harness.client.send(Submit(request(steps=1)))
+    harness.client.send(request(steps=1))
     assert began.wait(TIMEOUT_S)
     harness.client.send(Ping())
     (pong,) = harness.client.receive()
@@ -229,7 +228,7 @@ def test_requests_in_flight_are_written_before_the_iteration_and_sent_by_the_nex
     harness.start()
     began, go_on = threading.Event(), threading.Event()
     harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
-    harness.client.send(Submit(request("a")))
+    harness.client.send(request("a"))
     assert began.wait(TIMEOUT_S)
     assert CrashJournal(tmp_path / "in-flight").previous_in_flight == ("a",)
     go_on.set()
@@ -245,7 +244,7 @@ def version_of(harness):
 def test_an_engine_that_leaves_serves_what_it_has_until_that_is_released(harness):
     harness.start()
     harness.executor.iteration_s = short_iteration_s
-    harness.client.send(Hello("test"), Submit(request("a", steps=ENDLESS, images=2)), Submit(request("b", steps=2)))
+    harness.client.send(Hello("test"), request("a", steps=ENDLESS, images=2), request("b", steps=2))
     harness.client.receive()
     harness.client.send(Leave(), Leave())
     state, *finished = sorted(harness.client.receive(3), key=lambda message: not isinstance(message, EngineState))
@@ -291,7 +290,7 @@ def test_states_that_cannot_be_used_are_refused(harness, fields, reason):
     (refused,) = harness.client.receive()
     assert isinstance(refused, StateRefused)
     assert reason in refused.message
-    harness.client.send(Submit(message.request))
+    harness.client.send(message.request)
     assert kinds(harness.client.receive(2)) == [ImageDone, Finished]
 
 
@@ -305,7 +304,7 @@ def test_a_request_that_comes_for_a_model_that_has_left_meanwhile_is_handed_over
 
 def test_a_request_that_is_being_prepared_is_released_at_once(harness):
     harness.start()
-    harness.client.send(Submit(request("a", scheduler="lms")), Release("a"))
+    harness.client.send(request("a", scheduler="lms"), Release("a"))
     (moved,) = harness.client.receive()
     assert (moved.attempt_id, moved.images) == ("a", ())
     harness.executor.compiled.set()
@@ -314,8 +313,8 @@ def test_a_request_that_is_being_prepared_is_released_at_once(harness):
 def test_an_engine_that_is_stopped_hands_over_what_it_has(harness):
     harness.start()
     harness.executor.iteration_s = short_iteration_s
-    harness.client.send(Hello("test"), Submit(request("c", scheduler="lms")))  # which is never compiled
-    harness.client.send(Submit(request("a", steps=ENDLESS)), Submit(request("b", steps=ENDLESS)))
+    harness.client.send(Hello("test"), request("c", scheduler="lms"))  # which is never compiled
+    harness.client.send(request("a", steps=ENDLESS), request("b", steps=ENDLESS))
     ready, *_ = harness.client.receive(3, ignored=(EngineLoad,))
     assert ready.state == "ready"
     harness.stop()
@@ -326,7 +325,7 @@ def test_an_engine_that_is_stopped_hands_over_what_it_has(harness):
 
 def test_images_are_sent_before_the_end(harness):
     harness.start()
-    harness.client.send(Submit(request(images=2)))
+    harness.client.send(request(images=2))
     first, second, end = harness.client.receive(3)
     assert [(first.index, first.seed), (second.index, second.seed)] == [(0, 7), (1, 8)]
     assert isinstance(end, Finished)
@@ -334,7 +333,7 @@ def test_images_are_sent_before_the_end(harness):
 
 def test_a_request_with_a_known_sampler_does_not_wait_for_a_compilation(harness):
     harness.start()
-    harness.client.send(Submit(request("slow", scheduler="lms")), Submit(request("quick")))
+    harness.client.send(request("slow", scheduler="lms"), request("quick"))
     assert [message.attempt_id for message in harness.client.receive(2)] == ["quick", "quick"]
     harness.executor.compiled.set()
     assert [message.attempt_id for message in harness.client.receive(2)] == ["slow", "slow"]
@@ -342,11 +341,11 @@ def test_a_request_with_a_known_sampler_does_not_wait_for_a_compilation(harness)
 
 def test_a_request_cancelled_during_compilation_is_never_generated(harness):
     harness.start()
-    harness.client.send(Submit(request("slow", scheduler="lms")), Cancel("slow"))
+    harness.client.send(request("slow", scheduler="lms"), Cancel("slow"))
     (cancelled,) = harness.client.receive()
     assert (cancelled.attempt_id, cancelled.code) == ("slow", "cancelled")
     harness.executor.compiled.set()
-    harness.client.send(Submit(request("next", scheduler="lms")))
+    harness.client.send(request("next", scheduler="lms"))
     assert [message.attempt_id for message in harness.client.receive(2)] == ["next", "next"]
 
 
@@ -354,9 +353,9 @@ def test_a_second_request_with_an_id_in_use_is_rejected(harness):
     harness.start()
     began, go_on = threading.Event(), threading.Event()
     harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
-    harness.client.send(Submit(request("same")))
+    harness.client.send(request("same"))
     assert began.wait(TIMEOUT_S)
-    harness.other.send(Submit(request("same", seed=9)), Ping())
+    harness.other.send(request("same", seed=9), Ping())
     assert kinds(harness.other.receive()) == [Pong]  # the receiver has passed the request on
     go_on.set()
     (rejected,) = harness.other.receive()
@@ -368,7 +367,7 @@ def test_a_second_request_with_an_id_in_use_is_rejected(harness):
 @pytest.mark.parametrize("other", [{"model": "another"}, {"model_version": "another"}])
 def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness, other):
     harness.start()
-    harness.client.send(Submit(msgspec.structs.replace(request(), **other)))
+    harness.client.send(msgspec.structs.replace(request(), **other))
     (rejected,) = harness.client.receive()
     assert (rejected.code, rejected.attempt_id) == ("engine_unavailable", "a")
 
@@ -384,7 +383,7 @@ def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness
 def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field, caplog):
     harness.start()
     bad = msgspec.structs.replace(request("bad", scheduler=scheduler), client="alice")
-    harness.client.send(Submit(bad), Submit(request("good")))
+    harness.client.send(bad, request("good"))
     failed, *rest = harness.client.receive(3)
     assert (failed.attempt_id, failed.code, failed.field) == ("bad", code, field)
     assert kinds(rest) == [ImageDone, Finished]
@@ -394,14 +393,14 @@ def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code,
 
 def test_the_frame_beside_a_request_reaches_the_executor(harness):
     harness.start()
-    harness.client.socket.send_multipart([serialize(Submit(request())), b"pixels"])
+    harness.client.socket.send_multipart([serialize(request()), b"pixels"])
     harness.client.receive(2)
     assert harness.executor.data == b"pixels"
 
 
 def test_an_image_that_is_not_finite_fails_its_own_request_once(harness):
     harness.start()
-    harness.client.send(Submit(request("bad", images=3, seed=12)), Submit(request("good", steps=9)))
+    harness.client.send(request("bad", images=3, seed=12), request("good", steps=9))
     received = harness.client.receive(4)
     bad = [message for message in received if message.attempt_id == "bad"]
     assert kinds(bad) == [ImageDone, Failed]
@@ -414,8 +413,8 @@ def test_an_image_that_is_not_finite_fails_its_own_request_once(harness):
 def test_a_cancelled_request_is_answered(harness):
     harness.start()
     harness.executor.iteration_s = short_iteration_s
-    harness.client.send(Submit(request("long", steps=ENDLESS)))
-    harness.other.send(Cancel("long"))  # of another client
+    harness.client.send(request("long", steps=ENDLESS))
+    harness.other.send(Cancel("long"))  # sent by another client
     harness.client.send(Cancel("long"))
     (cancelled,) = harness.client.receive()
     assert (cancelled.attempt_id, cancelled.code) == ("long", "cancelled")
@@ -426,10 +425,10 @@ def test_a_failed_request_has_its_timings_and_its_steps(harness):
     began = threading.Event()
     harness.executor.iteration_s = lambda plan: began.set() or short_iteration_s(plan)
     sent = time.monotonic()
-    harness.client.send(Submit(request("long", steps=ENDLESS)), Submit(request("along", steps=ENDLESS)))
+    harness.client.send(request("long", steps=ENDLESS), request("along", steps=ENDLESS))
     assert began.wait(TIMEOUT_S)
     for name in ("long", "along"):
-        harness.client.send(Submit(request(f"after-{name}", steps=5)))
+        harness.client.send(request(f"after-{name}", steps=5))
         harness.client.receive(2)
         harness.client.send(Cancel(name))
         (cancelled,) = harness.client.receive()
@@ -442,7 +441,7 @@ def test_a_failed_request_has_its_timings_and_its_steps(harness):
 
 def test_a_request_is_timed_until_its_pixels_arrive(harness):
     harness.start()
-    harness.client.send(Submit(request(seed=14)))
+    harness.client.send(request(seed=14))
     _, finished = harness.client.receive(2)
     assert finished.timings.text_encode_s + finished.timings.denoise_s + finished.timings.decode_s >= 0.3
     assert (finished.num_steps_run, finished.mean_batch) == (3, 1.0)
@@ -450,7 +449,7 @@ def test_a_request_is_timed_until_its_pixels_arrive(harness):
 
 def test_a_request_that_never_joined_has_its_queue_time(harness):
     harness.start()
-    harness.client.send(Submit(request("slow", scheduler="lms")), Submit(request("many", images=9)), Cancel("slow"))
+    harness.client.send(request("slow", scheduler="lms"), request("many", images=9), Cancel("slow"))
     for cancelled in harness.client.receive(2):
         assert cancelled.timings.queue_s > 0
         assert (cancelled.timings.denoise_s, cancelled.num_steps_run) == (0, 0)
@@ -462,10 +461,10 @@ def test_a_reconnecting_front_end_cancels_the_requests_of_its_previous_process(h
     old, new = harness.client, harness.other
     old.send(
         Hello("front"),
-        Submit(request("warm", steps=1)),
-        *(Submit(request(f"long-{k}", steps=ENDLESS)) for k in range(4)),
+        request("warm", steps=1),
+        *(request(f"long-{k}", steps=ENDLESS) for k in range(4)),
     )
-    old.send(Submit(request("waits", steps=ENDLESS)), Submit(request("compiled", scheduler="lms")), Ping())
+    old.send(request("waits", steps=ENDLESS), request("compiled", scheduler="lms"), Ping())
     assert sorted(kind.__name__ for kind in kinds(old.receive(4))) == ["EngineState", "Finished", "ImageDone", "Pong"]
     new.send(Hello("front"))
     assert kinds(new.receive()) == [EngineState]
@@ -474,7 +473,7 @@ def test_a_reconnecting_front_end_cancels_the_requests_of_its_previous_process(h
         (name, "cancelled") for name in ("long-0", "long-1", "long-2", "long-3", "waits")
     }
     harness.executor.compiled.set()
-    new.send(Submit(request("next", scheduler="lms")))
+    new.send(request("next", scheduler="lms"))
     assert [message.attempt_id for message in new.receive(2)] == ["next", "next"]
     old.socket.setsockopt(zmq.RCVTIMEO, 100)
     with pytest.raises(zmq.Again):
@@ -487,7 +486,7 @@ def test_a_client_that_falls_silent_loses_its_requests_when_its_lease_ends(harne
     harness.executor.iteration_s = short_iteration_s
     silent, pinging = harness.client, harness.other
     for client, attempt_id in ((silent, "silent"), (pinging, "pinging")):
-        client.send(Hello(attempt_id, lease_s=0.5), Submit(request(attempt_id, steps=ENDLESS)))
+        client.send(Hello(attempt_id, lease_s=0.5), request(attempt_id, steps=ENDLESS))
         assert kinds(client.receive()) == [EngineState]
 
     def is_forgotten():
@@ -503,7 +502,7 @@ def test_a_client_that_falls_silent_loses_its_requests_when_its_lease_ends(harne
 
 def test_a_client_of_another_name_cancels_nothing(harness):
     harness.start()
-    harness.client.send(Hello("one"), Submit(request("slow", scheduler="lms")), Submit(request("quick", steps=50)))
+    harness.client.send(Hello("one"), request("slow", scheduler="lms"), request("quick", steps=50))
     harness.client.receive()
     harness.other.send(Hello("two"))
     harness.other.receive()
@@ -515,7 +514,7 @@ def test_a_client_that_does_not_acknowledge_gets_one_load_and_all_its_answers(ha
     monkeypatch.setattr(engine_module, "LOAD_INTERVAL_S", 0.0)  # a load before every iteration
     harness.start()
     silent, reader = harness.client, harness.other
-    silent.send(Submit(request("first", steps=1)))
+    silent.send(request("first", steps=1))
     silent.receive(2)  # from now on there is a load to send
     for name, client in (("silent", silent), ("reader", reader)):
         client.send(Hello(name))
@@ -523,7 +522,7 @@ def test_a_client_that_does_not_acknowledge_gets_one_load_and_all_its_answers(ha
     go_on, loads = threading.Semaphore(0), []
     harness.executor.iteration_s = lambda _plan: float(go_on.acquire(timeout=TIMEOUT_S))
     reader.send(LoadAck())
-    silent.send(Submit(request("busy", steps=4)))
+    silent.send(request("busy", steps=4))
     loads += reader.receive(ignored=())
     for _ in range(4):
         reader.send(LoadAck())
@@ -555,9 +554,9 @@ def test_a_load_counts_the_requests_that_came_during_an_iteration(harness, monke
                 harness.client.send(LoadAck())
 
     harness.executor.iteration_s = iteration_s
-    harness.client.send(Hello("test"), Submit(request("a")))
+    harness.client.send(Hello("test"), request("a"))
     assert iterations.acquire(timeout=TIMEOUT_S)
-    harness.client.send(Submit(request("b")))
+    harness.client.send(request("b"))
     read_loads()
     go_on.release()
     assert iterations.acquire(timeout=TIMEOUT_S)
@@ -577,7 +576,7 @@ def test_the_first_view_of_an_idle_engine_comes_at_once_and_the_next_with_a_requ
     harness.client.send(ViewRequest(0, with_thumbnails=True), Ping())
     assert kinds(harness.client.receive()) == [Pong]  # nothing has changed
     harness.executor.iteration_s = short_iteration_s
-    harness.other.send(Submit(request("one", steps=ENDLESS, images=2)))
+    harness.other.send(request("one", steps=ENDLESS, images=2))
     slots, calls, num_thumbnails = set(), [], 0
     while len(calls) < 4 or num_thumbnails < 2:
         (view,) = harness.client.receive()
@@ -600,7 +599,7 @@ def test_a_subscriber_sees_every_slow_iteration_with_thumbnails(harness, monkeyp
 
     harness.executor.iteration_s = slow
     harness.start()
-    harness.client.send(Submit(request(steps=6)), ViewRequest(None, with_thumbnails=True))
+    harness.client.send(request(steps=6), ViewRequest(None, with_thumbnails=True))
     views = []
     while not views or views[-1].last_iteration < 5:
         views += harness.client.receive()
@@ -615,7 +614,7 @@ def test_a_subscriber_sees_every_slow_iteration_with_thumbnails(harness, monkeyp
 def test_the_thumbnails_of_a_view_are_in_the_frame_beside_it(harness):
     harness.start()
     harness.executor.iteration_s = short_iteration_s
-    harness.other.send(Submit(request("one", steps=ENDLESS, seed=9)))
+    harness.other.send(request("one", steps=ENDLESS, seed=9))
     view, last_iteration = None, None
     while view is None or not view.thumbnails:
         harness.client.send(ViewRequest(last_iteration, with_thumbnails=True))
@@ -640,7 +639,7 @@ def test_a_reconnecting_front_end_gets_no_view_that_its_previous_process_asked_f
     assert EngineView in kinds(harness.client.receive(2))
     harness.client.send(ViewRequest(0, with_thumbnails=False), Ping())
     assert kinds(harness.client.receive()) == [Pong]  # so the receiver has read the view request
-    harness.other.send(Hello("front"), Submit(request("quick", steps=1)))
+    harness.other.send(Hello("front"), request("quick", steps=1))
     assert Finished in kinds(harness.other.receive(3))
     harness.client.send(Ping())
     assert kinds(harness.client.receive()) == [Pong]
@@ -666,7 +665,7 @@ def stages(collector, tracer, caller):
 def test_a_generated_request_has_spans_of_all_stages(harness, collector, tracer):
     harness.start()
     submitted, caller = traced_request(msgspec.structs.replace(request("an-id"), attempt_id="an-id.0a1b"))
-    harness.client.send(Submit(submitted))
+    harness.client.send(submitted)
     harness.client.receive(2)
     found = stages(collector, tracer, caller)
     assert sorted(name for name, why in found if why is None) == ["decode", "denoise", "queue", "text_encode"]
@@ -685,7 +684,7 @@ def test_a_generated_request_has_spans_of_all_stages(harness, collector, tracer)
 def test_a_request_that_is_not_sampled_has_no_spans(harness, collector, tracer):
     harness.start()
     submitted, caller = traced_request(request(), is_sampled=False)
-    harness.client.send(Submit(submitted), Submit(request("untraced")))
+    harness.client.send(submitted, request("untraced"))
     harness.client.receive(4)
     assert stages(collector, tracer, caller) == []
 
@@ -693,11 +692,11 @@ def test_a_request_that_is_not_sampled_has_no_spans(harness, collector, tracer):
 @traced
 def test_a_request_rejected_by_the_receiver_has_a_failed_queue_span(harness, collector, tracer):
     early, caller = traced_request(request("early"))
-    harness.client.send(Hello("test"), Submit(early))
+    harness.client.send(Hello("test"), early)
     harness.client.receive(2)
     harness.start()
     unknown, another = traced_request(msgspec.structs.replace(request("unknown"), model="another"))
-    harness.client.send(Submit(unknown), Submit(request("after")))
+    harness.client.send(unknown, request("after"))
     ready, rejected, *_ = harness.client.receive(4)
     assert (ready.state, rejected.code) == ("ready", "engine_unavailable")
     assert stages(collector, tracer, caller) == stages(collector, tracer, another) == [("queue", "engine_unavailable")]
@@ -714,16 +713,16 @@ def test_a_request_rejected_by_the_scheduler_or_cancelled_in_preparation_has_onl
     )
     began, go_on = threading.Event(), threading.Event()
     harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
-    harness.client.send(Submit(request("first")), Submit(slow), Cancel("slow"))
+    harness.client.send(request("first"), slow, Cancel("slow"))
     assert began.wait(TIMEOUT_S)
-    harness.client.send(Submit(full), Ping())
+    harness.client.send(full, Ping())
     cancelled, pong = harness.client.receive(2)
     assert (cancelled.attempt_id, type(pong)) == ("slow", Pong)  # the receiver has passed the request on
     go_on.set()
     harness.executor.compiled.set()
     codes = {message.attempt_id: getattr(message, "code", None) for message in harness.client.receive(3)}
     assert codes == {"first": None, "full": "queue_full"}
-    harness.client.send(Submit(request("last", scheduler="lms")))  # so that the compiler has finished the one before
+    harness.client.send(request("last", scheduler="lms"))  # so that the compiler has finished the one before
     harness.client.receive(2)
     assert stages(collector, tracer, caller) == [("queue", "queue_full")]
     assert stages(collector, tracer, another) == [("queue", "cancelled")]
@@ -742,7 +741,7 @@ def test_a_request_cancelled_while_running_has_spans_up_to_denoising(harness, co
         return 1.0
 
     harness.executor.iteration_s = iteration_s
-    harness.client.send(Submit(submitted))
+    harness.client.send(submitted)
     assert stepped.wait(TIMEOUT_S)
     harness.client.send(Cancel("a"))
     (failed,) = harness.client.receive()
@@ -755,6 +754,6 @@ def test_a_request_cancelled_while_running_has_spans_up_to_denoising(harness, co
 def test_a_request_whose_pixels_are_not_finite_fails_in_its_decode_span(harness, collector, tracer):
     harness.start()
     submitted, caller = traced_request(request("bad", seed=13))
-    harness.client.send(Submit(submitted), Submit(request("good")))
+    harness.client.send(submitted, request("good"))
     harness.client.receive(3)
     assert ("decode", "generation_failed") in stages(collector, tracer, caller)
