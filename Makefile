@@ -19,6 +19,7 @@ DEV := $(VENV)/.noria-dev-installed
 BROWSER := $(VENV)/.noria-browser-installed
 DOCS := $(VENV)/.noria-docs-installed
 FUZZ := $(VENV)/.noria-fuzz-installed
+BIOME := @biomejs/biome@2.6.8
 OUT ?= out/train
 
 .DEFAULT_GOAL := help
@@ -47,11 +48,12 @@ $(DEV): $(RUN) benchmarks/pyproject.toml
 run: $(RUN)  ## set-up, then serve the bundled model; PORT=8000, ARGS="any flags of noria serve"
 	$(VENV)/bin/noria serve --port $(PORT) $(ARGS)
 
-lint: setup  ## ruff, mypy, import-linter
-	$(VENV)/bin/ruff check
+lint: setup  ## ruff, mypy, import-linter, and Biome for the pages
+	$(VENV)/bin/ruff check --no-cache  # its cache does not see new folders, which decide how imports are sorted
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	@if npx --yes $(BIOME) --version > /dev/null 2>&1; then npx --yes $(BIOME) ci; else echo "npx cannot fetch Biome: the pages are not linted"; fi
 
 test: lint  ## lint, then the fast tests, spread over the cores file by file; WORKERS=0: in one process
 	$(VENV)/bin/pytest $(SPREAD) $(ARGS)
@@ -104,14 +106,18 @@ bench: setup  ## measure this machine for two minutes; ARGS="…"
 docs: $(DOCS)  ## write the pages that come from the code, then the site into build/docs; broken links fail
 	$(VENV)/bin/python -c 'from noria.settings import settings_docs; print(settings_docs(), end="")' > docs/settings.md
 	$(VENV)/bin/python -c 'from noria.observe.metrics.docs_page import metrics_page; print(metrics_page(), end="")' > docs/metrics.md
+	$(VENV)/bin/python docs/module_list.py > docs/modules.md
+	$(VENV)/bin/python docs/http_operation_list.py > docs/http-operations.md
 	$(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 $(DOCS): $(DEV)
 	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group docs
 	touch $@
 
-gpu: setup  ## on a machine with a GPU: its tests, the device bench, a served mix, in nine minutes; without one, a small run
-	$(VENV)/bin/python benchmarks/gpu_session.py $(ARGS)
+gpu: setup  ## what needs a GPU, part by part, resumable: ARGS="--part A,B --after FOLDER"; without one, ARGS=--small
+	-$(VENV)/bin/noria bench install triton
+	-$(VENV)/bin/noria bench install infinity
+	PYTHONPATH=src:benchmarks $(VENV)/bin/python -m noria_bench.gpu $(ARGS)
 
 train: MINUTES ?= 60
 train: setup  ## continue the training of the bundled model, resumable: MINUTES=60 OUT=out/train

@@ -54,7 +54,7 @@ def load_pipeline(folder: pathlib.Path, scheduler: str) -> StableDiffusionPipeli
 
 
 def generate(pipeline: StableDiffusionPipeline, captions: list[str], options: argparse.Namespace) -> list[np.ndarray]:
-    """One image, [side, side, 3] uint8, for each caption."""
+    """Generate one image, [side, side, 3] uint8, for each caption."""
     images = []
     for start in range(0, len(captions), options.batch):
         batch = captions[start : start + options.batch]

@@ -18,7 +18,7 @@ FACTS = ("background", "number", "colour", "shape", "size", "layout")
 
 @dataclass(frozen=True)
 class ObjectVerdict:
-    """Which facts about one of the caption's objects are right; none is where it was not found."""
+    """The facts about one of the caption's objects that are right; none is where it was not found."""
 
     colour: bool
     shape: bool
@@ -27,7 +27,7 @@ class ObjectVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which facts of one caption are right; `layout` is the place of one object, or the relation of two."""
+    """The facts of one caption that are right; `layout` is the place of one object, or the relation of two."""
 
     background: bool
     number: bool

@@ -39,7 +39,7 @@ BOXES = {shape: box_of(outline < 0) / UNIT_PX - UNIT_REACH for shape, outline in
 
 @dataclass(frozen=True)
 class Target:
-    """What outlines are fitted to: a window of an image."""
+    """The target to which outlines are fitted: a window of an image."""
 
     rows: np.ndarray
     """[rows] y of the pixels' centres."""

@@ -49,7 +49,7 @@ RELATIONS = {"above": (0, -1), "below": (0, 1), "to the left of": (-1, 0), "to t
 
 @dataclass(frozen=True)
 class Object:
-    """One drawn object: names from the tables above; centre and radius as shares of the image's side."""
+    """A drawn object: names from the tables above; centre and radius as shares of the image's side."""
 
     colour: str
     shape: str
@@ -65,7 +65,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Scene:
-    """What one caption says, and where exactly it was drawn. `place` is of a single object, `relation` of two."""
+    """The content of one caption, and where exactly it was drawn. `place` is of a single object, `relation` of two."""
 
     caption: str
     background: str
@@ -86,7 +86,7 @@ def is_held_out(caption: str) -> bool:
 
 
 def draw_scene(rng: random.Random, one_object: float = 0.4) -> Scene:
-    """One scene from the whole grammar: of one object with probability `one_object`, else of two."""
+    """Draw one scene from the whole grammar: of one object with probability `one_object`, else of two."""
     stated = rng.random() < 0.6
     background = rng.choice(list(COLOURS)) if stated else "white"
     colours = [colour for colour in COLOURS if colour != background]

@@ -32,7 +32,7 @@ SIZE_LIMITS = {"small": (0.09, 0.145), "": (0.145, 0.20), "large": (0.20, 0.29)}
 
 @dataclass(frozen=True)
 class Seen:
-    """One object found in an image: names, or UNKNOWN; centre and radius as shares of the image's side."""
+    """An object found in an image: names, or UNKNOWN; centre and radius as shares of the image's side."""
 
     colour: str
     shape: str

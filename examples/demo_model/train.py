@@ -40,7 +40,7 @@ TEXT_WIDTH = 128
 CHANNELS = (48, 96, 144)
 NOISE = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", num_train_timesteps=1000)
 POOL_SCENES = 32768  # per process; as many scenes are kept encoded
-POOL_START = 1024  # of them before the first step
+POOL_START = 1024  # scenes in the pool before the first step
 USES = 8  # how often a scene is shown, on average
 ALWAYS_PADDING = 6  # last tokens that no caption of the grammar reaches
 EMPTY_CAPTIONS = 0.1  # share of captions dropped, for classifier-free guidance

@@ -18,7 +18,7 @@ class NearestCaption:
         """Called once in each front end, and again when this file has changed."""
         self.captions = (ctx.folder / ctx.settings["captions"]).read_text(encoding="utf-8").splitlines()
         self.image_model = ctx.settings["image_model"]
-        self.vectors = None  # of the captions; models cannot be called before the server is ready
+        self.vectors = None  # vectors of the captions; models cannot be called before the server is ready
 
     def preprocess(self, body, state):
         """Return the texts to encode."""
