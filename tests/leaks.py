@@ -1,9 +1,11 @@
 """Fails every test that leaves a thread, a child process or a socket behind. The conftests use it for all tests.
 
 What a fixture of a wider scope starts is no leak: such fixtures are set up before the test's first snapshot. What their
-servers start later, for the test's requests, is none either: a thread has a starter, and a connection an address.
+servers start later, for the test's requests, is none either: a thread has a starter, or the queue of a pool that had
+threads before, and a connection has an address.
 """
 
+import concurrent.futures.thread
 import contextlib
 import gc
 import os
@@ -31,6 +33,8 @@ _start_thread = threading.Thread.start
 
 def _start_and_note_the_starter(thread):
     thread.starter = threading.current_thread()
+    if thread._target is concurrent.futures.thread._worker:
+        thread.pool_queue = thread._args[1]
     _start_thread(thread)
 
 
@@ -68,8 +72,11 @@ class Snapshot:
 
     def _threads_since(self, before):
         servers = before.threads - {threading.main_thread()}
+        pools = {id(thread.pool_queue) for thread in before.threads if hasattr(thread, "pool_queue")}
         for thread in self.threads - before.threads:
-            if getattr(thread, "starter", None) not in servers and not thread.name.startswith(ALLOWED_THREADS):
+            if getattr(thread, "starter", None) in servers or id(getattr(thread, "pool_queue", None)) in pools:
+                continue
+            if not thread.name.startswith(ALLOWED_THREADS):
                 yield f"thread {thread.name!r}"
 
     def _children_since(self, before):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 TESTS = """
-import socket, subprocess, sys, threading
+import concurrent.futures, socket, subprocess, sys, threading
 import pytest
 import leaks
 from leaks import no_leaks
@@ -28,6 +28,12 @@ def server():
         socket.create_connection(listener.getsockname()).close()
         thread.join()
 
+@pytest.fixture(scope="module")
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(thread_name_prefix="pool") as pool:
+        pool.submit(print).result()
+        yield pool
+
 def test_a_thread(server):
     event = threading.Event()
     kept.append(event)
@@ -48,6 +54,15 @@ def test_what_ends_soon():
 def test_a_connection_to_a_server_of_the_module(server):
     kept.append(socket.create_connection(server))
 
+def test_a_thread_more_in_a_pool_of_the_module(pool):
+    both = threading.Barrier(2)
+    assert len([pool.submit(both.wait) for _ in range(2)]) == 2
+
+def test_a_pool():
+    pool = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="own")
+    kept.append(pool)
+    pool.submit(print)
+
 def test_nothing():
     pass
 """
@@ -60,8 +75,8 @@ def test_a_thread_a_child_and_a_socket_that_are_left_behind_fail_their_test(tmp_
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
     errors = [line.rpartition("::test_")[2] for line in ran.splitlines() if line.startswith("ERROR ")]
     found = dict(line.split(" - Failed: left behind: ") for line in errors)
-    assert found.keys() == {"a_thread", "a_child", "a_server", "a_connection"}, ran
+    assert found.keys() == {"a_thread", "a_child", "a_server", "a_connection", "a_pool"}, ran
     assert found["a_thread"] == "thread 'mine'"
     assert found["a_child"].startswith("child process ")
     assert found["a_server"].startswith("socket ('127.0.0.1', ")
-    assert "7 passed" in ran
+    assert "9 passed" in ran
