@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import msgspec
@@ -63,14 +62,13 @@ class StateRefusedError(Exception):
     """The engine cannot go on from what another one has handed over."""
 
 
-@dataclass
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """A request at an engine, until its `outcome` is done."""
 
     request: AnyRequest
     outcome: asyncio.Future[EngineResult]
     on_update: OnUpdate | None
-    images: dict[int, RawImage] = field(default_factory=dict)
+    images: dict[int, RawImage] = msgspec.field(default_factory=dict)
     predicted_s: float | None = None
     failure: Failed | None = None  # the engine's message, if it failed
     began: float = 0.0  # seconds of the event loop's clock

@@ -5,7 +5,7 @@ So engines never meet, and an engine that is lost after a move costs only the st
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -57,7 +57,8 @@ class CarriedImages:
         timings, predicted_s = result.timings, self.predicted_s
         if isinstance(timings, Timings):
             timings = _sum(timings, self.timings)
-        return replace(result, timings=timings, predicted_s=result.predicted_s if predicted_s is None else predicted_s)
+        predicted_s = result.predicted_s if predicted_s is None else predicted_s
+        return msgspec.structs.replace(result, timings=timings, predicted_s=predicted_s)
 
     @property
     def num_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """A client's request, as services see it: whose it is, and what is noted of it until it has ended."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.access.shares import Share, share_of_user
@@ -8,8 +8,7 @@ from noria.frontend.engines.version_choice import RequestVersions
 from noria.observe.logs.request_log import RequestLogRecord
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(Struct, eq=False):
     """Made when the request's key is known. `client` is who takes turns, as `concurrency_limits.py` names it."""
 
     request_id: str

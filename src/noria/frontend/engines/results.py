@@ -1,14 +1,14 @@
 """The result that an engine makes of a request, and what it sends meanwhile: images, previews, progress."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from noria.protocol.kinds import FinalResult
 from noria.protocol.messages import AnyTimings
 
 
-@dataclass(frozen=True)
-class RawImage:
+class RawImage(Struct, frozen=True):
     """An image as the engine sent it. `rgb` is height × width × 3 bytes."""
 
     seed: int
@@ -18,8 +18,7 @@ class RawImage:
     num_truncated_tokens: int = 0  # at the ends of its prompts
 
 
-@dataclass(frozen=True)
-class EngineResult:
+class EngineResult(Struct, frozen=True):
     """The result of a request: images, ordered by index, or what `final` describes."""
 
     images: tuple[RawImage, ...]
@@ -31,8 +30,7 @@ class EngineResult:
     data: memoryview | None = None  # what `final` describes
 
 
-@dataclass(frozen=True)
-class ProgressUpdate:
+class ProgressUpdate(Struct, frozen=True):
     """The progress of a request: that of its slowest image."""
 
     queue_position: int | None  # images that join the batch before its last one; None: all of its images have joined
@@ -41,8 +39,7 @@ class ProgressUpdate:
     finish_in_s: float | None  # predicted; None while the request waits for an engine
 
 
-@dataclass(frozen=True)
-class PreviewImage:
+class PreviewImage(Struct, frozen=True):
     """A small preview of image `index` after `step` steps. `rgb` is height × width × 3 bytes."""
 
     index: int

@@ -9,8 +9,9 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Self, TypeVar
+
+import msgspec
 
 from noria.canary.traffic_split import ArmName, TrafficSplit
 from noria.canary.windows import WINDOW_S, InFlight, WindowReport
@@ -28,8 +29,7 @@ SpecT = TypeVar("SpecT", bound=ModelSpec)
 KeyT = TypeVar("KeyT")
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct, eq=False):
     """The version that answers one request to an endpoint."""
 
     endpoint: str
@@ -44,7 +44,7 @@ class Choice:
     outcome: Outcome | None = None  # None: not known yet
     seconds: float = 0.0
     shape: str = ""
-    variables: set[str] = field(default_factory=set)  # names of variables of which a value was counted for the judge
+    variables: set[str] = msgspec.field(default_factory=set)  # those of which a value was counted for the judge
 
 
 class RequestVersions:

@@ -68,7 +68,7 @@ class LineHandler(logging.Handler):
         flush: Callable[[], None] = lambda: None,
         gathering: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`gathering` returns a context in which the lines of one turn of the event loop are written together."""
+        """`gathering` returns a context in which the lines of requests in an event loop are written together."""
         super().__init__()
         self._process, self._put, self._flush, self.gathering = process, put, flush, gathering
 
@@ -191,7 +191,7 @@ def _to_supervisor(process: str, mark: bytes) -> Iterator[LineHandler]:
 
 @contextlib.contextmanager
 def gathering_lines() -> Iterator[None]:
-    """In this context, the log lines of one turn of the running event loop are written together, at its end."""
+    """In this context, the log lines of requests in the running event loop are written together, some ms later."""
     with contextlib.ExitStack() as stack:
         for handler in logging.getLogger().handlers:
             if isinstance(handler, LineHandler):

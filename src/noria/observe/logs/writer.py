@@ -31,6 +31,7 @@ _DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RETRY_INTERVAL_S = 0.5
 # Lines of requests that have ended. Any other may be the last of a process, and say what it was doing.
 _GATHERED_LOGGERS, _GATHERED_LEVELS = frozenset({"noria.requests", "noria.access"}), frozenset({"debug", "info"})
+_GATHER_S = 0.005  # these lines wait for others, so that a busy process writes once for many
 _POLL_INTERVAL_MS = 5  # there is no event for "a pipe has this much room"
 
 
@@ -110,11 +111,12 @@ class NonBlockingWriter(threading.Thread):
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None  # id of the thread of `_loop`
-        self._gathered: list[bytes] = []  # in this turn of the loop
+        self._gathered: list[bytes] = []
+        self._gather_timer: asyncio.TimerHandle | None = None  # while lines are gathered
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
-        """In this context, lines of requests that one turn of the running event loop puts are written at its end."""
+        """In this context, lines of requests that the running event loop puts are written together, some ms later."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         try:
             yield
@@ -134,7 +136,7 @@ class NonBlockingWriter(threading.Thread):
             self._write_gathered()
         elif len(self._gathered) == 1:
             assert self._loop is not None
-            self._loop.call_soon(self._write_gathered)
+            self._gather_timer = self._loop.call_later(_GATHER_S, self._write_gathered)
 
     def put_all(self, lines: Iterable[Line]) -> None:
         """Queue lines together, as `put` does one."""
@@ -155,6 +157,9 @@ class NonBlockingWriter(threading.Thread):
             self._changed.notify_all()
 
     def _write_gathered(self) -> None:
+        if self._gather_timer is not None:
+            self._gather_timer.cancel()
+            self._gather_timer = None
         gathered, self._gathered = self._gathered, []
         self._queue(gathered)
 

@@ -3,7 +3,6 @@
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -31,8 +30,7 @@ class EncodingTimings(Struct, frozen=True):
     predicted_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class EncodingResult:
+class EncodingResult(Struct, frozen=True, eq=False):
     """The numbers of a request, and measurements."""
 
     spec: EncoderModelSpec
