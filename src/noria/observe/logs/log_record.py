@@ -69,27 +69,26 @@ def line_of(
     message: str,
     named: Mapping[str, object] = MappingProxyType({}),
 ) -> Line:
-    """Return a line with the fields `named`; `time_s` is Unix time."""
+    """Return a line with the fields `named` that are not None; `time_s` is Unix time."""
     named = redact_fields(named)
-    # One search of all texts instead of one for each; a pattern matches no line end.
-    texts = "\n".join([message, *[value for value in named.values() if type(value) is str]])
-    # Whether `_sanitize` would change none of them.
-    is_plain = len(texts) <= _MAX_TEXT_CHARS and texts.isascii() and not is_suspicious(texts)
-    line: Line = {
-        "time": _utc(time_s),
-        "level": level,
-        "logger": logger,
-        "process": process,
-        "message": message if is_plain else _sanitize(message),
-    }
+    line: Line = {"time": _utc(time_s), "level": level, "logger": logger, "process": process, "message": message}
+    texts = [message]
     for name, value in named.items():  # most are plain texts and finite numbers
         kind = type(value)
-        if kind is float and -math.inf < value < math.inf:  # type: ignore[operator]
-            line[name] = round(value, 6)  # type: ignore[call-overload]
-        elif (kind is str and is_plain) or (kind is int and -(2**63) <= value < 2**63):  # type: ignore[operator]
+        if kind is str:
             line[name] = value
-        else:
+            texts.append(value)  # type: ignore[arg-type]
+        elif kind is float and -math.inf < value < math.inf:  # type: ignore[operator]
+            line[name] = round(value, 6)  # type: ignore[call-overload]
+        elif kind is int and -(2**63) <= value < 2**63:  # type: ignore[operator]
+            line[name] = value
+        elif value is not None:
             line[name] = _to_json_value(value)
+    # One search of all texts instead of one for each; a pattern matches no line end.
+    joined = "\n".join(texts)
+    if len(joined) > _MAX_TEXT_CHARS or not joined.isascii() or is_suspicious(joined):
+        line["message"] = _sanitize(message)
+        line.update({name: _sanitize(value) for name, value in named.items() if type(value) is str})
     return line
 
 

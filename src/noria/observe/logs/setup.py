@@ -118,7 +118,6 @@ def log_fields(logger: logging.Logger, level: int, message: str, named: Mapping[
     """
     if not logger.isEnabledFor(level):
         return
-    known = {"event": event, **{name: value for name, value in named.items() if value is not None}}
     ancestor: logging.Logger | None = logger
     while ancestor is not None and not ancestor.filters:
         if ancestor.handlers or not ancestor.propagate:
@@ -127,9 +126,9 @@ def log_fields(logger: logging.Logger, level: int, message: str, named: Mapping[
     if isinstance(ancestor, logging.RootLogger) and len(ancestor.handlers) == 1 and not ancestor.filters:
         (handler,) = ancestor.handlers
         if isinstance(handler, LineHandler):
-            handler.put(level, logger.name, message, known)
+            handler.put(level, logger.name, message, {"event": event, **named})
             return
-    logger.log(level, message, extra={"noria_fields": known})
+    logger.log(level, message, extra=fields(event=event, **named))
 
 
 def render_for(log_format: LogFormat, stream: TextIO, environment: Mapping[str, str]) -> Render:
