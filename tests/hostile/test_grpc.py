@@ -14,7 +14,7 @@ from noria.frontend.access.api_keys import generate_key
 from noria.frontend.protocols.open_inference import grpc_limits
 from noria.frontend.protocols.open_inference.grpc_limits import MAX_CALLS_PER_CLIENT, MAX_STREAMS
 from noria.frontend.protocols.open_inference.grpc_messages import SERVICE, message
-from noria.frontend.server.connection import RESERVED_DESCRIPTORS, max_grpc_connections
+from noria.frontend.server.connection_admission import RESERVED_DESCRIPTORS, max_grpc_connections
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FakeEngine
 from noria.testing.server import reserve_port

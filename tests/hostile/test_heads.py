@@ -11,8 +11,8 @@ from noria.frontend.server.connection import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_PIPELINED_REQUESTS,
-    RESERVED_DESCRIPTORS,
 )
+from noria.frontend.server.connection_admission import RESERVED_DESCRIPTORS
 from noria_bench.soak.attacks import CHUNKED, ENDLESS_HEADS, START, begin, heads_without_end, send_endlessly
 from waiting import wait_until
 

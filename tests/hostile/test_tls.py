@@ -12,7 +12,7 @@ from certificates import make_certificate
 from frontends import running_frontend
 from hostile_neighbours import assert_neighbour_is_served
 from noria.config import FrontendConfig
-from noria.frontend.server.connection import RESERVED_DESCRIPTORS
+from noria.frontend.server.connection_admission import RESERVED_DESCRIPTORS
 from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until
 

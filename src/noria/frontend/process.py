@@ -31,7 +31,8 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import RegistrarLink
 from noria.frontend.engines.submission import Submission
-from noria.frontend.server.connection import BesideGrpcHttpProtocol, TimeoutHttpProtocol
+from noria.frontend.server.connection import TimeoutHttpProtocol
+from noria.frontend.server.connection_admission import ConnectionAdmission
 from noria.frontend.server.tls import Certificate, TlsServer
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.jobs.service import open_job_service
@@ -146,8 +147,9 @@ def _protocol_class(config: FrontendConfig) -> type[TimeoutHttpProtocol]:
     limiter = ConcurrencyLimiter(
         "connections", config.max_connections, config.max_connections_per_client, retry_after_s=0.0
     )
-    protocol_class = BesideGrpcHttpProtocol if config.grpc_port else TimeoutHttpProtocol
-    return protocol_class.limited(limiter, proxy_check(in_both_forms(config.trusted_proxies)))
+    is_proxy = proxy_check(in_both_forms(config.trusted_proxies))
+    admission = ConnectionAdmission(limiter, is_proxy, is_beside_grpc=bool(config.grpc_port))
+    return TimeoutHttpProtocol.limited(admission)
 
 
 class _DrainingServer(uvicorn.Server):
@@ -208,7 +210,7 @@ class _DrainingServer(uvicorn.Server):
         await super().startup([each for each in sockets or () if each.family == socket.AF_UNIX])
         self._background.append(asyncio.create_task(certificate.follow()))
         for listener in with_tls:
-            server = TlsServer(listener, self._make_protocol, certificate, self._protocol_class.admit)
+            server = TlsServer(listener, self._make_protocol, certificate, self._protocol_class.admission.admit)
             self.servers.append(server)  # type: ignore[arg-type]
 
     def _make_protocol(self, held: contextlib.ExitStack) -> TimeoutHttpProtocol:

@@ -8,9 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
-import logging
 import math
-import resource
 import select
 import socket
 import struct
@@ -22,11 +20,9 @@ from typing import ClassVar
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from noria.errors import RateLimited
-from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id
 from noria.frontend.access.trusted_proxies import UNIX_CLIENT
+from noria.frontend.server.connection_admission import ConnectionAdmission
 from noria.frontend.server.response_writer import Exchange
-from noria.observe.logs.log_record import fields
 
 MAX_HEAD_BYTES = 65_536
 """Of one request: its URL and its fields, also those after a chunked body. h11's is as large, Node.js's a quarter."""
@@ -34,10 +30,7 @@ MAX_FIELDS = 100
 """Of one request, as in Apache. Browsers send about 15, and proxies add some."""
 MAX_PIPELINED_REQUESTS = 64
 """Requests of one connection that wait for the response to an earlier one; each takes 3 kB, and arrives in 20 bytes."""
-RESERVED_DESCRIPTORS = 16
-"""The process's last file descriptors are for files and databases: a connection that gets one of them is closed."""
 HEAD_TIMEOUT_S = 30.0  # as for a body
-_GRPC_SHARE = 4
 STALL_TIMEOUT_S = 30.0
 _TLS_CLOSE_S = 1.0  # within which a client should answer the end of an idle connection; without TLS the kernel does
 # What a client must read per STALL_TIMEOUT_S. At 1 kB/s an image takes minutes; receivers acknowledge in steps of some
@@ -61,15 +54,6 @@ _HEAD_TOO_LARGE_RESPONSE = _error_response(
     "431 Request Header Fields Too Large",
     f"The head of the request has more than {MAX_HEAD_BYTES} bytes or more than {MAX_FIELDS} fields.\r\n",
 )
-_LOG_INTERVAL_S = 60.0
-_REJECTED = fields(event="connections_rejected")
-
-log = logging.getLogger("noria.frontend")
-
-
-def max_grpc_connections(max_files: int) -> int:
-    """Return how many connections the gRPC port of a process may have that may have `max_files` open: a quarter."""
-    return max_files // _GRPC_SHARE
 
 
 class _RejectedError(Exception):
@@ -93,72 +77,22 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
     _has_tls = False
     _running_cycle: RequestResponseCycle | None = None  # `cycle` is that of the last pipelined request
     _closes_after_response = False
-    _next_log_at: ClassVar[float] = 0.0
-    _limiter: ClassVar[ConcurrencyLimiter | None] = None
+    admission: ClassVar[ConnectionAdmission] = ConnectionAdmission()
     held: contextlib.ExitStack | None = None
-    """Its place among the connections, until it ends: from `admit`, set by who accepts a connection before its TLS
+    """Its place among the connections, until it ends: from `admission`, set by who accepts a connection before its TLS
     handshake."""
-    _is_beside_grpc: ClassVar[bool] = False
 
     @classmethod
-    def _has_reserved_descriptor(cls, fileno: int, now: float) -> bool:
-        """Return whether a new connection has one of the last descriptors; the kernel assigns the lowest that is free.
-
-        Logs a warning, at most once a minute.
-        """
-        max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        num_allowed = max_files - RESERVED_DESCRIPTORS
-        if cls._is_beside_grpc:
-            num_allowed -= max_grpc_connections(max_files)
-        if fileno < num_allowed:
-            return False
-        if now >= cls._next_log_at:
-            cls._next_log_at = now + _LOG_INTERVAL_S
-            log.warning(
-                "connections are closed unanswered: %d of the %d files that this process may have open are in use; "
-                "raise the limit (ulimit -Hn, LimitNOFILE)",
-                num_allowed,
-                max_files,
-                extra=fields(event="connections_rejected", max_files=max_files),
-            )
-        return True
-
-    @classmethod
-    def limited(cls, limiter: ConcurrencyLimiter, is_proxy: Callable[[str], bool]) -> "type[TimeoutHttpProtocol]":
-        """Return a protocol whose connections the limiter counts; those of proxies count in all only."""
-        return type("Limited" + cls.__name__, (cls,), {"_limiter": limiter, "_is_proxy": staticmethod(is_proxy)})
-
-    @staticmethod
-    def _is_proxy(_host: str) -> bool:
-        return False
-
-    @classmethod
-    def admit(cls, sock: socket.socket, host: str, now: float) -> contextlib.ExitStack | None:
-        """Count a new connection from `host` until what is returned is closed; None: it must be closed unanswered.
-
-        Logs a warning then, at most once a minute.
-        """
-        held = contextlib.ExitStack()
-        if cls._has_reserved_descriptor(sock.fileno(), now):
-            return None
-        if cls._limiter is None:
-            return held
-        try:
-            held.enter_context(cls._limiter.hold(None if cls._is_proxy(host) else client_id(None, host)))
-        except RateLimited as error:
-            kind = TimeoutHttpProtocol
-            if now >= kind._next_log_at:
-                kind._next_log_at = now + _LOG_INTERVAL_S
-                log.warning("a connection is closed unanswered: %s", error.message, extra=_REJECTED)
-            return None
-        return held
+    def limited(cls, admission: ConnectionAdmission) -> "type[TimeoutHttpProtocol]":
+        """Return a protocol whose connections `admission` counts."""
+        return type("Limited" + cls.__name__, (cls,), {"admission": admission})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the keep-alive timer, for a client that never sends anything."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if self.held is None:
-            self.held = self.admit(sock, self.client[0] if self.client else UNIX_CLIENT, self.loop.time())
+            self.held = self.admission.admit(sock, self.client[0] if self.client else UNIX_CLIENT, self.loop.time())
             if self.held is None:
                 self.transport.abort()
         self._has_tls = self.scheme == "https"
@@ -404,9 +338,3 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-
-
-class BesideGrpcHttpProtocol(TimeoutHttpProtocol):
-    """A connection of a process whose gRPC port needs descriptors, too: it leaves them free."""
-
-    _is_beside_grpc = True

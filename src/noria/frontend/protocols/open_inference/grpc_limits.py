@@ -12,7 +12,8 @@ from starlette.requests import Request
 
 from noria.errors import InvalidBody
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
-from noria.frontend.server.connection import HEAD_TIMEOUT_S, max_grpc_connections
+from noria.frontend.server.connection import HEAD_TIMEOUT_S
+from noria.frontend.server.connection_admission import max_grpc_connections
 
 MAX_CALLS = 256
 """At once, to bound memory: a message has up to `frontend.max_body_bytes`."""
