@@ -215,7 +215,7 @@ class EngineConnection:
         self._on_event: Callable[[ConnectionEvent], None] = _ignore
         self._is_read = False
         self._outgoing: list[tuple[bytes, bytes | memoryview]] = []  # messages that are not sent yet
-        self._num_seen = 0  # of them, a turn of the loop ago
+        self._num_seen = 0  # messages a turn of the loop ago
 
     def send(self, message: ToEngine, data: bytes | memoryview | None = None) -> None:
         """Send `message` (and raw bytes beside it) when a turn of the loop has no further one, all of them together.
