@@ -5,8 +5,8 @@ threads often waits for the others, for less than a millisecond; whatever is run
 presumably keeps the kernel from moving another of its threads there. On 2 cores, a process under SCHED_IDLE that took
 0.4 of a core made images take 1.9 times as long; at niceness 19 it was 2.5 times (docs/benchmarks/deploys.md). So
 such a process also pauses while others want its core, and is runnable for a small part of the time only. On a machine
-that is always busy it would never end: its pauses are a minute in all, and it is at niceness 19, since under SCHED_IDLE
-it would get next to nothing after them.
+that is always busy it would never end: its pauses are bounded, and it is at niceness 19, since under SCHED_IDLE it
+would get next to nothing after them.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from collections.abc import Iterator
 
 _SLICE_S = 0.01  # seconds of CPU time between two looks; beside others it takes two to three times as long
 _PAUSE_S = 0.25
-_MAX_PAUSES = 240
 _BUSY_SHARE = 0.1  # share of a thread's time spent waiting for a core; above it, others want the core, too
 
 
 @contextlib.contextmanager
-def yielding_cores() -> Iterator[None]:
+def yielding_cores(max_pauses_s: float = 60.0) -> Iterator[None]:
     """A context in which the main thread, which calls this, pauses while others want its core (Linux).
 
-    Pauses begin between two operations of Python's. The process's niceness is 19 from then on, for good.
+    Its pauses are `max_pauses_s` in all, and begin between two operations of Python's. The process's niceness is 19
+    from then on, for good.
     """
     os.nice(19)
     ran_ns, waited_ns = _scheduler_times()
@@ -36,7 +36,7 @@ def yielding_cores() -> Iterator[None]:
         nonlocal ran_ns, waited_ns, num_pauses
         before_ns = ran_ns, waited_ns
         ran_ns, waited_ns = _scheduler_times()
-        if num_pauses < _MAX_PAUSES and is_wanted(ran_ns - before_ns[0], waited_ns - before_ns[1]):
+        if num_pauses * _PAUSE_S < max_pauses_s and is_wanted(ran_ns - before_ns[0], waited_ns - before_ns[1]):
             num_pauses += 1
             time.sleep(_PAUSE_S)
 

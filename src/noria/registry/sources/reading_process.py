@@ -20,6 +20,7 @@ from noria.registry.model_folder import ModelFolder
 from noria.registry.sources.limits import SourceLimits
 
 _RETRY_AFTER_S = 60.0
+_MAX_PAUSES_S = 10.0  # on a busy machine; a client waits for the answer
 
 
 class ReadingTask(msgspec.Struct, frozen=True):
@@ -98,7 +99,7 @@ def main() -> int:
 
     result: ReadingDone | ReadingFailed
     try:
-        with yielding_cores():
+        with yielding_cores(_MAX_PAUSES_S):
             folder = read_source(
                 task.source, task.model, pathlib.Path(task.data_folder), os.environ, report, task.limits
             )
