@@ -267,7 +267,7 @@ class UserEndpoints:
 
     async def _call(self, name: str, body: Mapping[str, Any], call: CallContext) -> Any:
         """Call an endpoint or a model for the code of `call`. Has no log line of its own."""
-        call = replace(call, request=replace(call.request, log_record=RequestLogRecord()))
+        call = replace(call, request=msgspec.structs.replace(call.request, log_record=RequestLogRecord()))
         with self._span(f"call {name}"):
             if name in self._endpoints:
                 if call.depth == _MAX_DEPTH:
