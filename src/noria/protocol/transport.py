@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _DONTWAIT, _SNDMORE, _EVENTS = int(zmq.DONTWAIT), int(zmq.SNDMORE), int(zmq.EVENTS)
 _POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
-_MAX_GROUP = 32  # messages that wait for each other before they are sent
+_MAX_GROUP = 16  # messages that wait for each other before they are sent
 _MAX_RECEIVED = 64  # groups of messages in a turn
 
 _HEARTBEAT_INTERVAL_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 3000

@@ -1,6 +1,7 @@
 """New connections that a process accepts: not too many in all or of one client, and none that needs its last files."""
 
 import contextlib
+import functools
 import logging
 import resource
 import socket
@@ -34,7 +35,9 @@ class ConnectionAdmission:
         is_beside_grpc: bool = False,
     ) -> None:
         """Connections of proxies count in all only; `is_beside_grpc` leaves the descriptors of a gRPC port free."""
-        self._limiter, self._is_proxy, self._is_beside_grpc = limiter, is_proxy, is_beside_grpc
+        self._limiter, self._is_beside_grpc = limiter, is_beside_grpc
+        # Parsing an address takes as long as accepting its connection. Whose a proxy's connections are is not known.
+        self._client_of = functools.lru_cache(1024)(lambda host: None if is_proxy(host) else client_id(None, host))
         self._next_log_at = 0.0
 
     def admit(self, sock: socket.socket, host: str, now: float) -> contextlib.ExitStack | None:
@@ -43,25 +46,32 @@ class ConnectionAdmission:
         Logs a warning then, at most once a minute.
         """
         held = contextlib.ExitStack()
-        max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        num_allowed = max_files - RESERVED_DESCRIPTORS
-        if self._is_beside_grpc:
-            num_allowed -= max_grpc_connections(max_files)
+        num_allowed = self._num_allowed_files
         if sock.fileno() >= num_allowed:  # the kernel assigns the lowest that is free
             message = (
-                f"connections are closed unanswered: {num_allowed} of the {max_files} files that this process may have "
-                "open are in use; raise the limit (ulimit -Hn, LimitNOFILE)"
+                f"connections are closed unanswered: {num_allowed} of the {self._max_files} files that this process "
+                "may have open are in use; raise the limit (ulimit -Hn, LimitNOFILE)"
             )
-            self._warn(now, message, max_files=max_files)
+            self._warn(now, message, max_files=self._max_files)
             return None
         if self._limiter is None:
             return held
         try:
-            held.enter_context(self._limiter.hold(None if self._is_proxy(host) else client_id(None, host)))
+            held.enter_context(self._limiter.hold(self._client_of(host)))
         except RateLimited as error:
             self._warn(now, f"a connection is closed unanswered: {error.message}")
             return None
         return held
+
+    @functools.cached_property
+    def _max_files(self) -> int:
+        """The files that this process may have open; a process sets its limit before its first connection."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    @functools.cached_property
+    def _num_allowed_files(self) -> int:
+        reserved = max_grpc_connections(self._max_files) if self._is_beside_grpc else 0
+        return self._max_files - RESERVED_DESCRIPTORS - reserved
 
     def _warn(self, now: float, message: str, **named: object) -> None:
         if now >= self._next_log_at:
