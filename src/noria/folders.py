@@ -13,9 +13,7 @@ def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
 
     A relative $XDG_DATA_HOME is ignored, as the XDG Base Directory Specification demands.
 
-    Raises:
-        ConfigError: `auto`, and there is neither $XDG_DATA_HOME nor a home folder.
-
+    Raises ConfigError: `auto`, and there is neither $XDG_DATA_HOME nor a home folder.
     """
     if config.data_dir != "auto":
         return pathlib.Path(config.data_dir).absolute()

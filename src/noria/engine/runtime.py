@@ -159,9 +159,7 @@ class Executor(Protocol[RequestT]):
     def resume(self, prepared: RequestT, states: Sequence[StateWithBytes]) -> RequestT:
         """Return a prepared request some of whose images begin as another engine has handed them over.
 
-        Raises:
-            InvalidStateError: they cannot.
-
+        Raises InvalidStateError: they cannot.
         """
         ...
 
@@ -300,9 +298,7 @@ _LOADERS = {"diffusion": "noria.engine.diffusion.loading", "encoder": "noria.eng
 def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> AnyRuntime:
     """Load `models`, all of one kind, on `device`, warm them up and measure their costs.
 
-    Raises:
-        SetupError: a model or the device cannot be used.
-
+    Raises SetupError: a model or the device cannot be used.
     """
     kind, *others = {spec.kind for spec in models}
     if others:

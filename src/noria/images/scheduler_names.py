@@ -226,9 +226,7 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
 def find(name: str, names_elsewhere: Sequence[str] = ()) -> SchedulerChoice:
     """Return the choice with the short name, alias or diffusers class `name`; errors list `names_elsewhere`, if any.
 
-    Raises:
-        InvalidField: not supported, with the reason, or unknown, with the nearest name and all names.
-
+    Raises InvalidField: not supported, with the reason, or unknown, with the nearest name and all names.
     """
     normalized = _normalized(name)
     if normalized in _BY_KEY:
@@ -252,9 +250,7 @@ def find(name: str, names_elsewhere: Sequence[str] = ()) -> SchedulerChoice:
 def check_start_image(name: str, schedulers: Iterable[str]) -> None:
     """Check that a start image can be given to a scheduler; `schedulers` are the names that the model supports.
 
-    Raises:
-        InvalidField: it cannot, or `find` raises it.
-
+    Raises InvalidField: it cannot, or `find` raises it.
     """
     choice = find(name)
     if not choice.takes_start_image:
@@ -269,9 +265,7 @@ def check_start_image(name: str, schedulers: Iterable[str]) -> None:
 def check_refiner(name: str, schedulers: Iterable[str]) -> None:
     """Check that a refiner can make the last steps of a scheduler; `schedulers` are those that the model supports.
 
-    Raises:
-        InvalidField: it cannot, or `find` raises it.
-
+    Raises InvalidField: it cannot, or `find` raises it.
     """
     choice = find(name)
     if not choice.takes_refiner:
@@ -286,9 +280,7 @@ def check_refiner(name: str, schedulers: Iterable[str]) -> None:
 def check_skipped_calls(name: str, schedulers: Iterable[str]) -> None:
     """Check that calls of a scheduler can be skipped; `schedulers` are the names that the model supports.
 
-    Raises:
-        InvalidField: field "calls": they cannot, or `find` raises it.
-
+    Raises InvalidField: field "calls": they cannot, or `find` raises it.
     """
     choice = find(name)
     if choice.needs_all_calls:
@@ -317,9 +309,7 @@ def family_of(config: Mapping[str, object]) -> Family:
 def choice_for_config(config: Mapping[str, object]) -> SchedulerChoice:
     """Return the choice nearest to a model's scheduler_config.json: of its class, with the fewest differing settings.
 
-    Raises:
-        InvalidField: its class is not supported.
-
+    Raises InvalidField: its class is not supported.
     """
     diffusers_class = str(config.get("_class_name", ""))
     candidates = [

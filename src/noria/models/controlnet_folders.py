@@ -38,7 +38,6 @@ class ControlNetFolders:
         Raises:
             ConfigError: a folder does not exist, or fits no model.
             ModelError: what is in it is damaged or not supported.
-
         """
         specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
         for only_for, folder in self._folders:

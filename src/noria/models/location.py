@@ -50,7 +50,6 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
     Raises:
         MissingExtra: the package of `minilm` is not installed.
         ModelError: there is no such folder, the download failed, or a file is none that is converted.
-
     """
     engine = engine or EngineConfig()
     if name == "bundled":

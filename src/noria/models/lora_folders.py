@@ -69,7 +69,6 @@ class LoraFolders:
         Raises:
             LoraNotFound: there is none of this name; with the names that exist.
             InvalidField: it cannot be read, or its digest is another.
-
         """
         file = self._file(lora.name, model)
         if file is None:

@@ -66,7 +66,6 @@ class RefinerFolders:
         Raises:
             ConfigError: a folder does not exist, fits no model, or is a model's second.
             ModelError: what is in it is damaged or not supported.
-
         """
         specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
         for only_for, folder in self._folders:

@@ -147,10 +147,8 @@ def shell_command(code: str) -> str:
 def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
     """Return the shapes of all tensors of a part, named as in `weight_files`; of quantized ones those before.
 
-    Raises:
-        ModelError: a file is missing or damaged, has tensors of a quantization that is not served, or fewer than the
-            part has layers.
-
+    Raises ModelError: a file is missing or damaged, has tensors of a quantization that is not served, or fewer than the
+    part has layers.
     """
     shapes: Shapes = {}
     states: dict[str, bytes] = {}

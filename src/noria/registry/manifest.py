@@ -68,10 +68,8 @@ def report_nothing(num_read: int, num_bytes: int) -> None:
 def read_manifest(folder: pathlib.Path, on_read: OnRead = report_nothing) -> Manifest:
     """Read all files of a folder. An interruption ends at the next MiB of each thread.
 
-    Raises:
-        ModelError: it has no files, a file cannot be read or listed, or it has something that is neither file nor
-            folder.
-
+    Raises ModelError: it has no files, a file cannot be read or listed, or it has something that is neither file nor
+    folder.
     """
     files = sorted(_files(folder), key=lambda path: path.encode())
     if not files:

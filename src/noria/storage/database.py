@@ -102,10 +102,8 @@ def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: flo
     A statement that PostgreSQL does not answer within `timeout_s` fails with an OperationalError. Creates the tables in
     an empty database and migrates those of an older version.
 
-    Raises:
-        ConfigError: the database cannot be written, its driver is missing, or its tables are of a newer version;
-            UnavailableNow if PostgreSQL cannot be reached.
-
+    Raises ConfigError: the database cannot be written, its driver is missing, or its tables are of a newer version;
+    UnavailableNow if PostgreSQL cannot be reached.
     """
     try:
         engine = _create_engine(url, num_connections)

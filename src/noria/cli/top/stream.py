@@ -47,7 +47,6 @@ async def stream_events(url: str, key: str | None, certfile: str = "") -> AsyncG
         ConfigError: `certfile` cannot be used.
         ServerUnreachable: nothing answers, or the connection broke or ended.
         LiveError: the server rejects the request, or is not Noria; a retry is useless.
-
     """
     headers = {"Accept": "text/event-stream"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
     verify: ssl.SSLContext | bool = True

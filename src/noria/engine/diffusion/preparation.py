@@ -138,9 +138,7 @@ class RequestPreparer:
     def _samplers(self, payload: DiffusionPayload, model_name: str) -> list[_SamplerArguments]:
         """Return the arguments of `compile_sampler` for the model and, if it is used, its refiner.
 
-        Raises:
-            InvalidField: the model has no such refiner, or it cannot be used with a mask.
-
+        Raises InvalidField: the model has no such refiner, or it cannot be used with a mask.
         """
         name, num_steps, first_step = payload.scheduler, payload.inference_steps, _first_step(payload)
         schedule = self._model.schedule(payload.width, payload.height, num_steps)
@@ -157,9 +155,7 @@ class RequestPreparer:
     ) -> tuple[SamplerTable, int]:
         """Return the table of all calls, and how many of them are the model's.
 
-        Raises:
-            InvalidField: the model makes none.
-
+        Raises InvalidField: the model makes none.
         """
         assert payload.refiner is not None
         start = payload.refiner.start

@@ -147,7 +147,6 @@ class EngineClient:
             AttemptMovedError: another engine has to go on.
             StateRefusedError: the engine cannot `resume`.
             NoriaError: the engine's rejection or failure.
-
         """
         attempt_id = f"{request.request_id}.{self._nonce}{next(self._numbers):x}"
         request = msgspec.structs.replace(request, attempt_id=attempt_id)

@@ -82,7 +82,6 @@ class RetryingSubmitter:
             EngineCrashed: the request crashes engines.
             DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
             NoriaError: the engine's rejection or failure.
-
         """
         if self._stopping:
             raise _stopped_error()

@@ -49,7 +49,6 @@ class RegistryConnection:
         Raises:
             RegistryConflict: `work` raised RegistryError.
             RegistryUnavailable: the database does not answer, or cannot be opened.
-
         """
         engine = await self._opened()
         try:

@@ -122,7 +122,6 @@ class StatisticsService:
         Raises:
             RegistryConflict: there is none.
             RegistryUnavailable: they cannot be read.
-
         """
         return await asyncio.to_thread(_detail, await self._read(), key)
 

@@ -172,7 +172,6 @@ class UserEndpoints:
         Raises:
             RouteNotFound: there is no such endpoint.
             NoriaError: the code rejected the request or failed, or a call that it made.
-
         """
         if name not in self._endpoints:
             names = ", ".join(map(repr, self._endpoints)) or "none"

@@ -64,7 +64,6 @@ class LineageStore:
             ForeignRun: a run belongs to another sender, or the sender's events of it are struck out.
             InvalidField: an event is of the future.
             RegistryError: a run would have more than its limits, or the sender more than `max_sender_bytes`.
-
         """
         if (count := sum(map(num_rows_of, events))) > MAX_ROWS:
             raise BodyTooLarge(

@@ -143,7 +143,6 @@ class StartFrameReader:
         Raises:
             InvalidField: the frame, the mask or the strength do not fit together.
             QueueFull: the pixels of requests that wait fill the memory for them, and it `is_limited`.
-
         """
         if payload.strength is None and payload.has_mask:
             raise InvalidField("a mask needs a start image", field="mask")

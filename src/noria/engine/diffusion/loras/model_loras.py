@@ -53,7 +53,6 @@ class ModelLoras:
             InvalidField: one has another digest now, or does not fit the model or the cache, or the model has no parts
                 that LoRAs can change.
             QueueFull: the adapters of other requests fill the cache.
-
         """
         if loras and not self._model.lora_parts:
             raise InvalidField(f"loras: {model} has no parts that LoRAs can change.", field="loras")
