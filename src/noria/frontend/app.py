@@ -229,7 +229,6 @@ async def _background_work(
     clients: ClientDirectory,
     keys_file: str,
 ) -> AsyncIterator[None]:
-    """Run what a front end does beside requests."""
     works = (monitor_event_loop_lag(), rejection_log.run(), endpoints.follow(), statistics.run())
     tasks = [asyncio.create_task(work) for work in works]
     if keys_file:

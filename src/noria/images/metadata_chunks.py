@@ -91,7 +91,6 @@ def _read_png_chunk(file: IO[bytes], kind: bytes, start: int, length: int) -> by
 
 
 def _decode_text(kind: bytes, content: bytes) -> str:
-    """Decode a text chunk's content after its keyword."""
     if kind == b"tEXt":
         return content.decode("latin-1")
     if kind == b"zTXt":

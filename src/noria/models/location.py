@@ -90,7 +90,6 @@ def _advice(file: pathlib.Path) -> str:
 
 
 def _name_of(stem: str) -> str:
-    """Return the name of a model whose folder or file is called so."""
     name = re.sub(r"[^A-Za-z0-9_.+-]", "-", stem)[:128]
     return name if name.strip("-") else "model"
 

@@ -158,7 +158,6 @@ def _is_over(reading: "list[Future[tuple[str, int]]]") -> bool:
 
 
 def _size_bytes(file: pathlib.Path) -> int:
-    """Return the size of a regular file. Raises ModelError."""
     try:
         status = file.stat()
     except OSError as error:

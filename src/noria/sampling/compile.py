@@ -126,7 +126,6 @@ def _size_bytes(key: _Key, entry: SamplerTable | InvalidField) -> int:
 
 
 def _compile_in_thread(key: _Key) -> SamplerTable | InvalidField:
-    """Return the table, or the rejection."""
     # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
     # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
     # loop's thread.

@@ -266,7 +266,6 @@ def _check_postgresql(topic: str, host: str | None, query: str, environment: Map
 
 
 def _check_registry(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Who may deploy models, and read and send lineage."""
     what = "/v1/deployments and lineage, and X-Noria-Version"
     try:
         keys = read_keys(config.frontend.api_keys_file)
@@ -288,7 +287,6 @@ def _check_registry(config: Config, environment: Mapping[str, str]) -> Iterator[
 
 
 def _check_endpoints(config: Config) -> Iterator[Finding]:
-    """The operator's own code."""
     for endpoint in config.endpoints:
         try:
             read_own_file(endpoint.file)
@@ -347,5 +345,4 @@ def _check_log(config: Config) -> Finding:
 
 
 def _mode(path: str | pathlib.Path) -> int:
-    """Return the rights of a file. Raises OSError."""
     return os.stat(path).st_mode & 0o7777

@@ -127,7 +127,6 @@ def run_baseline(arguments: argparse.Namespace) -> int:
 
 
 def _referenced(store: "BaselineStore", arguments: argparse.Namespace, version: str) -> list[str]:
-    """Return the variables that have a reference. Raises RegistryError: none has."""
     found = [
         reference.variable
         for reference in store.all()

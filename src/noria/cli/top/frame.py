@@ -140,7 +140,6 @@ def _text_engine_section(
 
 
 def _models(state: ServerState) -> tuple[str, ...]:
-    """The names of the server's models."""
     return () if state.server is None else state.server.models
 
 

@@ -113,7 +113,6 @@ async def _lines(response: httpx2.Response, url: str) -> AsyncGenerator[str, Non
 
 
 async def _check_response(response: httpx2.Response, url: str) -> None:
-    """Raise LiveError or ServerUnreachable if the response is not the stream."""
     status = response.status_code
     if status == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
         return

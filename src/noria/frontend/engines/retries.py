@@ -291,7 +291,6 @@ def _with_loss(history: AttemptHistory, cause: LossCause, request: AnyRequest) -
 
 
 def _raise_if_exhausted(history: AttemptHistory) -> None:
-    """Raise if a request with these losses is not retried."""
     if history.crashes_engines:
         raise EngineCrashed(
             f"the engine crashed {history.num_crashes} times while it generated this request, the last time with "

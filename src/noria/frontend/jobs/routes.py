@@ -169,7 +169,6 @@ class JobRoutes:
         return await self.accept(http, new_job, http.state.api_client.images, num_images)
 
     async def _read_job(self, http: Request) -> tuple[NewJob, int]:
-        """Return the job in the body of `http`, and its number of images."""
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, JobRequestBody)
             self._body_reader.check_length(raw, *images_in(body.input))

@@ -213,7 +213,6 @@ def _num_bytes(payload: DiffusionPayload) -> int:
 
 
 def _describe(payload: DiffusionPayload) -> str:
-    """Name what the frame of a request has."""
     parts = [
         *(["a start image"] if payload.strength is not None else []),
         *(["a mask"] if payload.has_mask else []),

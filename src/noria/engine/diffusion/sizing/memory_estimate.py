@@ -201,7 +201,6 @@ def find_quantizations(
 
 
 def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate: MemoryEstimate) -> MemoryEstimate:
-    """Return the estimate with the text encoders on a CPU beside the device."""
     elsewhere = text_weights_of(spec, config, FLOAT32_BYTES)
     weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
     return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)
