@@ -71,7 +71,7 @@ class ControlNetFolders:
         found: dict[str, ControlNetFolder] = {}
         for only_for, folder in self._folders:
             if only_for in (None, spec.name) and _fits(folder, spec):
-                found = {name_of(folder): _inspect(folder)} | found
+                found = {folder.absolute().name: _inspect(folder)} | found
         return dict(sorted(found.items()))
 
     def complete(self, controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[Control, ...]:
@@ -88,11 +88,6 @@ class ControlNetFolders:
                     field="controls",
                 )
         return tuple(msgspec.structs.replace(each, digest=known[each.name].digest) for each in controls)
-
-
-def name_of(folder: pathlib.Path) -> str:
-    """Return the name of the ControlNet in a folder."""
-    return folder.absolute().name
 
 
 @functools.lru_cache(maxsize=256)

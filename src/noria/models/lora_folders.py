@@ -100,11 +100,8 @@ class LoraFolders:
 @functools.lru_cache(maxsize=256)
 def _loras_in(folder: pathlib.Path, _changed_ns: int) -> tuple[pathlib.Path, ...]:
     """Return the files of a folder, which is read again when it has changed."""
-    return tuple(file for file in folder.iterdir() if _is_lora(file))
-
-
-def _is_lora(file: pathlib.Path) -> bool:
-    return file.suffix == _SUFFIX and _is_name(file.stem) and file.is_file()
+    files = (file for file in folder.iterdir() if file.suffix == _SUFFIX and _is_name(file.stem))
+    return tuple(file for file in files if file.is_file())
 
 
 def _is_name(name: str) -> bool:

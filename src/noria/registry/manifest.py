@@ -30,7 +30,7 @@ OnRead = Callable[[int, int], None]
 _NUM_THREADS = 4  # hashing releases the interpreter's lock
 _CHUNK_BYTES = 1_048_576
 _REPORT_INTERVAL_S = 0.25
-_UNLISTABLE = re.compile(r"[\n\r\\]")  # sha256sum would escape them
+_UNLISTABLE = re.compile("[\n\r\\\\\ud800-\udfff]")  # sha256sum would escape them; surrogates are no UTF-8
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,12 @@ def _files(folder: pathlib.Path, inside: str = "") -> Iterator[str]:
             if entry.is_symlink():
                 raise ModelError(f"{entry}: a symbolic link to a folder. Put the folder itself here, or remove it.")
             yield from _files(folder, f"{path}/")
-        elif _UNLISTABLE.search(path) or not _is_utf8(path):
+        elif _UNLISTABLE.search(path):
             raise ModelError(
                 f"{folder}: has a file named {short_repr(path)}; allowed is UTF-8 without line breaks and backslashes."
             )
         else:
             yield path
-
-
-def _is_utf8(path: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in path)
 
 
 class _Reading:

@@ -191,27 +191,22 @@ class PhaseTimings(Protocol):
     @property
     def is_known(self) -> bool:
         """Whether reading the durations returns at once."""
-        ...
 
     @property
     def image_encode_s(self) -> float:
         """`encodes`."""
-        ...
 
     @property
     def text_encode_s(self) -> float:
         """Text encoding in `joins`."""
-        ...
 
     @property
     def step_s(self) -> float:
         """The model call of `steps`."""
-        ...
 
     @property
     def decode_s(self) -> float:
         """`decodes`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,9 @@ class _Retries:
                     await self._take(ended)
                     ended = None
                 try:
-                    return await (self._submit_exclusive() if self.history.needs_exclusive else self._submit_shared())
+                    if self.history.needs_exclusive:
+                        return await self._submit_exclusive()
+                    return await self._submit_to(await self._wait_for_engine())
                 except (AttemptMovedError, AttemptLostError) as error:
                     ended = error
                 except StateRefusedError as refused:
@@ -200,9 +202,6 @@ class _Retries:
 
     def _route(self) -> EngineClient | None:
         return self.submitter.route(self.request.model, self.request.model_version)
-
-    async def _submit_shared(self) -> EngineResult:
-        return await self._submit_to(await self._wait_for_engine())
 
     async def _submit_exclusive(self) -> EngineResult:
         while True:

@@ -165,15 +165,13 @@ class JobRoutes:
 
     async def submit(self, http: Request) -> Response:
         """Accept a job of images."""
-        new_job, num_images = await self._read_job(http)
-        return await self.accept(http, new_job, http.state.api_client.images, num_images)
-
-    async def _read_job(self, http: Request) -> tuple[NewJob, int]:
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, JobRequestBody)
             self._body_reader.check_length(raw, *images_in(body.input))
             del raw  # with images it is long
-            return await cancel_on_disconnect(http, self._new_job(http, body))
+            new_job, num_images = await cancel_on_disconnect(http, self._new_job(http, body))
+            del body
+        return await self.accept(http, new_job, http.state.api_client.images, num_images)
 
     async def _new_job(self, http: Request, body: JobRequestBody) -> tuple[NewJob, int]:
         context: RequestContext = http.state.context
