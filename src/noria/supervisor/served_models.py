@@ -30,8 +30,8 @@ def open_models(config: Config) -> list[AnyModelSpec]:
             model, or a VAE is given and no single file.
         ModelError: a model, a ControlNet or a refiner cannot be served.
     """
-    LoraFolders.of(config.engine).check()
-    EmbeddingFolders.of(config.engine).check()
+    LoraFolders.of(config.engine).check_folders()
+    EmbeddingFolders.of(config.engine).check_folders()
     sources = (config.model, *config.additional_models)
     if config.engine.vae and not any(source.endswith(".safetensors") for source in sources):
         raise ConfigError(
