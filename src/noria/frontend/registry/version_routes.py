@@ -1,7 +1,6 @@
 """`/v1/registry`: the versions of models, what the server serves of them, and what made what."""
 
 import functools
-import re
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -23,6 +22,7 @@ from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import IMAGE_CONTENT, JsonObject, Operation, parameter
+from noria.frontend.http.query_parameters import read_number
 from noria.frontend.protocols.t2i.metadata import UploadedImages
 from noria.frontend.registry.connection import RegistryConnection, reading
 from noria.frontend.registry.lineage_routes import sender_of
@@ -222,14 +222,14 @@ class RegistryRoutes:
 
     async def trace(self, http: Request) -> Response:
         """Return what made something, and what was made from it."""
-        max_nodes = _number(http, "limit", MAX_NODES) or DEFAULT_NODES
+        max_nodes = read_number(http, "limit", MAX_NODES) or DEFAULT_NODES
         of = text_parameter(http, "of")
         read = reading(lambda connection: read_lineage(connection, find_subjects(connection, of), max_nodes))
         return json_response(await self._registry.run_lineage(client_id_of(http), read))
 
     async def trace_image(self, http: Request) -> Response:
         """Return what made the body, an image file."""
-        max_nodes = _number(http, "limit", MAX_NODES) or DEFAULT_NODES
+        max_nodes = read_number(http, "limit", MAX_NODES) or DEFAULT_NODES
         metadata = await self._uploads.read(http, lambda found: found)
         read = reading(lambda connection: _trace_image(connection, metadata, max_nodes))
         return json_response(await self._registry.run_lineage(client_id_of(http), read))
@@ -275,7 +275,7 @@ def _trace_image(connection: Connection, metadata: GenerationMetadata, max_nodes
 
 def page_of(http: Request, default: int, maximum: int) -> tuple[int | None, int]:
     """Return the parameters `before` and `limit` of a list. Raises InvalidField."""
-    return _number(http, "before", _MAX_ROW), _number(http, "limit", maximum) or default
+    return read_number(http, "before", _MAX_ROW), read_number(http, "limit", maximum) or default
 
 
 def text_parameter(http: Request, name: str) -> str:
@@ -284,13 +284,3 @@ def text_parameter(http: Request, name: str) -> str:
     if not 1 <= len(text) <= MAX_CHARS or "\0" in text:
         raise InvalidField(f"{name} is {short_repr(text)}; allowed are 1 to {MAX_CHARS} characters.", field=name)
     return text
-
-
-def _number(http: Request, name: str, maximum: int) -> int | None:
-    """Return a parameter that may be there, 1 to `maximum`. Raises InvalidField."""
-    text = http.query_params.get(name)
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,16}", text) or not 1 <= int(text) <= maximum:
-        raise InvalidField(f"{name} is {short_repr(text)}; allowed are 1 to {maximum}.", field=name)
-    return int(text)
