@@ -60,7 +60,7 @@ def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[F
     yield from _checked("hosts", _check_hosts, frontend)
     yield from _checked("proxies", _check_proxies, frontend)
     yield _check_live(frontend, reach)
-    yield from _checked("data", _check_data, config, environment)
+    yield from _checked("data", lambda: _check_folder("data", data_folder(config, environment)))
     yield from _check_stored(config, environment)
     yield from _check_registry(config, environment)
     yield from _check_endpoints(config)
@@ -211,10 +211,6 @@ def _check_live(frontend: FrontendConfig, reach: Reach) -> Finding:
     if reach == "this machine":
         return ok("live", text)
     return warn("live", f"{text}; set frontend.live to no-previews, or API keys and auto")
-
-
-def _check_data(config: Config, environment: Mapping[str, str]) -> Finding:
-    return _check_folder("data", data_folder(config, environment))
 
 
 def _check_stored(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:

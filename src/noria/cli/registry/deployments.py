@@ -32,7 +32,6 @@ from noria.errors import ConfigError, short_repr
 from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from noria.canary.judge import JudgeSettings
     from noria.registry.deployments.states import Deployment, EndpointStatus
     from noria.registry.deployments.store import DeploymentStore
 
