@@ -19,7 +19,7 @@ from noria.scheduling.types import (
 )
 
 KEY = BatchKey(64, 64)
-LATER, URGENT, MORE_URGENT = ItemId("later", 0), ItemId("urgent", 0), ItemId("more urgent", 0)
+LATER, URGENT = ItemId("later", 0), ItemId("urgent", 0)
 
 
 def known_costs():

@@ -1003,7 +1003,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def every_slot_is_held_by_a_running_image_or_free(self):
         slots = [running.slot for running in self.scheduler._table.running.values()]
-        assert len(set(slots)) == len(slots) == 3 - self.scheduler._table.num_free_slots
+        assert len(set(slots)) == len(slots) == 3 - self.scheduler._table._slots.num_free
         # One client, or each of three whose shares changed, has at most the limit and what had slots.
         assert self.scheduler.num_waiting <= (6 + 3) * (3 if shares_fairly(self.scheduler.policy) else 1)
         assert self.scheduler.num_evicted <= min(3, self.scheduler.num_waiting)

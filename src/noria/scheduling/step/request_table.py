@@ -110,11 +110,6 @@ class RequestTable:
         self._slots = Slots(self.num_slots)
 
     @property
-    def num_free_slots(self) -> int:
-        """Number of free slots."""
-        return self._slots.num_free
-
-    @property
     def num_waiting(self) -> int:
         """Number of images without a slot."""
         return sum(work.num_images for work in self.waiting_work.values())
