@@ -146,12 +146,6 @@ def tiny_flux_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_sd3_folder(tmp_path_factory):
-    """A model folder like Stable Diffusion 3.5 with few random weights: 32 × 32 px."""
-    return tiny_models.save_stable_diffusion_3(tmp_path_factory.mktemp("tiny-sd3"))
-
-
-@pytest.fixture(scope="session")
 def chromium():
     """The system's browser, headless."""
     from playwright.sync_api import sync_playwright

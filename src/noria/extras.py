@@ -8,12 +8,7 @@ from noria.errors import MissingExtra
 
 
 def check_installed(packages: tuple[str, ...], extra: str, purpose: str) -> None:
-    """Check that `packages` are installed, without importing them.
-
-    Raises:
-        MissingExtra: one is not.
-
-    """
+    """Check that `packages` are installed, without importing them. Raises MissingExtra: one is not."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(
@@ -22,11 +17,6 @@ def check_installed(packages: tuple[str, ...], extra: str, purpose: str) -> None
 
 
 def require(package: str, extra: str, purpose: str) -> Any:
-    """Import a package of an extra of noria-serve.
-
-    Raises:
-        MissingExtra: it is not installed.
-
-    """
+    """Import a package of an extra of noria-serve. Raises MissingExtra: it is not installed."""
     check_installed((package.partition(".")[0],), extra, purpose)
     return importlib.import_module(package)

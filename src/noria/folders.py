@@ -1,6 +1,9 @@
-"""Where data and caches are: the folders of the settings, or those of the user (XDG Base Directory Specification)."""
+"""Where data and caches are: the folders of the settings, or those of the user (XDG Base Directory Specification).
 
-import os.path
+And whether a file has changed.
+"""
+
+import os
 import pathlib
 from collections.abc import Mapping
 
@@ -13,9 +16,7 @@ def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
 
     A relative $XDG_DATA_HOME is ignored, as the XDG Base Directory Specification demands.
 
-    Raises:
-        ConfigError: `auto`, and there is neither $XDG_DATA_HOME nor a home folder.
-
+    Raises ConfigError: `auto`, and there is neither $XDG_DATA_HOME nor a home folder.
     """
     if config.data_dir != "auto":
         return pathlib.Path(config.data_dir).absolute()
@@ -51,3 +52,12 @@ def cache_folder(cache_dir: str, environment: Mapping[str, str]) -> pathlib.Path
     if cache_dir:
         return pathlib.Path(cache_dir)
     return pathlib.Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "noria"
+
+
+def file_version(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Return what differs when the file or its mode has changed; nothing if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

@@ -45,9 +45,7 @@ log = logging.getLogger("noria.lineage")
 def version_of(path: str | os.PathLike[str]) -> str:
     """Return a file or folder as `URI@VERSION`, where the version is the SHA-256 of its content.
 
-    Raises:
-        ModelError, OSError: it cannot be read.
-
+    Raises ModelError, OSError: it cannot be read.
     """
     path = pathlib.Path(path).absolute()
     if path.is_dir():

@@ -99,9 +99,7 @@ def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], fl
 
     Flags and variables are strings; they are parsed as the type of the setting. An empty variable counts as not set.
 
-    Raises:
-        ConfigError: an unreadable file, an unknown key (with the nearest known one), or a value that is not allowed.
-
+    Raises ConfigError: an unreadable file, an unknown key (with the nearest known one), or a value that is not allowed.
     """
     tree: dict[str, Any] = _read_file(pathlib.Path(file)) if file is not None else {}
     known = {setting.variable: setting for setting in list_settings()}

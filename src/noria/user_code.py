@@ -72,9 +72,7 @@ class State:
         Returns what the endpoint's `postprocess` returned; of a text encoder a `Result`, for a body such as
         `{"inputs": ["a cat"]}`; of an image model the JSON of `POST /t2i` as a dict, for a body as that route has it.
 
-        Raises:
-            NoriaError: the call was rejected or failed. If it is not caught, it is the error of this request.
-
+        Raises NoriaError: the call was rejected or failed. If it is not caught, it is the error of this request.
         """
         return await self._call(name, body)
 

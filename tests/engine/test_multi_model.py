@@ -158,7 +158,7 @@ def test_an_iteration_of_two_models_evicts_all_then_joins_then_steps_then_decode
             assert not with_thumbnails
             evicted = [each.image.attempt_id for each in plan.evictions]
             order.append((self.name, evicted, len(plan.joins), len(plan.steps), len(plan.decodes)))
-            timings = MeasuredTimings(text_encode_s=1.0 if plan.joins else 0.0, step_s=2.0 if plan.steps else 0.0)
+            timings = MeasuredTimings({"joins": 1.0 if plan.joins else 0.0, "steps": 2.0 if plan.steps else 0.0})
             return IterationResult(oom_phase="decodes" if plan.decodes else None, phase_timings=timings)
 
     spied_executor = MultiModelExecutor({spec.key: Spy(spec.name) for spec in models})
@@ -177,7 +177,7 @@ def test_an_iteration_of_two_models_evicts_all_then_joins_then_steps_then_decode
         (names[1], [], 0, 1, 0),
         (names[0], [], 0, 0, 1),
     ]
-    assert (outcome.oom_phase, outcome.phase_timings.text_encode_s, outcome.phase_timings.step_s) == (
+    assert (outcome.oom_phase, outcome.phase_timings.seconds("joins"), outcome.phase_timings.seconds("steps")) == (
         "decodes",
         1.0,
         2.0,

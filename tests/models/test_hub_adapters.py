@@ -40,7 +40,7 @@ def names(tmp_path: pathlib.Path, *entries: str, model: str = "tiny") -> dict[st
     config = Config(data_dir=str(tmp_path / "data"))
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, loras=entries))
     folders = LoraFolders.of(download_hub_adapters(config, {}).engine)
-    folders.check()
+    folders.check_folders()
     return {name: file.resolve() for name, file in folders.files(model).items()}
 
 

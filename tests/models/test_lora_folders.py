@@ -45,7 +45,7 @@ def test_an_entry_may_name_a_model_of_the_hub_or_a_folder_with_an_equals_sign(fo
 
 def test_bundled_ones_are_the_default_and_for_the_bundled_model_alone():
     folders = LoraFolders.of(EngineConfig())
-    folders.check()
+    folders.check_folders()
     assert list(folders.files("noria-shapes")) == ["night", "outline"]
     assert max(file.stat().st_size for file in folders.files("noria-shapes").values()) < 200_000
     assert folders.files("other") == {}
@@ -91,6 +91,6 @@ def test_a_file_with_a_hostile_header_has_no_digest(tmp_path):
 
 
 def test_a_missing_folder_is_rejected_at_the_start(folders, tmp_path):
-    folders.check()
+    folders.check_folders()
     with pytest.raises(ConfigError, match="missing' is not a folder"):
-        LoraFolders([f"tiny={tmp_path / 'missing'}"]).check()
+        LoraFolders([f"tiny={tmp_path / 'missing'}"]).check_folders()

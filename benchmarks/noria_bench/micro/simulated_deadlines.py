@@ -53,8 +53,8 @@ class SimulatedDevice(FakeExecutor):
             CostCurve(dict(DECODE_S)).at(len(plan.decodes)) if plan.decodes else 0.0,
         )
         text_encode_s, step_s, decode_s = (math.exp(self._rng.gauss(0, NOISE)) * seconds for seconds in exact_s)
-        timings = MeasuredTimings(text_encode_s, step_s, decode_s)
-        self._iteration_s = timings.text_encode_s + timings.step_s + timings.decode_s
+        timings = MeasuredTimings({"joins": text_encode_s, "steps": step_s, "decodes": decode_s})
+        self._iteration_s = text_encode_s + step_s + decode_s
         result = super().execute(plan, with_thumbnails=with_thumbnails)
         return dataclasses.replace(result, phase_timings=timings)
 

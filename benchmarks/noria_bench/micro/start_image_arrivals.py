@@ -83,7 +83,7 @@ def longest_s(
         if not iteration.plan.decodes:
             assert iteration.outcome.phase_timings is not None
             durations_s.append(iteration.duration_s)
-            delays_s.append(iteration.duration_s - iteration.outcome.phase_timings.step_s)
+            delays_s.append(iteration.duration_s - iteration.outcome.phase_timings.seconds("steps"))
     return max(durations_s), max(delays_s)
 
 

@@ -36,9 +36,7 @@ class TrafficSplit(Struct, frozen=True):
         """Return the arm for a key. `override` is a tester's choice: an arm or a version; whether it is allowed is
         checked before.
 
-        Raises:
-            InvalidField: the override is neither.
-
+        Raises InvalidField: the override is neither.
         """
         if override is None:
             # 2⁶⁴ as an integer: a weight of 1 has all keys, since none is rounded up to it.

@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Raises ValueError."""
     if not 0 < (seconds := float(text)) <= 3600:
         raise ValueError(f"{text} is not within 0 and 3600 seconds")
     return seconds

@@ -98,7 +98,6 @@ def generate_files(
         SetupError: a model or setting that does not work, a file that cannot be written.
         RequestError: a request that the model cannot serve.
         GenerationFailed: the model failed.
-
     """
     _check_writable(output)
     config = download_hub_adapters(config, os.environ)
@@ -215,9 +214,7 @@ def run_loop(
 
     `settings` are those that `load_executor` returned; `on_steps` gets the number of steps of each iteration.
 
-    Raises:
-        GenerationFailed: the model failed.
-
+    Raises GenerationFailed: the model failed.
     """
     from noria.engine.loop import EngineEvent, RequestEnded, ResultReady, StepLoop
     from noria.scheduling.step.scheduler import StepScheduler

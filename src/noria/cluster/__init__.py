@@ -32,7 +32,6 @@ def app(args: dict[str, Any]) -> Any:
     Raises:
         MissingExtra: Ray is not installed.
         ConfigError: a setting is unknown, has a value that is not allowed, or cannot be served on Ray.
-
     """
     check_ray("serving on Ray")
     from noria.cluster.application import build, config_of
@@ -46,7 +45,6 @@ def check_ray(purpose: str) -> None:
     Raises:
         MissingExtra: it is not installed.
         ConfigError: it is too old.
-
     """
     check_installed(("ray", "ray.serve"), "ray", purpose)  # a folder `ray` passes for the first
     version = importlib.metadata.version("ray")

@@ -9,10 +9,8 @@ from noria.errors import ConfigError, short_repr
 def check_servable(config: Config, num_nodes: int) -> Config:
     """Return the configuration as replicas on so many nodes use it: each model once, and no gRPC.
 
-    Raises:
-        ConfigError: an engine would have several devices, or replicas on several nodes a database that one node has, or
-            metrics an address of their own, Ray's proxy would leave TLS out, or the range of engines is none.
-
+    Raises ConfigError: an engine would have several devices, or replicas on several nodes a database that one node has,
+    or metrics an address of their own, Ray's proxy would leave TLS out, or the range of engines is none.
     """
     if len(config.engine.devices) != 1:
         raise ConfigError(

@@ -57,10 +57,8 @@ class FrontendReplica:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray calls this after the constructor.
 
-        Raises:
-            RuntimeError: this node cannot run a front end, for example because the database is not there, or it lacks
-                the code of an endpoint. Ray shows the message.
-
+        Raises RuntimeError: this node cannot run a front end, for example because the database is not there, or it
+        lacks the code of an endpoint. Ray shows the message.
         """
         try:
             return await self._build()

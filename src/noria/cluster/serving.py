@@ -37,7 +37,6 @@ def running_on(target: str, config: Config) -> Iterator[str]:
         MissingExtra: Ray is not installed.
         ConfigError: Ray is too old, the target is neither, nothing listens there, it is of another version, it runs an
             application `noria` already, or the application does not become ready.
-
     """
     host = _check_target(target)
     check_ray("noria serve --on")

@@ -7,6 +7,7 @@ from noria.dashboards.panels import WIDTH, Dashboard, Panel, Query
 _SCHEMA_VERSION = 41
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _ROW_HEIGHT = 1
+_SERIES = '{__name__=~"noria_stat_.+_(count|total)"}'
 
 
 def to_grafana(dashboard: Dashboard) -> dict[str, Any]:
@@ -22,21 +23,15 @@ def to_grafana(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "15s",
         "time": {"from": "now-30m", "to": "now"},
         "links": [{"type": "dashboards", "tags": list(dashboard.tags), "title": "Noria", "asDropdown": False}],
-        "templating": {"list": [_datasource(), _instance(), *map(_label, dashboard.labels)]},
+        "templating": {
+            "list": [
+                {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+                _choice("instance", "Server", "label_values(noria_machine_cores, instance)"),
+                *(_choice(each, each.capitalize(), f"label_values({_SERIES}, {each})") for each in dashboard.labels),
+            ]
+        },
         "panels": _panels(dashboard),
     }
-
-
-def _datasource() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
-
-
-def _instance() -> dict[str, Any]:
-    return _choice("instance", "Server", "label_values(noria_machine_cores, instance)")
-
-
-def _label(name: str) -> dict[str, Any]:
-    return _choice(name, name.capitalize(), f'label_values({{__name__=~"noria_stat_.+_(count|total)"}}, {name})')
 
 
 def _choice(name: str, label: str, query: str) -> dict[str, Any]:

@@ -111,7 +111,6 @@ class BaseEngine(abc.ABC):
             command.done.set_result(None)
 
     def _publish_views(self) -> None:
-        """Send the views that are due."""
         started_s = time.thread_time()  # CPU time, which excludes time when other processes had the core
         if views := self._live_view.views(time.monotonic(), time.time()):
             for view in views:
@@ -161,7 +160,6 @@ class BaseEngine(abc.ABC):
                 self._process(command)
 
     def _process(self, command: Command) -> None:
-        """Process a command that both kinds of engines have."""
         match command:
             case SubmitCommand():
                 self._submit(command)

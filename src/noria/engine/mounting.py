@@ -101,7 +101,6 @@ class ModelMounter(threading.Thread):
             raise SetupError(f"{error.message.rstrip('.')}. The version before serves again.") from None
 
     def _add(self, spec: AnyModelSpec) -> None:
-        """Load a model; raises SetupError."""
         began = time.monotonic()
         try:
             loaded = self._load(spec)

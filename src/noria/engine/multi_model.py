@@ -17,6 +17,7 @@ from noria.scheduling.types import (
     ItemId,
     IterationPlan,
     IterationResult,
+    Phase,
     PhaseTimings,
     ReleasedImage,
     SlotAssignment,
@@ -38,25 +39,9 @@ class CombinedTimings:
         """Whether all parts can be read without waiting for a device."""
         return all(part.is_known for part in self.parts)
 
-    @property
-    def image_encode_s(self) -> float:
-        """Seconds of the encodes."""
-        return sum(part.image_encode_s for part in self.parts)
-
-    @property
-    def text_encode_s(self) -> float:
-        """Seconds of the joins."""
-        return sum(part.text_encode_s for part in self.parts)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the steps."""
-        return sum(part.step_s for part in self.parts)
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds of the decodes."""
-        return sum(part.decode_s for part in self.parts)
+    def seconds(self, phase: Phase) -> float:
+        """Return the seconds of a phase."""
+        return sum(part.seconds(phase) for part in self.parts)
 
 
 class MultiModelExecutor(Generic[RequestT]):

@@ -32,9 +32,7 @@ class Resumption:
 def read_resumption(message: Resume, frame: memoryview | None) -> tuple[Resumption, memoryview | None]:
     """Return what `message` brings, and what the frame has for the request itself.
 
-    Raises:
-        InvalidStateError: the message contradicts itself, or the frame is too short.
-
+    Raises InvalidStateError: the message contradicts itself, or the frame is too short.
     """
     num_images, data, states = message.request.payload.num_results, frame or memoryview(b""), []
     images = dict.fromkeys(range(num_images), ImageProgress())

@@ -50,7 +50,6 @@ class Result(Protocol):
 
         May be called from any thread. Raises `errors.NoriaError` if the result is not valid.
         """
-        ...
 
 
 class Preview(Result, Protocol):
@@ -59,7 +58,6 @@ class Preview(Result, Protocol):
     @property
     def image(self) -> ItemId:
         """The image that it shows."""
-        ...
 
 
 class Thumbnail(Preview, Protocol):
@@ -68,16 +66,13 @@ class Thumbnail(Preview, Protocol):
     @property
     def width_px(self) -> int:
         """At most `THUMBNAIL_MAX_PX`."""
-        ...
 
     @property
     def height_px(self) -> int:
         """At most `THUMBNAIL_MAX_PX`."""
-        ...
 
     def rgb(self) -> bytes | memoryview:
         """Height × width × 3 bytes; blocks until the transfer is complete. Any thread may call it, repeatedly."""
-        ...
 
 
 class PreparedRequest(Protocol):
@@ -86,44 +81,35 @@ class PreparedRequest(Protocol):
     @property
     def request(self) -> AnyRequest:
         """The request, with the version of the model that it runs on."""
-        ...
 
     @property
     def batch_key(self) -> BatchKey:
         """The batch key of all its items, which are images or texts."""
-        ...
 
     @property
     def num_calls(self) -> int:
         """Model calls for each of its items."""
-        ...
 
     @property
     def stages(self) -> Mapping[Phase, str]:
         """The names of its trace spans, by phase."""
-        ...
 
     @property
     def settings_view(self) -> SettingsView:
         """The settings that live views show."""
-        ...
 
     @property
     def span_attributes(self) -> Mapping[str, str | int | float]:
         """The settings that the trace span of its model calls has."""
-        ...
 
     def schedulable(self, expires_at: float | None, deadline: float | None) -> SchedulableRequest:
         """Return the part of it that its scheduler uses; both times are monotonic seconds."""
-        ...
 
     def timings(self, measured: RequestTimings) -> AnyTimings:
         """Return the seconds of its stages, for the client; may wait for the device."""
-        ...
 
     def final_result(self) -> tuple[FinalResult | None, bytes | memoryview | None]:
         """Return what is sent at its end: results that were not sent one by one, and their description. Any thread."""
-        ...
 
 
 class StepRequest(PreparedRequest, Protocol):
@@ -132,12 +118,10 @@ class StepRequest(PreparedRequest, Protocol):
     @property
     def call_size(self) -> tuple[int, int] | None:
         """The value that images of other sizes need to have, too, to share its model calls; None: there are none."""
-        ...
 
     @property
     def num_rows(self) -> int:
         """Rows of each of its images in a model call."""
-        ...
 
 
 RequestT = TypeVar("RequestT", bound=PreparedRequest)
@@ -154,32 +138,24 @@ class Executor(Protocol[RequestT]):
 
         Raises `errors.RequestError` if it cannot be served.
         """
-        ...
 
     def resume(self, prepared: RequestT, states: Sequence[StateWithBytes]) -> RequestT:
         """Return a prepared request some of whose images begin as another engine has handed them over.
 
-        Raises:
-            InvalidStateError: they cannot.
-
+        Raises InvalidStateError: they cannot.
         """
-        ...
 
     def is_compiled(self, request: AnyRequest) -> bool:
         """Whether `prepare` would return at once because it has nothing new to compile."""
-        ...
 
     def accept(self, prepared: RequestT) -> None:
         """Keep a request that the scheduler has accepted, until `forget`."""
-        ...
 
     def forget(self, attempt_id: str) -> None:
         """Release a request that has ended; no later plan names it."""
-        ...
 
     def memory_bytes(self) -> int:
         """Device memory that the executor holds."""
-        ...
 
 
 class IterationExecutor(Executor[RequestT], Protocol[RequestT]):
@@ -190,23 +166,18 @@ class IterationExecutor(Executor[RequestT], Protocol[RequestT]):
 
         With `with_thumbnails`, also make a thumbnail of every image that steps, for `thumbnails`.
         """
-        ...
 
     def take_result(self, image: ItemId) -> Result:
         """The result of an image that the last iteration decoded. Each can be taken once."""
-        ...
 
     def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
         """The state of an image that has a slot or is evicted, for `resume` of another engine; waits for the device."""
-        ...
 
     def previews(self) -> Sequence[Preview]:
         """The previews of the last iteration. They are returned once."""
-        ...
 
     def thumbnails(self) -> Sequence[Thumbnail]:
         """The thumbnails of the last iteration. They are returned once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +197,9 @@ class BatchExecutor(Executor[RequestT], Protocol[RequestT]):
 
         `on_done` is called once, by any thread. Results of requests that were forgotten meanwhile are dropped.
         """
-        ...
 
     def close(self) -> None:
         """End the sessions, once they are idle."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -300,9 +269,7 @@ _LOADERS = {"diffusion": "noria.engine.diffusion.loading", "encoder": "noria.eng
 def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> AnyRuntime:
     """Load `models`, all of one kind, on `device`, warm them up and measure their costs.
 
-    Raises:
-        SetupError: a model or the device cannot be used.
-
+    Raises SetupError: a model or the device cannot be used.
     """
     kind, *others = {spec.kind for spec in models}
     if others:

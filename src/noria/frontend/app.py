@@ -98,9 +98,7 @@ def build_app(
     `metrics_targets` returns the answer to GET /metrics/targets; None: there is no such route.
     `read_statistics` reads what the registrar has counted; None: from the file in this data folder.
 
-    Raises:
-        ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
-
+    Raises ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
     """
     keys = read_keys(config.frontend.api_keys_file)
     clients, uploads = ClientDirectory(keys, num_frontends, config.frontend.client_header), UploadedImages()
@@ -231,7 +229,6 @@ async def _background_work(
     clients: ClientDirectory,
     keys_file: str,
 ) -> AsyncIterator[None]:
-    """Run what a front end does beside requests."""
     works = (monitor_event_loop_lag(), rejection_log.run(), endpoints.follow(), statistics.run())
     tasks = [asyncio.create_task(work) for work in works]
     if keys_file:

@@ -61,9 +61,7 @@ log = logging.getLogger("noria.frontend")
 def run(task: FrontendTask) -> None:
     """Serve until the supervisor's order to end.
 
-    Raises:
-        ConfigError: the jobs' database, the trace exporter or the code of an endpoint cannot be opened.
-
+    Raises ConfigError: the jobs' database, the trace exporter or the code of an endpoint cannot be opened.
     """
     config, worker_id = task.config, task.worker_id
     setproctitle.setproctitle(f"noria frontend {task.name}")

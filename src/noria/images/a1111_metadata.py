@@ -148,9 +148,7 @@ def split_networks(prompt: str) -> tuple[str, list[ExtraNetwork]]:
 def loras_of(networks: Sequence[ExtraNetwork]) -> list[Lora]:
     """Return the LoRAs among `networks`; without a weight it is 1, as in A1111, and equal weights are one.
 
-    Raises:
-        InvalidField: a weight is no number; A1111's separate weights for text encoder and UNet are not supported.
-
+    Raises InvalidField: a weight is no number; A1111's separate weights for text encoder and UNet are not supported.
     """
     loras = []
     for tag, lora in networks:

@@ -69,9 +69,7 @@ def scheduler_for(sampler: str, schedule_type: str | None = None) -> str:
 
     Without a schedule type, as before A1111 1.9, the sampler's name contains it.
 
-    Raises:
-        InvalidField: the sampler is unknown or not supported; the message has the nearest name, or the reason.
-
+    Raises InvalidField: the sampler is unknown or not supported; the message has the nearest name, or the reason.
     """
     type_name = (schedule_type or UNIFORM).strip().lower()
     if sampler.lower().endswith(" karras"):
@@ -87,10 +85,8 @@ def scheduler_for(sampler: str, schedule_type: str | None = None) -> str:
 def select_scheduler(sampler: str, schedule_type: str, schedulers: Sequence[str], model: str) -> str:
     """Return the one of a model's `schedulers` that is A1111's `sampler` with a schedule type.
 
-    Raises:
-        InvalidField: a name is not known, the model has no such sampler, or the two are not combinable; in A1111's
-            names.
-
+    Raises InvalidField: a name is not known, the model has no such sampler, or the two are not combinable; in A1111's
+    names.
     """
     samplers, types = samplers_and_types(schedulers)
     kind = next((each for each in SCHEDULE_TYPES if each.lower() == schedule_type.strip().lower()), None)

@@ -20,9 +20,7 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
 
     The scheduler may be another program's own name for one that Noria does not have.
 
-    Raises:
-        InvalidField: a prompt cannot be encoded as UTF-8.
-
+    Raises InvalidField: a prompt cannot be encoded as UTF-8.
     """
 
     model: str | None = None
@@ -86,9 +84,7 @@ def to_json(metadata: GenerationMetadata) -> bytes:
 def from_json(text: str | bytes) -> GenerationMetadata:
     """Decode what `to_json` of this or another version encoded; unknown keys are ignored.
 
-    Raises:
-        ImageFileError: not JSON, or fields of other types.
-
+    Raises ImageFileError: not JSON, or fields of other types.
     """
     try:
         return msgspec.json.decode(text, type=GenerationMetadata)

@@ -43,7 +43,6 @@ def find_metadata(file: IO[bytes], keywords: tuple[str, ...]) -> MetadataChunks:
     Raises:
         UnknownFormatError: the file is no PNG, WebP or JPEG.
         ValueError, zlib.error: it is damaged, or has too many or too long chunks.
-
     """
     head = file.read(16)
     if head.startswith(_PNG_SIGNATURE) and head[12:] == b"IHDR":
@@ -92,7 +91,6 @@ def _read_png_chunk(file: IO[bytes], kind: bytes, start: int, length: int) -> by
 
 
 def _decode_text(kind: bytes, content: bytes) -> str:
-    """Decode a text chunk's content after its keyword."""
     if kind == b"tEXt":
         return content.decode("latin-1")
     if kind == b"zTXt":
@@ -169,9 +167,7 @@ def _read(file: IO[bytes], start: int, length: int) -> bytes:
 def read_exif(exif: bytes, tags: tuple[int, ...]) -> dict[int, bytes | str]:
     """Return the bytes, or the ASCII texts, of these tags of the Exif IFD (EXIF 2.32), as far as there are any.
 
-    Raises:
-        ValueError: an entry is outside of `exif`.
-
+    Raises ValueError: an entry is outside of `exif`.
     """
     exif = exif.removeprefix(_EXIF_PREFIX)
     order = _BYTE_ORDERS.get(exif[:4])
@@ -192,9 +188,7 @@ def read_exif(exif: bytes, tags: tuple[int, ...]) -> dict[int, bytes | str]:
 def read_exif_texts(exif: bytes, tags: tuple[int, ...]) -> dict[int, str]:
     """Return the ASCII texts with these tags of the first IFD, such as make and software.
 
-    Raises:
-        ValueError: an entry is outside of `exif`.
-
+    Raises ValueError: an entry is outside of `exif`.
     """
     exif = exif.removeprefix(_EXIF_PREFIX)
     order = _BYTE_ORDERS.get(exif[:4])
@@ -211,9 +205,7 @@ def read_exif_texts(exif: bytes, tags: tuple[int, ...]) -> dict[int, str]:
 def read_orientation(exif: bytes) -> int:
     """Return how an image is to be turned before it is shown, 1 (not at all) to 8 as of EXIF 2.32.
 
-    Raises:
-        ValueError: an entry is outside of `exif`.
-
+    Raises ValueError: an entry is outside of `exif`.
     """
     exif = exif.removeprefix(_EXIF_PREFIX)
     order = _BYTE_ORDERS.get(exif[:4])

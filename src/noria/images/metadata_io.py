@@ -62,9 +62,7 @@ def _build_exif(noria_json: bytes, infotext: str | None) -> bytes:
 def read_metadata(file: pathlib.Path | IO[bytes], name: str = "") -> GenerationMetadata:
     """Return the metadata of a PNG, WebP or JPEG of any origin. Errors name the file `name`, by default its path.
 
-    Raises:
-        ImageFileError: the file cannot be read, is not such an image, is damaged, or has no metadata.
-
+    Raises ImageFileError: the file cannot be read, is not such an image, is damaged, or has no metadata.
     """
     name = name or short_repr(str(file))
     if isinstance(file, pathlib.Path) and file.exists() and not file.is_file():

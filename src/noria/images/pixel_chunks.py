@@ -40,7 +40,6 @@ def find_pixels(file: bytes) -> PixelChunks:
     Raises:
         UnknownFormatError: the file is no PNG, WebP or JPEG.
         ValueError: it is damaged, animated, or has too many chunks.
-
     """
     try:
         if file.startswith(_PNG_HEAD):

@@ -45,9 +45,7 @@ def place_reference(name: str, size_px: tuple[int, int], spec: DiffusionModelSpe
     By "area" it is resized to at most 1024 × 1024 pixels, and its sides are cut to multiples; by "preferred" it is
     resized to the size that FLUX.1 Kontext was trained at with the nearest ratio of sides.
 
-    Raises:
-        InvalidField: it is too small or too narrow.
-
+    Raises InvalidField: it is too small or too narrow.
     """
     width, height = size_px
     if spec.reference_size == "area":

@@ -226,9 +226,7 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
 def find(name: str, names_elsewhere: Sequence[str] = ()) -> SchedulerChoice:
     """Return the choice with the short name, alias or diffusers class `name`; errors list `names_elsewhere`, if any.
 
-    Raises:
-        InvalidField: not supported, with the reason, or unknown, with the nearest name and all names.
-
+    Raises InvalidField: not supported, with the reason, or unknown, with the nearest name and all names.
     """
     normalized = _normalized(name)
     if normalized in _BY_KEY:
@@ -250,46 +248,29 @@ def find(name: str, names_elsewhere: Sequence[str] = ()) -> SchedulerChoice:
 
 
 def check_start_image(name: str, schedulers: Iterable[str]) -> None:
-    """Check that a start image can be given to a scheduler; `schedulers` are the names that the model supports.
-
-    Raises:
-        InvalidField: it cannot, or `find` raises it.
-
-    """
-    choice = find(name)
-    if not choice.takes_start_image:
+    """Raise InvalidField if a scheduler takes no start image; `schedulers` are the names that the model supports."""
+    if not find(name).takes_start_image:
         allowed = ", ".join(each for each in schedulers if find(each).takes_start_image)
         raise InvalidField(
-            f"scheduler {choice.name!r} cannot begin with an image: it defines no noise of an image at a step. With a "
-            f"start image, use one of {allowed}.",
+            f"scheduler {find(name).name!r} cannot begin with an image: it defines no noise of an image at a step. "
+            f"With a start image, use one of {allowed}.",
             field="scheduler",
         )
 
 
 def check_refiner(name: str, schedulers: Iterable[str]) -> None:
-    """Check that a refiner can make the last steps of a scheduler; `schedulers` are those that the model supports.
-
-    Raises:
-        InvalidField: it cannot, or `find` raises it.
-
-    """
-    choice = find(name)
-    if not choice.takes_refiner:
+    """Raise InvalidField if a refiner cannot make a scheduler's last steps; `schedulers` are those of the model."""
+    if not find(name).takes_refiner:
         allowed = ", ".join(each for each in schedulers if find(each).takes_refiner)
         raise InvalidField(
-            f"scheduler {choice.name!r} cannot be handed over to a refiner: its timesteps are not those of the "
+            f"scheduler {find(name).name!r} cannot be handed over to a refiner: its timesteps are not those of the "
             f"training. With a refiner, use one of {allowed}.",
             field="scheduler",
         )
 
 
 def check_skipped_calls(name: str, schedulers: Iterable[str]) -> None:
-    """Check that calls of a scheduler can be skipped; `schedulers` are the names that the model supports.
-
-    Raises:
-        InvalidField: field "calls": they cannot, or `find` raises it.
-
-    """
+    """Raise InvalidField if no calls of a scheduler can be skipped; `schedulers` are those of the model."""
     choice = find(name)
     if choice.needs_all_calls:
         allowed = ", ".join(each for each in schedulers if not find(each).needs_all_calls)
@@ -317,9 +298,7 @@ def family_of(config: Mapping[str, object]) -> Family:
 def choice_for_config(config: Mapping[str, object]) -> SchedulerChoice:
     """Return the choice nearest to a model's scheduler_config.json: of its class, with the fewest differing settings.
 
-    Raises:
-        InvalidField: its class is not supported.
-
+    Raises InvalidField: its class is not supported.
     """
     diffusers_class = str(config.get("_class_name", ""))
     candidates = [

@@ -145,7 +145,6 @@ class StartImage:
         Raises:
             UnreadableImage: a file is no PNG, WebP or JPEG, is damaged, animated or too large.
             InvalidField: the mask has another size than the image.
-
         """
         self._mask_rule, self._inverts_mask = files.mask_rule, files.inverts_mask
         assert files.image is not None
@@ -171,7 +170,6 @@ class StartImage:
         Raises:
             UnreadableImage: a file is damaged.
             InvalidField: the mask has no transparency, which its rule needs.
-
         """
         with self._image.decode() as image:
             pixels = _rgb(image, (width_px, height_px)).tobytes()

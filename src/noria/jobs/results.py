@@ -44,11 +44,8 @@ class ResultStore:
     def __init__(self, setting: str, data_folder: pathlib.Path) -> None:
         """Open the folder that `jobs.results` names, creating it if needed; `auto` is a folder in `data_folder`.
 
-        Raises:
-            ConfigError: the URL holds a password, its filesystem is unknown or needs a package that is not installed,
-                or the folder
-                cannot be created.
-
+        Raises ConfigError: the URL holds a password, its filesystem is unknown or needs a package that is not
+        installed, or the folder cannot be created.
         """
         from fsspec.core import url_to_fs
 

@@ -280,7 +280,6 @@ def _open_spool(folder: pathlib.Path) -> IO[bytes]:
 
 
 def _scope_of(record: JobRecord) -> RequestScope:
-    """Return the scope in which log lines have the ids of the job."""
     return RequestScope(record.id, get_current_span(stored_trace_context(record.request)))
 
 

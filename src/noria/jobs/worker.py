@@ -77,7 +77,6 @@ class JobExecutor(Protocol):
         Raises:
             JobsUnavailable: a result could not be saved.
             NoriaError: it failed.
-
         """
 
 

@@ -50,7 +50,6 @@ def open_model(name: str, engine: EngineConfig | None = None) -> AnyModelSpec:
     Raises:
         MissingExtra: a package that serving it needs is not installed.
         ModelError: the model does not exist, a file is damaged, or its family or a part is not supported.
-
     """
     folder, default_name = locate(name, engine)
     family = identify_family(folder)

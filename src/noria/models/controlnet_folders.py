@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from noria.config import EngineConfig
 from noria.errors import ConfigError, ControlNetNotFound, short_list, short_repr
 from noria.models.diffusion.folders.unet_models.controlnet_folder import ControlNetFolder, inspect, misfit
-from noria.models.folder_entries import split_entry
+from noria.models.folder_entries import FolderEntries
 from noria.protocol.diffusion import Control, DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 
@@ -21,16 +20,11 @@ NO_CONTROLNETS = "it has none; the operator sets folders of them: engine.control
 """The words of messages about a model without ControlNets."""
 
 
-class ControlNetFolders:
-    """The setting `engine.controlnets`: an entry is a folder for all models that it fits, or `MODEL=FOLDER` for one."""
+class ControlNetFolders(FolderEntries):
+    """The setting `engine.controlnets`; a folder for all models is for those that it fits."""
 
-    def __init__(self, entries: Sequence[str]) -> None:
-        self._folders = [split_entry(entry) for entry in entries]
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> "ControlNetFolders":
-        """Return the folders of an engine."""
-        return cls(config.controlnets)
+    setting = "controlnets"
+    forms = "FOLDER, MODEL=FOLDER or hf://ORG/NAME[@REVISION]"
 
     def check(self, models: Sequence[AnyModelSpec]) -> None:
         """Check all folders, and that each is for a model that is served.
@@ -38,15 +32,10 @@ class ControlNetFolders:
         Raises:
             ConfigError: a folder does not exist, or fits no model.
             ModelError: what is in it is damaged or not supported.
-
         """
+        self.check_folders()
         specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
         for only_for, folder in self._folders:
-            if not folder.is_dir():
-                raise ConfigError(
-                    f"engine.controlnets: {str(folder)!r} is not a folder. Entries are FOLDER, MODEL=FOLDER or "
-                    "hf://ORG/NAME[@REVISION]."
-                )
             controlnet = _inspect(folder)
             misfits = {
                 spec.name: misfit(controlnet, spec) for spec in specs if only_for is None or spec.name == only_for
@@ -72,7 +61,7 @@ class ControlNetFolders:
         found: dict[str, ControlNetFolder] = {}
         for only_for, folder in self._folders:
             if only_for in (None, spec.name) and _fits(folder, spec):
-                found = {name_of(folder): _inspect(folder)} | found
+                found = {folder.absolute().name: _inspect(folder)} | found
         return dict(sorted(found.items()))
 
     def complete(self, controls: Sequence[Control], spec: DiffusionModelSpec) -> tuple[Control, ...]:
@@ -89,11 +78,6 @@ class ControlNetFolders:
                     field="controls",
                 )
         return tuple(msgspec.structs.replace(each, digest=known[each.name].digest) for each in controls)
-
-
-def name_of(folder: pathlib.Path) -> str:
-    """Return the name of the ControlNet in a folder."""
-    return folder.absolute().name
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,13 +6,12 @@ file contains is checked when an engine loads it.
 
 import functools
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from noria.config import EngineConfig
-from noria.errors import ConfigError, InvalidField, short_repr
+from noria.errors import InvalidField, short_repr
 from noria.models.diffusion.prompts.a1111_syntax import parse
 from noria.models.diffusion.prompts.embedding_names import EmbeddingNames
-from noria.models.folder_entries import split_entry
+from noria.models.folder_entries import FolderEntries
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Embedding
 
@@ -22,28 +21,10 @@ _MAX_NAME_CHARS = 128
 _MAX_USED = 32  # embeddings of a request
 
 
-class EmbeddingFolders:
-    """The setting `engine.embeddings`: an entry is a folder for all models, or `MODEL=FOLDER` for one."""
+class EmbeddingFolders(FolderEntries):
+    """The setting `engine.embeddings`."""
 
-    def __init__(self, entries: Sequence[str]) -> None:
-        self._folders = [split_entry(entry) for entry in entries]
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> "EmbeddingFolders":
-        """Return the folders of an engine."""
-        return cls(config.embeddings)
-
-    def __bool__(self) -> bool:
-        """Whether there are folders, which may be empty."""
-        return bool(self._folders)
-
-    def check(self) -> None:
-        """Raise ConfigError if a folder does not exist."""
-        for _, folder in self._folders:
-            if not folder.is_dir():
-                raise ConfigError(
-                    f"engine.embeddings: {str(folder)!r} is not a folder. Entries are FOLDER or MODEL=FOLDER."
-                )
+    setting = "embeddings"
 
     def files(self, model: str) -> dict[str, pathlib.Path]:
         """Return the files for a model by name, in the order of names; of equal names, the first folder's."""
@@ -73,8 +54,7 @@ class EmbeddingFolders:
         return file
 
     def _names(self, model: str) -> "_Listed":
-        folders = [folder for only_for, folder in self._folders if only_for in (None, model) and folder.is_dir()]
-        return _list(tuple((folder, folder.stat().st_mtime_ns) for folder in folders))
+        return _list(tuple((folder, folder.stat().st_mtime_ns) for folder in self._folders_of(model)))
 
 
 class _Listed:

@@ -103,7 +103,6 @@ class Family:
         Raises:
             MissingExtra: a package that serving it needs is not installed.
             ModelError: a file is damaged, or a part is not supported.
-
         """
         check_installed(self.packages, self.extra, f"the model in {folder}")
         spec: AnyModelSpec = pkgutil.resolve_name(self.inspect_with)(folder, self)

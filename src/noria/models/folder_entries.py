@@ -1,6 +1,39 @@
-"""The entries of `engine.loras` and `engine.controlnets` that are folders. No torch."""
+"""The settings of an engine whose entries are folders beside those of models, such as `engine.loras`. No torch."""
 
 import pathlib
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+
+
+class FolderEntries:
+    """The folders of one setting: an entry is a folder for all models, or `MODEL=FOLDER` for one."""
+
+    setting: ClassVar[str]
+    forms: ClassVar[str] = "FOLDER or MODEL=FOLDER"
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._folders = [split_entry(entry) for entry in entries]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self:
+        """Return the folders of an engine."""
+        return cls(getattr(config, cls.setting))
+
+    def __bool__(self) -> bool:
+        """Whether there are folders, which may be empty."""
+        return bool(self._folders)
+
+    def check_folders(self) -> None:
+        """Raise ConfigError if a folder does not exist."""
+        for _, folder in self._folders:
+            if not folder.is_dir():
+                raise ConfigError(f"engine.{self.setting}: {str(folder)!r} is not a folder. Entries are {self.forms}.")
+
+    def _folders_of(self, model: str) -> list[pathlib.Path]:
+        return [folder for only_for, folder in self._folders if only_for in (None, model) and folder.is_dir()]
 
 
 def split_entry(entry: str) -> tuple[str | None, pathlib.Path]:

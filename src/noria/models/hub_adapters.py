@@ -45,7 +45,6 @@ def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Con
     Raises:
         ConfigError: an entry that begins with hf:// has another form.
         ModelError: the download failed, or the repository has no such file.
-
     """
     data, engine = data_folder(config, environment), config.engine
     downloads: dict[str, Callable[[str, pathlib.Path], pathlib.Path]] = {

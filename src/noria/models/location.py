@@ -50,7 +50,6 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
     Raises:
         MissingExtra: the package of `minilm` is not installed.
         ModelError: there is no such folder, the download failed, or a file is none that is converted.
-
     """
     engine = engine or EngineConfig()
     if name == "bundled":
@@ -91,7 +90,6 @@ def _advice(file: pathlib.Path) -> str:
 
 
 def _name_of(stem: str) -> str:
-    """Return the name of a model whose folder or file is called so."""
     name = re.sub(r"[^A-Za-z0-9_.+-]", "-", stem)[:128]
     return name if name.strip("-") else "model"
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError, InvalidField, LoraNotFound, ModelError, short_list, short_repr
-from noria.models.folder_entries import split_entry
+from noria.errors import InvalidField, LoraNotFound, ModelError, short_list, short_repr
+from noria.models.folder_entries import FolderEntries, split_entry
 from noria.models.location import BUNDLED
 from noria.models.weights import file_size_bytes, identifying_bytes, short_digest
 from noria.protocol.diffusion import Lora
@@ -28,8 +28,11 @@ NO_LORAS = "it has none; the operator sets folders of them: engine.loras"
 """The words of messages about a model without adapters."""
 
 
-class LoraFolders:
-    """The setting `engine.loras`: an entry is a folder for all models, `MODEL=FOLDER` for one, or `bundled`."""
+class LoraFolders(FolderEntries):
+    """The setting `engine.loras`, of which an entry can also be `bundled`."""
+
+    setting = "loras"
+    forms = "FOLDER, MODEL=FOLDER, bundled or hf://ORG/NAME[/FILE.safetensors][@REVISION]"
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._folders = [
@@ -42,25 +45,11 @@ class LoraFolders:
         """Return the folders of an engine: without those of the bundled model if models are compiled."""
         return cls([entry for entry in config.loras if not (config.compile and entry == BUNDLED_ENTRY)])
 
-    def __bool__(self) -> bool:
-        """Whether there are folders, which may be empty."""
-        return bool(self._folders)
-
-    def check(self) -> None:
-        """Raise ConfigError if a folder does not exist."""
-        for _, folder in self._folders:
-            if not folder.is_dir():
-                raise ConfigError(
-                    f"engine.loras: {str(folder)!r} is not a folder. Entries are FOLDER, MODEL=FOLDER, bundled or "
-                    "hf://ORG/NAME[/FILE.safetensors][@REVISION]."
-                )
-
     def files(self, model: str) -> dict[str, pathlib.Path]:
         """Return the files for a model by name, in the order of names; of equal names, the first folder's."""
         found: dict[str, pathlib.Path] = {}
-        for only_for, folder in self._folders:
-            if only_for in (None, model) and folder.is_dir():
-                found = {file.stem: file for file in _loras_in(folder, folder.stat().st_mtime_ns)} | found
+        for folder in self._folders_of(model):
+            found = {file.stem: file for file in _loras_in(folder, folder.stat().st_mtime_ns)} | found
         return dict(sorted(found.items()))
 
     def find(self, lora: Lora, model: str) -> pathlib.Path:
@@ -69,7 +58,6 @@ class LoraFolders:
         Raises:
             LoraNotFound: there is none of this name; with the names that exist.
             InvalidField: it cannot be read, or its digest is another.
-
         """
         file = self._file(lora.name, model)
         if file is None:
@@ -101,11 +89,8 @@ class LoraFolders:
 @functools.lru_cache(maxsize=256)
 def _loras_in(folder: pathlib.Path, _changed_ns: int) -> tuple[pathlib.Path, ...]:
     """Return the files of a folder, which is read again when it has changed."""
-    return tuple(file for file in folder.iterdir() if _is_lora(file))
-
-
-def _is_lora(file: pathlib.Path) -> bool:
-    return file.suffix == _SUFFIX and _is_name(file.stem) and file.is_file()
+    files = (file for file in folder.iterdir() if file.suffix == _SUFFIX and _is_name(file.stem))
+    return tuple(file for file in files if file.is_file())
 
 
 def _is_name(name: str) -> bool:

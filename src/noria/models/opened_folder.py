@@ -65,7 +65,7 @@ def _open_all(
             opened = _open(name, descriptor, entry, roots, descriptors)
             if not stat.S_ISDIR(os.fstat(opened).st_mode):
                 (target / name).symlink_to(f"/proc/self/fd/{opened}")
-            elif _is_link(name, descriptor):
+            elif stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                 raise ModelError(f"{entry}: a symbolic link to a folder. Put the folder itself here, or remove it.")
             else:
                 waiting.append((entry, target / name, opened))
@@ -82,10 +82,6 @@ def _open(
             f"{path}: a link that leads out of registry.source_roots. Put the file itself there, or remove the link."
         )
     return opened
-
-
-def _is_link(name: str, within: int) -> bool:
-    return stat.S_ISLNK(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode)
 
 
 def _allow_descriptors() -> None:

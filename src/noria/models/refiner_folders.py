@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from noria.config import EngineConfig
 from noria.errors import ConfigError, RefinerNotFound, short_repr
 from noria.models.catalog import fingerprint_of
 from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner, has_text_encoder_of, misfit
 from noria.models.families import FAMILIES
-from noria.models.folder_entries import split_entry
+from noria.models.folder_entries import FolderEntries
 from noria.models.weights import weight_bytes
 from noria.protocol.diffusion import DiffusionModelSpec, Refinement
 from noria.protocol.kinds import AnyModelSpec
@@ -49,16 +48,11 @@ class RefinerFolder(NamedTuple):
         return {part: weight_bytes(self.path, part, stem, item_bytes) for part, stem in stems if part not in shared}
 
 
-class RefinerFolders:
-    """The setting `engine.refiners`: an entry is a folder for all models that it fits, or `MODEL=FOLDER` for one."""
+class RefinerFolders(FolderEntries):
+    """The setting `engine.refiners`; a folder for all models is for those that it fits."""
 
-    def __init__(self, entries: Sequence[str]) -> None:
-        self._folders = [split_entry(entry) for entry in entries]
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> "RefinerFolders":
-        """Return the folders of an engine."""
-        return cls(config.refiners)
+    setting = "refiners"
+    forms = "FOLDER, MODEL=FOLDER or hf://ORG/NAME"
 
     def check(self, models: Sequence[AnyModelSpec]) -> None:
         """Check all folders, that each is for a model that is served, and that no model has two.
@@ -66,15 +60,10 @@ class RefinerFolders:
         Raises:
             ConfigError: a folder does not exist, fits no model, or is a model's second.
             ModelError: what is in it is damaged or not supported.
-
         """
+        self.check_folders()
         specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
         for only_for, folder in self._folders:
-            if not folder.is_dir():
-                raise ConfigError(
-                    f"engine.refiners: {str(folder)!r} is not a folder. Entries are FOLDER, MODEL=FOLDER or "
-                    "hf://ORG/NAME."
-                )
             _open(folder)
             misfits = [misfit(folder, spec) for spec in specs if only_for in (None, spec.name)]
             if all(misfits):

@@ -147,10 +147,8 @@ def shell_command(code: str) -> str:
 def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
     """Return the shapes of all tensors of a part, named as in `weight_files`; of quantized ones those before.
 
-    Raises:
-        ModelError: a file is missing or damaged, has tensors of a quantization that is not served, or fewer than the
-            part has layers.
-
+    Raises ModelError: a file is missing or damaged, has tensors of a quantization that is not served, or fewer than the
+    part has layers.
     """
     shapes: Shapes = {}
     states: dict[str, bytes] = {}
@@ -233,7 +231,6 @@ _STORED_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 def _shards(index: pathlib.Path) -> dict[str, str]:
-    """Return the shard of each tensor."""
     shards = read_object(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) and _is_shard(name) for name in shards.values()):
         raise ModelError(
@@ -243,7 +240,6 @@ def _shards(index: pathlib.Path) -> dict[str, str]:
 
 
 def _is_shard(name: str) -> bool:
-    """Whether `name` names a safetensors file in the same folder."""
     return re.fullmatch(r"[\w.-]+\.safetensors", name, re.ASCII) is not None
 
 

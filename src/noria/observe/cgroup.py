@@ -102,7 +102,6 @@ def _upwards(folder: pathlib.Path, top: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read(file: pathlib.Path) -> str:
-    """The file's text, stripped; empty if it cannot be read."""
     try:
         return file.read_text().strip()
     except OSError:

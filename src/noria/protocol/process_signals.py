@@ -68,12 +68,8 @@ def leave_signals_to_supervisor() -> None:
     for signum in _SIGNALS_OF_SUPERVISOR:
         if signal.getsignal(signum) != signal.SIG_IGN:
             # Without siginterrupt: a call that SIGTERM restarts would hide a `STOP_SIGNAL` that comes with it.
-            signal.signal(signum, _do_nothing)
+            signal.signal(signum, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS_OF_SUPERVISOR)
-
-
-def _do_nothing(_signum: int, _frame: FrameType | None) -> None:
-    pass
 
 
 def end_by_signals_as_init() -> None:

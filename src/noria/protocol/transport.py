@@ -84,7 +84,6 @@ class EngineChannel:
         Raises:
             ValueError: other machines could connect, and there is no key.
             zmq.ZMQError: the address cannot be bound.
-
         """
         if is_tcp(address) and not secret_key and not _is_loopback(address):
             raise ValueError(f"{address} can be reached from other machines: a channel there needs a secret key")

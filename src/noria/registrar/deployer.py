@@ -249,7 +249,6 @@ class Deployer:
                     await self._registry.step_shadow(number, shadow.state, reason or "")
 
     def _running(self, state: rules.State) -> set[int]:
-        """The deployments that are in a state, as the registry last said."""
         return {number for number, one in self._unfinished.items() if one.state == state}
 
     def _withdraw(self, number: int, reason: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine
 
 from noria.errors import RegistryError
 from noria.registry.schema import SCHEMA, metadata
@@ -147,12 +147,8 @@ def _continue_counting(connection: Connection) -> None:
     if connection.dialect.name != "postgresql":
         return
     for table in metadata.sorted_tables:
-        column = _counted_column(table)
+        column = next((column for column in table.primary_key if column.autoincrement is True), None)
         if column is not None:
             sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
             last = sa.select(sa.func.coalesce(sa.func.max(column), 0) + 1).scalar_subquery()
             connection.execute(sa.select(sa.func.setval(sequence, last, False)))
-
-
-def _counted_column(table: Table) -> "sa.Column[Any] | None":
-    return next((column for column in table.primary_key if column.autoincrement is True), None)

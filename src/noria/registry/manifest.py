@@ -30,7 +30,7 @@ OnRead = Callable[[int, int], None]
 _NUM_THREADS = 4  # hashing releases the interpreter's lock
 _CHUNK_BYTES = 1_048_576
 _REPORT_INTERVAL_S = 0.25
-_UNLISTABLE = re.compile(r"[\n\r\\]")  # sha256sum would escape them
+_UNLISTABLE = re.compile("[\n\r\\\\\ud800-\udfff]")  # sha256sum would escape them; surrogates are no UTF-8
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,8 @@ def report_nothing(num_read: int, num_bytes: int) -> None:
 def read_manifest(folder: pathlib.Path, on_read: OnRead = report_nothing) -> Manifest:
     """Read all files of a folder. An interruption ends at the next MiB of each thread.
 
-    Raises:
-        ModelError: it has no files, a file cannot be read or listed, or it has something that is neither file nor
-            folder.
-
+    Raises ModelError: it has no files, a file cannot be read or listed, or it has something that is neither file nor
+    folder.
     """
     files = sorted(_files(folder), key=lambda path: path.encode())
     if not files:
@@ -104,16 +102,12 @@ def _files(folder: pathlib.Path, inside: str = "") -> Iterator[str]:
             if entry.is_symlink():
                 raise ModelError(f"{entry}: a symbolic link to a folder. Put the folder itself here, or remove it.")
             yield from _files(folder, f"{path}/")
-        elif _UNLISTABLE.search(path) or not _is_utf8(path):
+        elif _UNLISTABLE.search(path):
             raise ModelError(
                 f"{folder}: has a file named {short_repr(path)}; allowed is UTF-8 without line breaks and backslashes."
             )
         else:
             yield path
-
-
-def _is_utf8(path: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in path)
 
 
 class _Reading:
@@ -160,7 +154,6 @@ def _is_over(reading: "list[Future[tuple[str, int]]]") -> bool:
 
 
 def _size_bytes(file: pathlib.Path) -> int:
-    """Return the size of a regular file. Raises ModelError."""
     try:
         status = file.stat()
     except OSError as error:

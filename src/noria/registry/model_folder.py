@@ -34,7 +34,6 @@ def read_model(source: str, on_read: OnRead = report_nothing) -> ModelFolder:
     Raises:
         MissingExtra: a package that serving it needs is not installed.
         ModelError: there is no such folder, or it is damaged or not supported.
-
     """
     if source not in PACKAGED and not pathlib.Path(source).expanduser().is_dir():
         raise ModelError(

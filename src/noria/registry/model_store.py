@@ -93,7 +93,6 @@ class ModelStore:
         Raises:
             ForeignRun, InvalidField, RegistryError: the folder's lineage is rejected, as `LineageStore.record` says.
             RegistryError: a name is not allowed, or there is no such run.
-
         """
         check_model_name(name)
         with write_transaction(self._engine) as connection:

@@ -43,11 +43,9 @@ def compile_sampler(
     begins that is given an image. `num_calls`: so many calls are made, and the others skipped, as `skipped_calls.py`
     says; None: all.
 
-    Raises:
-        InvalidField: field "scheduler": the scheduler cannot be used with this model, or cannot begin with an image;
-            field "inference_steps": it cannot make that many steps, with diffusers' reason; field "calls": some are to
-            be skipped, and it draws noise.
-
+    Raises InvalidField: field "scheduler": the scheduler cannot be used with this model, or cannot begin with an image;
+    field "inference_steps": it cannot make that many steps, with diffusers' reason; field "calls": some are to be
+    skipped, and it draws noise.
     """
     if isinstance(choice, str):
         choice = scheduler_names.find(choice)
@@ -128,7 +126,6 @@ def _size_bytes(key: _Key, entry: SamplerTable | InvalidField) -> int:
 
 
 def _compile_in_thread(key: _Key) -> SamplerTable | InvalidField:
-    """Return the table, or the rejection."""
     # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
     # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
     # loop's thread.

@@ -20,9 +20,7 @@ MAX_SEED = 2**63 - 1  # manual_seed takes up to 2**64 - 1: seed + k still fits f
 class NoiseStream:
     """The draws of image `image` of a request; the generator's seed is `seed + image`, as is usual with diffusers.
 
-    Raises:
-        InvalidField: the seed is out of range.
-
+    Raises InvalidField: the seed is out of range.
     """
 
     def __init__(self, seed: int, shape_CHW: tuple[int, int, int], dtype: torch.dtype, *, image: int = 0) -> None:

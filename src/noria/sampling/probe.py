@@ -103,11 +103,9 @@ def probe(
 
     `num_calls`: so many of the calls are made, the others skipped; None: all are made.
 
-    Raises:
-        InvalidField: field "scheduler": the scheduler cannot be used with this model, or is not linear; field
-            "inference_steps": it cannot make that many steps, with diffusers' reason; field "calls": some are to be
-            skipped, and it draws noise.
-
+    Raises InvalidField: field "scheduler": the scheduler cannot be used with this model, or is not linear; field
+    "inference_steps": it cannot make that many steps, with diffusers' reason; field "calls": some are to be skipped,
+    and it draws noise.
     """
     if not 1 <= num_steps <= MAX_STEPS:
         raise InvalidField(f"inference_steps must be from 1 to {MAX_STEPS}, got {num_steps}.", field="inference_steps")

@@ -77,9 +77,7 @@ def fold(coefficients_NK: NDArray[np.float32], window: int) -> NDArray[np.float3
 class SamplerTable:
     """A scheduler at one number of steps. Created by `compile.compile_sampler`.
 
-    Raises:
-        ValueError: an invariant does not hold; the message names it.
-
+    Raises ValueError: an invariant does not hold; the message names it.
     """
 
     scheduler: str  # short name

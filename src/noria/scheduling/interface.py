@@ -32,50 +32,39 @@ class Scheduler(Protocol[SnapshotT_co]):
     @property
     def num_slots(self) -> int:
         """The largest number of items that can run at once: the slots of images, the rows of all sessions."""
-        ...
 
     @property
     def num_waiting(self) -> int:
         """Number of items that wait."""
-        ...
 
     @property
     def num_running(self) -> int:
         """Number of items that run."""
-        ...
 
     @property
     def backlog_s(self) -> float:
         """Predicted duration of all accepted work if no further request arrives."""
-        ...
 
     def oldest_age_s(self, now: float) -> float:
         """Age of the oldest request with an item that waits; 0 if there is none."""
-        ...
 
     def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[RequestFinished]:
         """Accept a request or reject it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
-        ...
 
     def cancel(self, attempt_id: str, now: float) -> list[RequestFinished]:
         """End a request; do nothing if it is unknown or has ended."""
-        ...
 
     def expire(self, now: float) -> list[RequestFinished]:
         """End every request whose `expires_at` has passed."""
-        ...
 
     def progress(self, attempt_ids: Iterable[str], now: float) -> dict[str, RequestProgress]:
         """Return the progress of requests by id, with predictions; requests that have ended are left out."""
-        ...
 
     def snapshot(self, now: float, max_waiting: int) -> SnapshotT_co:
         """Return all that runs and the first `max_waiting` waiting requests, with predictions."""
-        ...
 
     def forget_model(self, model: ModelKey) -> None:
         """Drop what was learned of a model, of which no request runs or waits."""
-        ...
 
 
 class StepwiseScheduler(Scheduler[SchedulerSnapshot], Protocol):
@@ -83,22 +72,18 @@ class StepwiseScheduler(Scheduler[SchedulerSnapshot], Protocol):
 
     def plan(self, now: float) -> IterationPlan | None:
         """Return the next plan, or None if there is nothing to do now."""
-        ...
 
     def commit(
         self, plan: IterationPlan, result: IterationResult, now: float, seconds: float = 0.0
     ) -> list[SchedulerEvent]:
         """Apply the result of an executed plan, which took `seconds`. Requests cancelled meanwhile are skipped."""
-        ...
 
     @property
     def num_evicted(self) -> int:
         """Number of images that wait and have had a slot."""
-        ...
 
     def release(self, attempt_id: str, now: float) -> ReleasedRequest | None:
         """Forget a request, for another engine; None if it is unknown or has ended. It has no `RequestFinished`."""
-        ...
 
 
 class BatchwiseScheduler(Scheduler[BatchSnapshot], Protocol):
@@ -106,12 +91,9 @@ class BatchwiseScheduler(Scheduler[BatchSnapshot], Protocol):
 
     def plan(self, now: float) -> BatchPlan | None:
         """Return the next batch, or None if there is nothing to do now."""
-        ...
 
     def commit(self, plan: BatchPlan, result: BatchResult, now: float, seconds: float = 0.0) -> list[RequestFinished]:
         """Apply the result of an executed plan, which took `seconds`. Requests that have ended are skipped."""
-        ...
 
     def next_deadline(self) -> float | None:
         """Return when to call `plan` again, if its last call returned None because a batch waits for company."""
-        ...

@@ -82,7 +82,6 @@ def shortest_first(image: Candidate, now: float) -> float:  # noqa: ARG001 - a p
 
 
 def _is_infeasible(image: Candidate, now: float) -> bool:
-    """Whether an image can no longer meet its deadline."""
     return image.deadline is not None and image.deadline - now < COST_UNCERTAINTY * image.min_remaining_s
 
 

@@ -182,7 +182,7 @@ UNTIL_JOINED: frozenset[Phase | None] = frozenset({"evictions", "encodes", "join
 
 
 class PhaseTimings(Protocol):
-    """The durations of an iteration's phases, in seconds.
+    """The durations of an iteration's phases.
 
     Unless `is_known`, the device may not have finished, and reading a duration blocks until it has. The scheduler and
     the engine loop never block on it.
@@ -191,38 +191,21 @@ class PhaseTimings(Protocol):
     @property
     def is_known(self) -> bool:
         """Whether reading the durations returns at once."""
-        ...
 
-    @property
-    def image_encode_s(self) -> float:
-        """`encodes`."""
-        ...
-
-    @property
-    def text_encode_s(self) -> float:
-        """Text encoding in `joins`."""
-        ...
-
-    @property
-    def step_s(self) -> float:
-        """The model call of `steps`."""
-        ...
-
-    @property
-    def decode_s(self) -> float:
-        """`decodes`."""
-        ...
+    def seconds(self, phase: Phase) -> float:
+        """Return the seconds of a phase, of `joins` those of encoding texts; 0 if it did not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimings:
     """`PhaseTimings` that are already known."""
 
-    text_encode_s: float = 0.0
-    step_s: float = 0.0
-    decode_s: float = 0.0
-    image_encode_s: float = 0.0
+    by_phase: Mapping[Phase, float] = field(default_factory=dict)
     is_known: bool = True
+
+    def seconds(self, phase: Phase) -> float:
+        """Return the seconds of a phase."""
+        return self.by_phase.get(phase, 0.0)
 
 
 NO_TIMINGS = MeasuredTimings()
@@ -278,12 +261,12 @@ class RequestTimings(Struct, frozen=True):
     @property
     def image_encode_s(self) -> float:
         """Encoding all start images that were encoded in the iteration in which the image joined."""
-        return min(self.join_timings.image_encode_s, self.slot_s)
+        return min(self.join_timings.seconds("encodes"), self.slot_s)
 
     @property
     def text_encode_s(self) -> float:
         """Encoding the prompts of all images that joined in the same iteration."""
-        return min(self.join_timings.text_encode_s, self.slot_s)
+        return min(self.join_timings.seconds("joins"), self.slot_s)
 
     @property
     def denoise_s(self) -> float:
@@ -293,7 +276,7 @@ class RequestTimings(Struct, frozen=True):
     @property
     def decode_s(self) -> float:
         """Decoding all images that were decoded in the same iteration."""
-        return self.decode_timings.decode_s
+        return self.decode_timings.seconds("decodes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,6 @@ class Declarations:
 
 
 def _variable_of(declared: VariableConfig) -> Variable:
-    """Return the variable of one table. Raises ConfigError."""
     built_in = BUILT_IN_VARIABLES.get(declared.variable)
     if built_in is None and declared.kind is None:
         raise ConfigError(

@@ -102,10 +102,8 @@ def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: flo
     A statement that PostgreSQL does not answer within `timeout_s` fails with an OperationalError. Creates the tables in
     an empty database and migrates those of an older version.
 
-    Raises:
-        ConfigError: the database cannot be written, its driver is missing, or its tables are of a newer version;
-            UnavailableNow if PostgreSQL cannot be reached.
-
+    Raises ConfigError: the database cannot be written, its driver is missing, or its tables are of a newer version;
+    UnavailableNow if PostgreSQL cannot be reached.
     """
     try:
         engine = _create_engine(url, num_connections)
@@ -115,7 +113,7 @@ def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: flo
             if (limits := engine.get_execution_options().get(_LIMITS_OPTION)) is not None:
                 limits.timeout_s = timeout_s
             if schema.orders_writers and url.get_backend_name() == "sqlite":
-                engine.update_execution_options(**{_ORDER_OPTION: WriteOrder(_file_of(url))})
+                engine.update_execution_options(**{_ORDER_OPTION: WriteOrder(file_of(url))})
         except BaseException:
             engine.dispose()
             raise
@@ -147,10 +145,14 @@ def write_transaction(engine: Engine, *, yields: bool = False) -> Iterator[Conne
         yield connection
 
 
+def dialect_insert(connection: Connection, table: Table) -> Any:
+    """Return an INSERT that can say `ON CONFLICT`, which both kinds of databases have in the same form."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+
+
 def insert_if_new(connection: Connection, table: Table, **values: Any) -> bool:
     """Insert a row, unless there is one with the same key. Returns whether it is inserted."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(table).values(values).on_conflict_do_nothing()
+    insert = dialect_insert(connection, table).values(values).on_conflict_do_nothing()
     return connection.execute(insert.returning(*table.primary_key)).first() is not None
 
 
@@ -158,8 +160,7 @@ def insert_new(connection: Connection, table: Table, key: Column[str], rows: Seq
     """Insert many rows but those whose key is there; returns the values of `key` of those that are inserted."""
     if not rows:
         return set()
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(table).on_conflict_do_nothing().returning(key)
+    insert = dialect_insert(connection, table).on_conflict_do_nothing().returning(key)
     return set(connection.scalars(insert, rows))
 
 
@@ -196,7 +197,7 @@ def _create_engine(url: URL, num_connections: int) -> Engine:
     if url.get_backend_name() != "sqlite":
         return _create_postgresql_engine(url, num_connections)
     assert url.database is not None
-    file = _file_of(url)
+    file = file_of(url)
     make_private_folder(file.parent)
     files: tuple[pathlib.Path, ...] = ()
     if not url.database.startswith("file:"):  # SQLite's own URLs
@@ -243,7 +244,8 @@ def _identity(file: pathlib.Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _file_of(url: URL) -> pathlib.Path:
+def file_of(url: URL) -> pathlib.Path:
+    """Return the file of a SQLite database."""
     assert url.database is not None
     return pathlib.Path(url.database.removeprefix("file:").partition("?")[0]).absolute()
 

@@ -46,10 +46,8 @@ def make_own_folder(folder: pathlib.Path) -> None:
 def read_own_file(file: pathlib.Path) -> bytes:
     """Return the content of a file of code, which only root and this user may change.
 
-    Raises:
-        OSError: it cannot be read, is no regular file, or it, its folder or that of a link to it can be changed by
-            other users. In a folder with the sticky bit, such as /tmp, they cannot change what is ours.
-
+    Raises OSError: it cannot be read, is no regular file, or it, its folder or that of a link to it can be changed by
+    other users. In a folder with the sticky bit, such as /tmp, they cannot change what is ours.
     """
     with file.open("rb") as opened:
         status = os.fstat(opened.fileno())

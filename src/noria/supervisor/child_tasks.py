@@ -37,9 +37,7 @@ class ServerChildren:
     ) -> None:
         """`configured` are the models of the configuration, `directory` is where sockets are.
 
-        Raises:
-            ConfigError: paths in `directory` are too long for sockets, or encoders leave images no core.
-
+        Raises ConfigError: paths in `directory` are too long for sockets, or encoders leave images no core.
         """
         self._config, self._configured, self._listeners, self._directory = config, configured, listeners, directory
         self._server_id = uuid.uuid4().hex

@@ -25,9 +25,7 @@ _PREFIX, _LOCK_NAME = "noria-", "supervisor.lock"
 def private_folder() -> Iterator[str]:
     """Yield a new folder with mode 0700, which is removed at the end; first remove those of dead supervisors.
 
-    Raises:
-        ConfigError: nothing can be written to the temporary folder.
-
+    Raises ConfigError: nothing can be written to the temporary folder.
     """
     try:
         _remove_leftovers(pathlib.Path(tempfile.gettempdir()))

@@ -29,10 +29,9 @@ def open_models(config: Config) -> list[AnyModelSpec]:
         ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet or a refiner fits no
             model, or a VAE is given and no single file.
         ModelError: a model, a ControlNet or a refiner cannot be served.
-
     """
-    LoraFolders.of(config.engine).check()
-    EmbeddingFolders.of(config.engine).check()
+    LoraFolders.of(config.engine).check_folders()
+    EmbeddingFolders.of(config.engine).check_folders()
     sources = (config.model, *config.additional_models)
     if config.engine.vae and not any(source.endswith(".safetensors") for source in sources):
         raise ConfigError(
@@ -57,9 +56,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
 def endpoint_models(config: Config, models: Sequence[AnyModelSpec]) -> dict[str, EncoderModelSpec]:
     """Return the text encoder of each endpoint, by the endpoint's name; without those that name none if there is none.
 
-    Raises:
-        ConfigError: two endpoints, or an endpoint and a model, have the same name, or a model is no served encoder.
-
+    Raises ConfigError: two endpoints, or an endpoint and a model, have the same name, or a model is no served encoder.
     """
     encoders = {spec.name: spec for spec in models if isinstance(spec, EncoderModelSpec)}
     found: dict[str, EncoderModelSpec] = {}
@@ -95,9 +92,7 @@ def divide_cores(
 
     `num_cores` is the cores that the server may use; None: those of this process.
 
-    Raises:
-        ConfigError: `config.encoder_cores` leaves images no core.
-
+    Raises ConfigError: `config.encoder_cores` leaves images no core.
     """
     has_images = any(isinstance(spec, DiffusionModelSpec) for spec in models)
     if not has_images or not any(isinstance(spec, EncoderModelSpec) for spec in served):

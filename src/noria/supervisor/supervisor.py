@@ -68,7 +68,6 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
             allowed, an address cannot be listened on, two models share a name, encoders leave images no core, an
             endpoint has no name or model of its own, or TMPDIR cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
-
     """
     started_s = time.monotonic()
     setproctitle.setproctitle("noria supervisor")

@@ -155,7 +155,7 @@ class FakeEngine:
         self.withholds_mounts = False  # until it is false again, mounts wait
         self.max_models: int | None = None  # a `Mount` beside so many fails; None: memory holds all
         # Returns its reply to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no reply.
-        self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = _no_view
+        self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = lambda *_: None
         # When it crashes.
         self.num_crashes_left = 0  # at each submit, until this is 0
         self.crash_seed: int | None = None  # at each submit of this seed
@@ -371,7 +371,3 @@ class _Run:
                 self.incarnation, state, self.models, "cpu", self._previous_exit, self._in_flight, self.replaced
             )
         return EngineState(self.incarnation, "loading", (), "cpu", self._previous_exit, self._in_flight)
-
-
-def _no_view(_request: ViewRequest, _incarnation: str) -> None:
-    return None

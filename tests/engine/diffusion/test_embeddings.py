@@ -123,4 +123,4 @@ def test_a_pickle_is_rejected_if_a_prompt_names_it(tmp_path):
     with pytest.raises(InvalidField, match=r"'old' is a .pt file, a pickle"):
         folders.used_in(["an old star"], "m")
     with pytest.raises(ConfigError, match=r"engine\.embeddings: '.*nowhere' is not a folder"):
-        EmbeddingFolders((str(tmp_path / "nowhere"),)).check()
+        EmbeddingFolders((str(tmp_path / "nowhere"),)).check_folders()

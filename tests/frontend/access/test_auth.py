@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError, RateLimited
+from noria.folders import file_version
 from noria.frontend.access import key_reload
 from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
 from noria.frontend.access.auth import ClientDirectory, presented_key
@@ -429,8 +430,8 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
 def test_a_changed_mode_has_the_file_of_keys_read_again(tmp_path):
     file = tmp_path / "keys.toml"
     file.touch()
-    before = key_reload.file_version(str(file))
-    wait_until(lambda: file.chmod(0o640) or key_reload.file_version(str(file)) != before)
+    before = file_version(str(file))
+    wait_until(lambda: file.chmod(0o640) or file_version(str(file)) != before)
 
 
 def test_a_changed_key_keeps_what_is_in_flight_and_charged():

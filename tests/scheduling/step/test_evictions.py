@@ -19,7 +19,7 @@ from noria.scheduling.types import (
 )
 
 KEY = BatchKey(64, 64)
-LATER, URGENT, MORE_URGENT = ItemId("later", 0), ItemId("urgent", 0), ItemId("more urgent", 0)
+LATER, URGENT = ItemId("later", 0), ItemId("urgent", 0)
 
 
 def known_costs():
@@ -88,7 +88,7 @@ def test_its_times_count_from_its_first_slot(scheduler):
     evict(scheduler)
     now, ended = 3.0, {}
     while (plan := scheduler.plan(now)) is not None:
-        timings = MeasuredTimings(text_encode_s=now)
+        timings = MeasuredTimings({"joins": now})
         events = scheduler.commit(plan, IterationResult(phase_timings=timings), now)
         ended |= {event.attempt_id: event for event in events if not isinstance(event, ImageFinished)}
         now += 1.0

@@ -22,7 +22,6 @@ from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES, shares_fairly
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
-    NO_TIMINGS,
     UNTIL_JOINED,
     BatchKey,
     FinishReason,
@@ -47,8 +46,9 @@ def make_request(attempt_id="a", calls=2, images=1, batch_key=SMALL, expires_at=
 
 
 def make_result(text_encode_s=0.0, step_s=0.0, decode_s=0.0, image_encode_s=0.0, **result):
-    timings = MeasuredTimings(text_encode_s, step_s, decode_s, image_encode_s)
-    return IterationResult(**{"phase_timings": timings if timings != NO_TIMINGS else None} | result)
+    by_phase = {"encodes": image_encode_s, "joins": text_encode_s, "steps": step_s, "decodes": decode_s}
+    timings = MeasuredTimings({phase: seconds for phase, seconds in by_phase.items() if seconds})
+    return IterationResult(**{"phase_timings": timings if timings.by_phase else None} | result)
 
 
 class PendingTimings:
@@ -119,7 +119,7 @@ def test_a_cancelled_request_has_timings():
     assert (ended.finished_at, ended.timings) == (
         7.0,
         RequestTimings(
-            queue_s=2.0, slot_s=4.0, join_timings=MeasuredTimings(text_encode_s=0.25), mean_batch=2.0, num_calls=2
+            queue_s=2.0, slot_s=4.0, join_timings=MeasuredTimings({"joins": 0.25}), mean_batch=2.0, num_calls=2
         ),
     )
 
@@ -1003,7 +1003,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def every_slot_is_held_by_a_running_image_or_free(self):
         slots = [running.slot for running in self.scheduler._table.running.values()]
-        assert len(set(slots)) == len(slots) == 3 - self.scheduler._table.num_free_slots
+        assert len(set(slots)) == len(slots) == 3 - self.scheduler._table._slots.num_free
         # One client, or each of three whose shares changed, has at most the limit and what had slots.
         assert self.scheduler.num_waiting <= (6 + 3) * (3 if shares_fairly(self.scheduler.policy) else 1)
         assert self.scheduler.num_evicted <= min(3, self.scheduler.num_waiting)

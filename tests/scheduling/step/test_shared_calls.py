@@ -56,7 +56,9 @@ def names(plan):
 
 def iterate(scheduler, step_s=1.0, **result):
     plan = scheduler.plan(0.0)
-    scheduler.commit(plan, IterationResult(**{"phase_timings": MeasuredTimings(step_s=step_s)} | result), 0.0, step_s)
+    scheduler.commit(
+        plan, IterationResult(**{"phase_timings": MeasuredTimings({"steps": step_s})} | result), 0.0, step_s
+    )
     return plan
 
 
@@ -118,7 +120,7 @@ def test_images_of_one_size_are_decoded_together_whatever_their_references():
         scheduler.submit(SchedulableRequest(name, key, 1, 1, None, call_size=(0, 0)), 0.0)
     plan = scheduler.plan(0.0)
     assert {each.image.attempt_id for each in plan.decodes} == {"plain", "shown"}
-    scheduler.commit(plan, IterationResult(phase_timings=MeasuredTimings(step_s=1.0, decode_s=0.5)), 0.0, 1.5)
+    scheduler.commit(plan, IterationResult(phase_timings=MeasuredTimings({"steps": 1.0, "decodes": 0.5})), 0.0, 1.5)
     assert scheduler.costs.decodes.keys() == {LARGE}
     assert scheduler.costs.decode_s(SHOWN, 2) == scheduler.costs.decode_s(LARGE, 2) > 0
 

@@ -56,7 +56,8 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
         if not facts.encoder.error:
             yield from check_weights(facts, config.engine, facts.encoder.device)
     else:
-        yield from _check_devices(facts, config.engine)
+        for name in config.engine.devices:
+            yield _check_device(facts, resolve_device(name, _machine(facts)))
         yield from _check_diffusion(facts, facts.model, config.engine)
     for spec in facts.additional_models:
         what = "a text encoder" if isinstance(spec, EncoderModelSpec) else "an image model"
@@ -70,11 +71,6 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
 
 def _machine(facts: Facts) -> Machine:
     return Machine(num_cores=usable_cores(facts.num_cores, facts.cgroup_cpus), has_cuda=bool(facts.gpus))
-
-
-def _check_devices(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
-    for name in engine.devices:
-        yield _check_device(facts, resolve_device(name, _machine(facts)))
 
 
 def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig) -> Iterator[Finding]:

@@ -217,8 +217,8 @@ def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Con
     Those of the hub are downloaded. Without models, whether they fit is unknown.
     """
     checks: dict[str, Callable[[EngineConfig], None]] = {
-        "loras": lambda engine: LoraFolders.of(engine).check(),
-        "embeddings": lambda engine: EmbeddingFolders.of(engine).check(),
+        "loras": lambda engine: LoraFolders.of(engine).check_folders(),
+        "embeddings": lambda engine: EmbeddingFolders.of(engine).check_folders(),
         "controlnets": lambda engine: ControlNetFolders.of(engine).check(models) if models else None,
         "refiners": lambda engine: RefinerFolders.of(engine).check(models) if models else None,
     }

@@ -60,7 +60,7 @@ def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[F
     yield from _checked("hosts", _check_hosts, frontend)
     yield from _checked("proxies", _check_proxies, frontend)
     yield _check_live(frontend, reach)
-    yield from _checked("data", _check_data, config, environment)
+    yield from _checked("data", lambda: _check_folder("data", data_folder(config, environment)))
     yield from _check_stored(config, environment)
     yield from _check_registry(config, environment)
     yield from _check_endpoints(config)
@@ -213,10 +213,6 @@ def _check_live(frontend: FrontendConfig, reach: Reach) -> Finding:
     return warn("live", f"{text}; set frontend.live to no-previews, or API keys and auto")
 
 
-def _check_data(config: Config, environment: Mapping[str, str]) -> Finding:
-    return _check_folder("data", data_folder(config, environment))
-
-
 def _check_stored(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
     """The database and the results of jobs, if they are not in the data folder."""
     yield from _check_database("jobs", config.jobs.database, environment)
@@ -266,7 +262,6 @@ def _check_postgresql(topic: str, host: str | None, query: str, environment: Map
 
 
 def _check_registry(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Who may deploy models, and read and send lineage."""
     what = "/v1/deployments and lineage, and X-Noria-Version"
     try:
         keys = read_keys(config.frontend.api_keys_file)
@@ -288,7 +283,6 @@ def _check_registry(config: Config, environment: Mapping[str, str]) -> Iterator[
 
 
 def _check_endpoints(config: Config) -> Iterator[Finding]:
-    """The operator's own code."""
     for endpoint in config.endpoints:
         try:
             read_own_file(endpoint.file)
@@ -347,5 +341,4 @@ def _check_log(config: Config) -> Finding:
 
 
 def _mode(path: str | pathlib.Path) -> int:
-    """Return the rights of a file. Raises OSError."""
     return os.stat(path).st_mode & 0o7777

@@ -53,7 +53,6 @@ def registry_of(
     Raises:
         ConfigError: it cannot be opened.
         RegistryError: it does not have what is asked for, or the database failed later.
-
     """
     from sqlalchemy.exc import DBAPIError
 

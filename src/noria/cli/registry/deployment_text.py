@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from noria.canary.judge import describe_counts
+from noria.canary.pace import describe_needs
+from noria.canary.ramp import RampPlan
 from noria.cli.registry.common import format_time
 from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from noria.canary.ramp import RampPlan
     from noria.registry.deployments.states import Deployment, EndpointStatus
 
 _MAX_EVENTS = 20  # that `status` prints
@@ -24,7 +26,6 @@ def undeployed_sentence(deployment: "Deployment") -> str:
 
 def outcome(deployment: "Deployment") -> tuple[bool | None, str]:
     """Return whether a deployment got what it is for, None while that is open, and a sentence."""
-    from noria.canary.pace import describe_needs
     from noria.registry.deployments.states import format_share
 
     name, endpoint = deployment.version.name, deployment.endpoint
@@ -72,7 +73,7 @@ def _describe_shadow(deployment: "Deployment") -> str:
     return f"{shadow}, then {'' if has_end else 'once it is promoted '}{wanted}"
 
 
-def _describe_ramp(plan: "RampPlan") -> str:
+def _describe_ramp(plan: RampPlan) -> str:
     if len(plan.percents) == 1:
         return f"for {plan.percents[0]:g} % of the requests, until it is promoted or rolled back"
     return f"for {', '.join(f'{percent:g}' for percent in plan.percents)} % of the requests, {plan.step_s:g} s each"
@@ -95,8 +96,6 @@ def status_rows(endpoint: "EndpointStatus") -> Iterator[tuple[str, ...]]:
 
 def describe_verdict(endpoint: "EndpointStatus") -> str:
     """Say what the judge of an endpoint's canary knows."""
-    from noria.canary.judge import describe_counts
-
     verdict, canary = endpoint.verdict, endpoint.unfinished
     assert verdict is not None and canary is not None, "a judge is of a canary"
     counts = "" if canary.evidence is None else f"; {describe_counts(canary.evidence)}"

@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from noria.canary.judge import JudgeSettings
+from noria.canary.ramp import RampPlan, parse_ramp
+from noria.canary.shadow import ShadowPlan, describe, parse_shadow
 from noria.cli.parser import Parser, add_command, argument_type
 from noria.cli.registry.common import (
     add_json_flag,
@@ -29,9 +32,6 @@ from noria.errors import ConfigError, short_repr
 from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from noria.canary.judge import JudgeSettings
-    from noria.canary.ramp import RampPlan
-    from noria.canary.shadow import ShadowPlan
     from noria.registry.deployments.states import Deployment, EndpointStatus
     from noria.registry.deployments.store import DeploymentStore
 
@@ -203,7 +203,6 @@ def run_status(arguments: argparse.Namespace) -> int:
 
     Of a canary also what its judge says, and of a shadow how it compares. Of one endpoint also its last events.
     """
-    from noria.canary.shadow import describe
     from noria.registry.deployments.states import status_of
 
     with _store(arguments) as store:
@@ -245,10 +244,8 @@ def _is_undeployed(endpoint: "EndpointStatus", deployments: "list[Deployment]") 
     return latest.state == "rolled_back" and latest.last_change.by not in ("judge", "registrar")
 
 
-def _plan_of(arguments: argparse.Namespace) -> "RampPlan | None":
+def _plan_of(arguments: argparse.Namespace) -> RampPlan | None:
     """Return the plan that --canary or --ramp gives; None: neither is given. Raises ConfigError."""
-    from noria.canary.ramp import RampPlan, parse_ramp
-
     if arguments.canary is not None and arguments.ramp is not None:
         raise ConfigError("--canary and --ramp are given; use one: --canary stays at its share, --ramp grows.")
     try:
@@ -264,20 +261,16 @@ def _plan_of(arguments: argparse.Namespace) -> "RampPlan | None":
     return RampPlan((percent,))
 
 
-def _shadow_of(arguments: argparse.Namespace) -> "ShadowPlan | None":
+def _shadow_of(arguments: argparse.Namespace) -> ShadowPlan | None:
     """Return the plan that --shadow gives; None: it is not given. Raises ConfigError."""
-    from noria.canary.shadow import parse_shadow
-
     try:
         return None if arguments.shadow is None else parse_shadow(arguments.shadow)
     except ValueError as error:
         raise ConfigError(f"--shadow is {error}.") from error
 
 
-def _judge_settings_of(arguments: argparse.Namespace) -> "JudgeSettings":
+def _judge_settings_of(arguments: argparse.Namespace) -> JudgeSettings:
     """Return the judge's settings that are given. Raises ConfigError."""
-    from noria.canary.judge import JudgeSettings
-
     given: dict[str, Any] = {}
     if arguments.min_responses is not None:
         if not arguments.min_responses.isdecimal() or not 1 <= int(arguments.min_responses) <= 10**9:

@@ -19,12 +19,14 @@ from noria.cli.registry.common import (
 )
 from noria.errors import RegistryError, did_you_mean, short_list, short_repr
 from noria.observe.terminal_text import escape_for_terminal
+from noria.statistics.distributions import Counts, Histogram
+from noria.statistics.drift import MIN_SAMPLES
+from noria.statistics.values import TEXT_COLUMNS
+from noria.statistics.variables import BUILT_IN_VARIABLES, Variable
+from noria.statistics.windows import NO_VERSION, Series, Snapshot
 
 if TYPE_CHECKING:
     from noria.registry.statistics.baselines import BaselineStore
-    from noria.statistics.distributions import Counts
-    from noria.statistics.variables import Variable
-    from noria.statistics.windows import Series, Snapshot
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -127,7 +129,6 @@ def run_baseline(arguments: argparse.Namespace) -> int:
 
 
 def _referenced(store: "BaselineStore", arguments: argparse.Namespace, version: str) -> list[str]:
-    """Return the variables that have a reference. Raises RegistryError: none has."""
     found = [
         reference.variable
         for reference in store.all()
@@ -140,13 +141,13 @@ def _referenced(store: "BaselineStore", arguments: argparse.Namespace, version: 
     return found
 
 
-def _snapshot(arguments: argparse.Namespace) -> "Snapshot | None":
+def _snapshot(arguments: argparse.Namespace) -> Snapshot | None:
     from noria.registry.statistics.file import read_statistics, statistics_file
 
     return read_statistics(statistics_file(config_from(arguments)))
 
 
-def _of_endpoint(snapshot: "Snapshot", endpoint: str | None) -> "list[Series]":
+def _of_endpoint(snapshot: Snapshot, endpoint: str | None) -> list[Series]:
     """Return the series of an endpoint, or of all. Raises RegistryError: nothing was counted there."""
     found = [series for series in snapshot.series if endpoint in (None, series.key.endpoint)]
     if endpoint is not None and not found:
@@ -158,8 +159,7 @@ def _of_endpoint(snapshot: "Snapshot", endpoint: str | None) -> "list[Series]":
     return found
 
 
-def _version_counted_last(snapshot: "Snapshot | None", endpoint: str) -> str:
-    from noria.statistics.windows import NO_VERSION
+def _version_counted_last(snapshot: Snapshot | None, endpoint: str) -> str:
 
     if snapshot is None:
         raise RegistryError(
@@ -175,11 +175,8 @@ def _version_counted_last(snapshot: "Snapshot | None", endpoint: str) -> str:
     return max(found, key=lambda series: max(series.windows)).key.version
 
 
-def _variables(known: "list[Series]") -> "Mapping[str, Variable]":
+def _variables(known: list[Series]) -> Mapping[str, Variable]:
     """Return the variables that can have a reference, as they are counted, else as they are built in."""
-    from noria.statistics.distributions import Histogram
-    from noria.statistics.variables import BUILT_IN_VARIABLES, Variable
-
     variables = dict(BUILT_IN_VARIABLES)
     for series in known:
         if series.has_distribution:
@@ -190,11 +187,10 @@ def _variables(known: "list[Series]") -> "Mapping[str, Variable]":
 
 
 def _from_file(
-    file: pathlib.Path, variables: "Mapping[str, Variable]", only: "list[str]"
-) -> "tuple[dict[str, Counts | None], list[str]]":
+    file: pathlib.Path, variables: Mapping[str, Variable], only: list[str]
+) -> tuple[dict[str, Counts | None], list[str]]:
     """Return the references, and the columns that are not used: no variables, or with too few values."""
     from noria.registry.statistics.training_data import count_columns, read_columns
-    from noria.statistics.values import TEXT_COLUMNS
 
     columns = read_columns(file)
     counts = count_columns(columns, variables)
@@ -215,8 +211,8 @@ def _from_file(
 
 
 def _from_windows(
-    snapshot: "Snapshot | None", of_version: "list[Series]", arguments: argparse.Namespace
-) -> "dict[str, Counts | None]":
+    snapshot: Snapshot | None, of_version: list[Series], arguments: argparse.Namespace
+) -> dict[str, Counts | None]:
     if snapshot is None or not of_version:
         raise RegistryError(
             f"nothing was counted of {arguments.version} at {arguments.endpoint}. See noria stats show "
@@ -228,10 +224,8 @@ def _from_windows(
     return _enough({name: each for name, each in counts.items() if each is not None}, arguments.variable)
 
 
-def _enough(counts: "Mapping[str, Counts]", only: "list[str]") -> "dict[str, Counts | None]":
+def _enough(counts: Mapping[str, Counts], only: list[str]) -> dict[str, Counts | None]:
     """Return those with enough values. Raises RegistryError: none has, or one that is named has not."""
-    from noria.statistics.drift import MIN_SAMPLES
-
     for name in only:
         if name not in counts:
             raise RegistryError(
@@ -246,14 +240,12 @@ def _enough(counts: "Mapping[str, Counts]", only: "list[str]") -> "dict[str, Cou
     return kept
 
 
-def _current(snapshot: "Snapshot | None", series: "Series") -> "Counts | None":
+def _current(snapshot: Snapshot | None, series: Series) -> Counts | None:
     return None if snapshot is None else series.current(int(time.time() / snapshot.window_s))
 
 
-def _describe(counts: "Counts | None") -> tuple[str, str]:
+def _describe(counts: Counts | None) -> tuple[str, str]:
     """Return the number of values, and their mean or the most frequent categories."""
-    from noria.statistics.distributions import Histogram
-
     if counts is None or not counts.total:
         return "0", ""
     if isinstance(counts, Histogram):
@@ -262,7 +254,7 @@ def _describe(counts: "Counts | None") -> tuple[str, str]:
     return str(counts.total), ", ".join(f"{name} {100 * count / counts.total:.0f} %" for name, count in frequent)
 
 
-def _psi(series: "Series") -> str:
+def _psi(series: Series) -> str:
     if series.drift is None:
         return ""
     return "too few" if series.drift.psi is None else f"{series.drift.psi:.3f}"

@@ -57,9 +57,7 @@ class LiveEventParser:
     def feed_line(self, text: str) -> LiveEvent | None:
         """Take a line without its line feed. Returns the event that it completes, if any; ignores unknown events.
 
-        Raises:
-            msgspec.MsgspecError: the data of the event do not have the shape that this version of Noria sends.
-
+        Raises msgspec.MsgspecError: the data of the event do not have the shape that this version of Noria sends.
         """
         if text:
             name, _, value = text.partition(":")

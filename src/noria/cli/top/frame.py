@@ -76,7 +76,7 @@ def _engine_section(state: ServerState, engine: EngineInfo, width: int, height: 
         title += [SEPARATOR, (engine.device, "")]
     if history is None:
         return [line(title, width)]
-    view, models = history.view, _models(state)
+    view, models = history.view, () if state.server is None else state.server.models
     if engine.kind == "encoder":
         return _text_engine_section(history, title, width, height, now, models)
     title += [SEPARATOR, (f"{len(view.slots)} of {view.num_slots} slots", "")]
@@ -137,11 +137,6 @@ def _text_engine_section(
     if height is None:
         return [*rows, *_queue_lines(history, now, width, None, models)]
     return [*rows, *_queue_lines(history, now, width, height - len(rows), models)][: max(1, height)]
-
-
-def _models(state: ServerState) -> tuple[str, ...]:
-    """The names of the server's models."""
-    return () if state.server is None else state.server.models
 
 
 def _num_all_curves(history: EngineHistory) -> int:

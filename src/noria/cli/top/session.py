@@ -42,7 +42,6 @@ def run(url: str, key: str | None, *, once: bool, certfile: str = "") -> int:
     Raises:
         ConfigError: `certfile` cannot be read, or standard output is no terminal (without `once`).
         LiveError: the server is unreachable at the start, or rejects the request.
-
     """
     if once:
         console = Console(highlight=False)

@@ -152,7 +152,6 @@ def _slot_pieces(
 
 
 def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
-    """The text and style of a field."""
     match name:
         case "step":
             return f"{image.call}/{image.num_calls}", ""

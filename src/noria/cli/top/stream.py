@@ -47,7 +47,6 @@ async def stream_events(url: str, key: str | None, certfile: str = "") -> AsyncG
         ConfigError: `certfile` cannot be used.
         ServerUnreachable: nothing answers, or the connection broke or ended.
         LiveError: the server rejects the request, or is not Noria; a retry is useless.
-
     """
     headers = {"Accept": "text/event-stream"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
     verify: ssl.SSLContext | bool = True
@@ -114,7 +113,6 @@ async def _lines(response: httpx2.Response, url: str) -> AsyncGenerator[str, Non
 
 
 async def _check_response(response: httpx2.Response, url: str) -> None:
-    """Raise LiveError or ServerUnreachable if the response is not the stream."""
     status = response.status_code
     if status == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
         return

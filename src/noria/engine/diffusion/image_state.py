@@ -63,9 +63,7 @@ def dump_image(released: ReleasedImage, table: SamplerTable, begun: BegunImage) 
 def load_image(state: ImageState, data: memoryview, table: SamplerTable, num_elements: int) -> BegunImage:
     """Return the image that another engine has dumped.
 
-    Raises:
-        InvalidStateError: it is of another table or size, lacks what later calls weigh, or is not finite.
-
+    Raises InvalidStateError: it is of another table or size, lacks what later calls weigh, or is not finite.
     """
     if not 0 < state.call <= table.num_calls:
         raise InvalidStateError(f"call {state.call} is none of {table.num_calls}")

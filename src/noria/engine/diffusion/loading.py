@@ -66,9 +66,7 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
 
     If blocks are compiled, each kind of call that compiled code differs for comes first.
 
-    Raises:
-        ModelError: the model cannot generate images on this device with these settings.
-
+    Raises ModelError: the model cannot generate images on this device with these settings.
     """
     assert isinstance(config.slots, int)
     if config.compile_blocks:
@@ -94,7 +92,6 @@ def load_runtime(
     Raises:
         ConfigError: the device does not exist.
         ModelError: a model cannot be loaded, or cannot generate images on this device with these settings.
-
     """
     started_s = time.monotonic()
     for module in _SLOW_MODULES:
@@ -174,9 +171,7 @@ class _ModelChanges:
 
         Else they are measured, beside the running batch, and only used until some are measured in service.
 
-        Raises:
-            ModelError: it does not fit the memory, cannot be loaded, or does not generate images of finite numbers.
-
+        Raises ModelError: it does not fit the memory, cannot be loaded, or does not generate images of finite numbers.
         """
         assert isinstance(spec, DiffusionModelSpec)
         config = resolve_auto(self._config, spec, self._device, detect_machine())
@@ -283,9 +278,7 @@ def load_or_measure_costs(
 ) -> tuple[CostModel, list[CostCache]]:
     """Warm up each model; return the costs of all, cached or measured now, and the cache of each.
 
-    Raises:
-        ModelError: a model cannot generate images on this device with these settings.
-
+    Raises ModelError: a model cannot generate images on this device with these settings.
     """
     costs, caches = CostModel(max_rows(config)), []
     for spec in models:
@@ -321,7 +314,6 @@ def load_executor(
     Raises:
         ConfigError: the device does not exist, or compiled code cannot be kept in a private folder.
         ModelError: a model cannot be loaded.
-
     """
     _use_private_compile_cache(config)
     import torch
@@ -391,7 +383,6 @@ def load_executors(
     Raises:
         ConfigError: the device does not exist.
         ModelError: a model cannot be loaded.
-
     """
     machine = detect_machine()
     resolved = [resolve_auto(config, spec, resolve_device(device, machine), machine) for spec in models]

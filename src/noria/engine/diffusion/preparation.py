@@ -138,11 +138,10 @@ class RequestPreparer:
     def _samplers(self, payload: DiffusionPayload, model_name: str) -> list[_SamplerArguments]:
         """Return the arguments of `compile_sampler` for the model and, if it is used, its refiner.
 
-        Raises:
-            InvalidField: the model has no such refiner, or it cannot be used with a mask.
-
+        Raises InvalidField: the model has no such refiner, or it cannot be used with a mask.
         """
-        name, num_steps, first_step = payload.scheduler, payload.inference_steps, _first_step(payload)
+        name, num_steps = payload.scheduler, payload.inference_steps
+        first_step = None if payload.strength is None else payload.first_step  # None: it begins with noise
         schedule = self._model.schedule(payload.width, payload.height, num_steps)
         config, num_calls = self._model.scheduler_config, payload.num_calls
         samplers: list[_SamplerArguments] = [(name, config, num_steps, schedule, first_step, num_calls)]
@@ -157,9 +156,7 @@ class RequestPreparer:
     ) -> tuple[SamplerTable, int]:
         """Return the table of all calls, and how many of them are the model's.
 
-        Raises:
-            InvalidField: the model makes none.
-
+        Raises InvalidField: the model makes none.
         """
         assert payload.refiner is not None
         start = payload.refiner.start
@@ -193,8 +190,3 @@ def check_refiner(payload: DiffusionPayload, model: DiffusionModel, model_name: 
     if payload.has_mask:
         raise InvalidField("refiner: images with a mask cannot be refined; leave one of them out.", field="refiner")
     return refiner
-
-
-def _first_step(payload: DiffusionPayload) -> int | None:
-    """Return the step with which a sampler begins that is given an image; None: it begins with noise."""
-    return None if payload.strength is None else payload.first_step

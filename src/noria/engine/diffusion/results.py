@@ -17,7 +17,6 @@ class Pixels(Protocol):
 
         May be called from any thread, and repeatedly: a thumbnail is sent with every view while its image is in a slot.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ class HostStopwatch:
 
     def timings(self) -> MeasuredTimings:
         """The times measured so far; a phase that did not run took 0."""
-        get = self._seconds.get
-        return MeasuredTimings(get("joins", 0.0), get("steps", 0.0), get("decodes", 0.0), get("encodes", 0.0))
+        return MeasuredTimings(dict(self._seconds))
 
 
 class DeviceStopwatch:
@@ -64,27 +63,8 @@ class DeviceTimings:
     _events: Mapping[Phase, tuple[torch.cuda.Event, torch.cuda.Event]]
     is_known: bool = False
 
-    @property
-    def image_encode_s(self) -> float:
-        """Seconds of the encodes."""
-        return self._seconds("encodes")
-
-    @property
-    def text_encode_s(self) -> float:
-        """Seconds of the joins."""
-        return self._seconds("joins")
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the steps."""
-        return self._seconds("steps")
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds of the decodes and of copying them to the host."""
-        return self._seconds("decodes")
-
-    def _seconds(self, phase: Phase) -> float:
+    def seconds(self, phase: Phase) -> float:
+        """Return the seconds of a phase, of `decodes` also those of copying to the host."""
         if phase not in self._events:
             return 0.0
         start, end = self._events[phase]

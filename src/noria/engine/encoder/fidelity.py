@@ -30,9 +30,7 @@ def check_fidelity(
 ) -> Fidelity:
     """Return the fidelity of `session`, which is in `file`, or else measured now and kept there.
 
-    Raises:
-        ModelError: it is below `floor`.
-
+    Raises ModelError: it is below `floor`.
     """
     fidelity = read_fidelity(file)
     if fidelity is None:

@@ -80,12 +80,7 @@ def load_int8(graph: OnnxFile, num_sessions: int, threads: int) -> list[GraphSes
 
 
 def load_openvino(graph: OnnxFile, num_sessions: int, threads: int) -> list[GraphSession]:
-    """Compile the graph with OpenVINO for bfloat16.
-
-    Raises:
-        ConfigError: this CPU has no bfloat16.
-
-    """
+    """Compile the graph with OpenVINO for bfloat16. Raises ConfigError: this CPU has no bfloat16."""
     if not has_bfloat16():
         raise ConfigError(
             "engine.encoder_precision is 'bfloat16', which this CPU lacks (neither AVX512-BF16 nor AMX). Use float32."

@@ -53,7 +53,6 @@ def load_runtime(
     Raises:
         ConfigError: the device does not exist.
         ModelError: a model cannot be loaded, or cannot encode texts on this device.
-
     """
     started_s = time.monotonic()
     device = find_device(device)  # with a GPU, this imports torch
@@ -167,7 +166,6 @@ class _ModelChanges:
             ConfigError: it cannot be computed in the engine's precision.
             MissingExtra: a package is not installed.
             ModelError: it does not fit the memory, cannot be loaded, or its results are not finite.
-
         """
         assert isinstance(spec, EncoderModelSpec)
         sessions = self._load_more(spec, self._executor.num_sessions)
@@ -207,12 +205,7 @@ class _ModelChanges:
 
 
 def warm_up(spec: EncoderModelSpec, sessions: Sequence[Session]) -> None:
-    """Compute a text in every session.
-
-    Raises:
-        ModelError: a result is not finite.
-
-    """
+    """Compute a text in every session. Raises ModelError: a result is not finite."""
     for session in sessions:
         (result,) = session.run([_row(spec, min(8, spec.max_length))])
         if not np.isfinite(result).all():

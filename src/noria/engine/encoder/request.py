@@ -82,9 +82,7 @@ class PreparedTextRequest:
 def prepare(request: TextRequest, spec: EncoderModelSpec) -> PreparedTextRequest:
     """Check a request for a model and cut it into rows.
 
-    Raises:
-        InvalidField: it has no text, or a text that the model cannot take.
-
+    Raises InvalidField: it has no text, or a text that the model cannot take.
     """
     payload = request.payload
     ids: NDArray[Any] = np.frombuffer(payload.token_ids, "<u2" if payload.id_bytes == 2 else "<u4")

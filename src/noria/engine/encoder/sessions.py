@@ -47,7 +47,6 @@ def load_sessions(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
         ConfigError: the device does not exist, or cannot compute in `config.encoder_precision`.
         MissingExtra: a package is not installed.
         ModelError: the model cannot be exported or loaded, or its precision costs too much fidelity.
-
     """
     if spec.unread_keys:
         _log.warning(
@@ -104,7 +103,6 @@ def find_device(name: str) -> str:
     Raises:
         ConfigError: there is no such device.
         MissingExtra: a GPU is named, and torch is not installed.
-
     """
     if name == "cpu" or (name == "auto" and not _has_gpu()):
         return "cpu"

@@ -7,7 +7,7 @@ import msgspec
 from noria.engine.runtime import Thumbnail
 from noria.protocol.live_views import IterationView, ThumbnailView
 from noria.protocol.messages import EngineView
-from noria.scheduling.types import PhaseTimings
+from noria.scheduling.types import Phase, PhaseTimings
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,12 @@ class TimedIteration:
         """
         if self.timings is None:
             return self.view
-        timings = self.timings
-        image_encode_s, text_encode_s, decode_s = timings.image_encode_s, timings.text_encode_s, timings.decode_s
+        phases: tuple[Phase, ...] = ("encodes", "joins", "steps", "decodes")
+        image_encode_s, text_encode_s, step_s, decode_s = map(self.timings.seconds, phases)
+        total_s = image_encode_s + text_encode_s + step_s + decode_s
         return msgspec.structs.replace(
             self.view,
-            duration_s=self.view.duration_s
-            if timings.is_known
-            else image_encode_s + text_encode_s + timings.step_s + decode_s,
+            duration_s=self.view.duration_s if self.timings.is_known else total_s,
             image_encode_s=image_encode_s,
             text_encode_s=text_encode_s,
             decode_s=decode_s,

@@ -8,7 +8,7 @@ time.
 import abc
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -128,7 +128,8 @@ class LiveViewPublisher(abc.ABC, Generic[SubscriberT]):
         views = []
         for subscriber_id, subscriber, pending in ready:
             last_iteration = pending.last_iteration or 0
-            departures = _last(self._departures, self._num_departures - subscriber.num_departures)
+            num_new = self._num_departures - subscriber.num_departures
+            departures = tuple(self._departures)[-num_new:] if num_new else ()
             view = msgspec.structs.replace(full_view, departures=departures)
             iterations = tuple(iteration for iteration in self._iterations if iteration.view.number > last_iteration)
             views.append((subscriber_id, PendingView(view, iterations, thumbnails if pending.with_thumbnails else ())))
@@ -186,7 +187,3 @@ class LiveViewPublisher(abc.ABC, Generic[SubscriberT]):
             client=request.client,
             share_client=request.share_client,
         )
-
-
-def _last(departures: Iterable[DepartureView], count: int) -> tuple[DepartureView, ...]:
-    return tuple(departures)[-count:] if count else ()

@@ -31,9 +31,7 @@ def bytes_to_load(weights_bytes: int) -> int:
 def check_memory(name: str, weights_bytes: int, device: str, free_bytes: Callable[[str], int]) -> None:
     """Check that weights, and what they need beside them, fit the memory of a device.
 
-    Raises:
-        ModelError: they do not.
-
+    Raises ModelError: they do not.
     """
     needed, free = bytes_to_load(weights_bytes), free_bytes(device)
     if needed > free:

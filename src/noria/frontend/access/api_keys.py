@@ -103,9 +103,7 @@ def generate_key(name: str, scopes: Sequence[str] | None = None) -> tuple[str, s
 def read_keys(setting: str) -> tuple[ApiKey, ...]:
     """Return the keys of the file that `frontend.api_keys_file` names; none if the setting is empty.
 
-    Raises:
-        ConfigError: the file cannot be read, has no key, or an invalid one.
-
+    Raises ConfigError: the file cannot be read, has no key, or an invalid one.
     """
     if not setting:
         return ()

@@ -83,9 +83,7 @@ class ClientDirectory:
 
         Compares all digests, each in constant time, so that the duration reveals nothing about the keys.
 
-        Raises:
-            Unauthorized: there is no key, or it is unknown.
-
+        Raises Unauthorized: there is no key, or it is unknown.
         """
         if self._anonymous_client is not None:
             return self._anonymous_client

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 
 from noria.errors import ConfigError
+from noria.folders import file_version
 from noria.frontend.access.api_keys import ApiKey, read_keys
 from noria.observe.logs.log_record import fields
 
@@ -29,12 +29,3 @@ async def follow_keys(setting: str, use: Callable[[tuple[ApiKey, ...]], None]) -
                 message = "%s The keys of before stay valid."
                 _log.error(message, error.message, extra=fields(event="api_keys_rejected"))
         await asyncio.sleep(_POLL_INTERVAL_S)
-
-
-def file_version(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Return what differs when the file or its mode has changed; nothing if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

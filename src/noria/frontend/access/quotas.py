@@ -96,7 +96,6 @@ class Quota:
         Raises:
             InvalidField: more than may ever be in flight.
             RateLimited: more than the limits allow now; nothing is counted then.
-
         """
         if self._max_in_flight is not None:
             self._check_size(count, self._max_in_flight, "in flight")

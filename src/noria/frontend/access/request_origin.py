@@ -53,7 +53,6 @@ class RequestOriginCheck:
             HostNotAllowed: its Host is no name of this server.
             CrossOriginRequest: a web page of another origin sends it, and it may change something; or asks whether it
                 may, by a preflight.
-
         """
         if scope["type"] == "http":
             hosts = [value for name, value in scope["headers"] if name == b"host"]

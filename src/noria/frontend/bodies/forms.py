@@ -56,7 +56,6 @@ async def read_form(
     Raises:
         InvalidBody: it is no form.
         InvalidField: a field or a file is not allowed.
-
     """
     parsing = threads.run(client_id_of(http), parse_form, http.headers["content-type"], raw)
     del raw

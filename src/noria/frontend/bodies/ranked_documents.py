@@ -129,7 +129,6 @@ async def rank_documents(
         EmptyInput: the query or a document is empty.
         InvalidField: a field asks for what is not done.
         NoriaError: the request was rejected or failed.
-
     """
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     _check(body, documents)

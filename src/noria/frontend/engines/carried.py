@@ -91,12 +91,7 @@ class CarriedImages:
         self.model_version = message.model_version or self.model_version
 
     def begin_anew(self, refused: StateRefusedError, request: AnyRequest) -> None:
-        """Drop the states, since an engine cannot go on with them.
-
-        Raises:
-            GenerationFailed: there are none.
-
-        """
+        """Drop the states, since an engine cannot go on with them. Raises GenerationFailed: there are none."""
         extra = fields(event="move_refused", request_id=request.request_id, key=request.client or None)
         _log.warning("%s begins anew: %s", request.request_id, refused, extra=extra)
         if not self.states:

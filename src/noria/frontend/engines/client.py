@@ -74,7 +74,7 @@ class EngineClient:
         self.is_leaving = False  # it ends soon: it gets no more requests, and finishes those that it has
         self.load: EngineLoad | None = None
         self.known_models: tuple[ModelSpec, ...] = ()  # as it last reported them, also while it restarts
-        self._connected = False
+        self.is_connected = False
         self._last_state: EngineState | None = None  # None: no state since the connection was made
         self._lost_incarnation: str | None = None
         # Pending while the engine's process is gone and its successor has not reported yet.
@@ -104,11 +104,6 @@ class EngineClient:
         """The models that it holds for new requests; none unless it is ready."""
         state = self._last_state
         return () if state is None or state.state != "ready" or self.is_leaving else state.models
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection."""
-        return self._connected
 
     @property
     def reported_backlog_s(self) -> float:
@@ -147,7 +142,6 @@ class EngineClient:
             AttemptMovedError: another engine has to go on.
             StateRefusedError: the engine cannot `resume`.
             NoriaError: the engine's rejection or failure.
-
         """
         attempt_id = f"{request.request_id}.{self._nonce}{next(self._numbers):x}"
         request = msgspec.structs.replace(request, attempt_id=attempt_id)
@@ -222,7 +216,7 @@ class EngineClient:
 
     def send_hello(self) -> None:
         """Introduce this front end on a new connection."""
-        self._connected = True
+        self.is_connected = True
         with contextlib.suppress(zmq.Again):  # disconnected again: another `Connected` follows
             self.connection.send(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
 
@@ -248,7 +242,7 @@ class EngineClient:
             self._exit_report = asyncio.get_running_loop().create_future()
             self._lost_incarnation = self._last_state.incarnation
             self._lost_attempts = frozenset(self._attempts)
-        self._connected = False
+        self.is_connected = False
         self._last_state = self.load = None
         for attempt_id, attempt in self._attempts.items():
             if not attempt.outcome.done():
@@ -268,7 +262,7 @@ class EngineClient:
 
     def receive(self, message: FromEngine, data: memoryview | None) -> bool:
         """Process a message. Returns False, and ignores the message, if it arrives after the engine's disconnect."""
-        if not self._connected:
+        if not self.is_connected:
             return False
         match message:
             case EngineState():

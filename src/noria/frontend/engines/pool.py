@@ -339,7 +339,6 @@ class EnginePool:
                     self._move_requests()
 
     async def _tell_waiting(self) -> None:
-        """Have those that wait for a change of an engine's state look again."""
         async with self._changed:
             self._changed.notify_all()
 

@@ -7,7 +7,6 @@ go through a ZeroMQ PUSH socket, which keeps them while the registrar starts aga
 import asyncio
 import contextlib
 import logging
-import os
 import pathlib
 
 import msgspec
@@ -15,6 +14,7 @@ import zmq
 
 from noria.canary.windows import FrontendReport
 from noria.errors import ConfigError
+from noria.folders import file_version
 from noria.frontend.engines.submission import Submission
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.observe.logs.log_record import fields
@@ -69,8 +69,8 @@ class RegistrarLink:
         """`name` is this front end's, `file` has the routes, `address` is where the registrar takes reports."""
         self._exchange = RegistrarExchange(submission, name, statistics)
         self._file, self._address = file, address
-        self._read: tuple[int, int] | None = None  # identity of the file that was read last
-        self._unreadable: tuple[int, int] | None = None  # identity of the file that was last logged as damaged
+        self._read: tuple[int, ...] | None = None  # version of the file that was read last
+        self._unreadable: tuple[int, ...] | None = None  # version of the file that was last logged as damaged
         self.read_routes()
 
     async def run(self) -> None:
@@ -95,19 +95,15 @@ class RegistrarLink:
 
     def read_routes(self) -> None:
         """Follow the routes in the file, if it has changed. A damaged file changes nothing, and is logged."""
-        try:
-            status = os.stat(self._file)
-        except OSError:  # nothing was deployed yet
-            return
-        identity = status.st_ino, status.st_mtime_ns
-        if identity == self._read:
+        version = file_version(self._file)
+        if version in ((), self._read):  # without one, nothing was deployed yet
             return
         try:
             routes = read_routes(self._file)
         except ConfigError as error:
-            if identity != self._unreadable:
+            if version != self._unreadable:
                 log.error("%s", error.message, extra=fields(event="routes_unreadable"))
-            self._unreadable = identity
+            self._unreadable = version
             return
-        self._read = identity
+        self._read = version
         self._exchange.follow(routes)

@@ -82,7 +82,6 @@ class RetryingSubmitter:
             EngineCrashed: the request crashes engines.
             DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
             NoriaError: the engine's rejection or failure.
-
         """
         if self._stopping:
             raise _stopped_error()
@@ -171,7 +170,9 @@ class _Retries:
                     await self._take(ended)
                     ended = None
                 try:
-                    return await (self._submit_exclusive() if self.history.needs_exclusive else self._submit_shared())
+                    if self.history.needs_exclusive:
+                        return await self._submit_exclusive()
+                    return await self._submit_to(await self._wait_for_engine())
                 except (AttemptMovedError, AttemptLostError) as error:
                     ended = error
                 except StateRefusedError as refused:
@@ -201,9 +202,6 @@ class _Retries:
 
     def _route(self) -> EngineClient | None:
         return self.submitter.route(self.request.model, self.request.model_version)
-
-    async def _submit_shared(self) -> EngineResult:
-        return await self._submit_to(await self._wait_for_engine())
 
     async def _submit_exclusive(self) -> EngineResult:
         while True:
@@ -292,7 +290,6 @@ def _with_loss(history: AttemptHistory, cause: LossCause, request: AnyRequest) -
 
 
 def _raise_if_exhausted(history: AttemptHistory) -> None:
-    """Raise if a request with these losses is not retried."""
     if history.crashes_engines:
         raise EngineCrashed(
             f"the engine crashed {history.num_crashes} times while it generated this request, the last time with "

@@ -13,27 +13,22 @@ class RoutableEngine(Protocol):
     @property
     def models(self) -> Sequence[ModelSpec]:
         """The models that it holds; none unless it is ready."""
-        ...
 
     @property
     def reported_backlog_s(self) -> float:
         """Predicted seconds of the work that it had when it reported last."""
-        ...
 
     @property
     def num_results_since_load(self) -> int:
         """The number of results that were asked of it after that report."""
-        ...
 
     @property
     def result_s(self) -> float:
         """Seconds of its backlog for each result, as it last had any; 0: it never had."""
-        ...
 
     @property
     def num_results_in_flight(self) -> int:
         """The number of results that the requests in flight at it ask for."""
-        ...
 
 
 EngineT = TypeVar("EngineT", bound=RoutableEngine)

@@ -73,7 +73,6 @@ class Submission:
             EngineUnavailable: no engine has been ready yet, so the models are unknown, or none with the default model.
             ModelNotFound: no such model of this kind; names those that are served.
             InvalidField: the request asks for a version that is not served.
-
         """
         pool = self.engine_pool
         models = pool.models_of(spec_type)

@@ -211,7 +211,6 @@ class VersionChooser:
         Raises:
             InvalidField: the request's tester asks for a version that is not served.
             EngineUnavailable: the tester asks for a canary that no engine holds now.
-
         """
         if versions is None:
             return control

@@ -89,7 +89,6 @@ class JsonBodyReader:
             RateLimited: too many large bodies are being received. With a Content-Length, raised before any of the body
                 is read.
             BodyTooLarge, InvalidBody, RequestCancelled: see `read_bytes`.
-
         """
         if not any_type:
             _check_media_type(http, JSON)
@@ -212,7 +211,6 @@ async def read_bytes(
         BodyTooLarge: it is longer than `max_bytes`, before or after it is decompressed; no more than that is kept.
         InvalidBody: the body took too long. Sets `http.state.must_close`.
         RequestCancelled: the client disconnected.
-
     """
     is_compressed = check_encoding(http, takes_gzip=takes_gzip)
     announced = int(http.headers.get("content-length", 0))
@@ -257,7 +255,6 @@ async def stream_bytes(http: Request, max_bytes: int, timeout_s: float) -> Async
         BodyTooLarge: it is longer than `max_bytes`.
         InvalidBody: it took longer than `timeout_s`. Sets `http.state.must_close`.
         RequestCancelled: the client disconnected.
-
     """
     check_encoding(http)
     too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
@@ -291,7 +288,6 @@ def decode(raw: bytes, struct_type: type[T], *, strict: bool = True, problems: P
     Raises:
         InvalidBody: not JSON, or not an object.
         InvalidField: fields are unknown, missing, or of the wrong type.
-
     """
     try:
         return msgspec.json.decode(raw, type=struct_type, strict=strict)
@@ -335,10 +331,8 @@ def decode_with_ignored(
 def decode_object(raw: bytes) -> dict[str, Any]:
     """Return all fields of `raw`, also those that `decode` ignores.
 
-    Raises:
-        InvalidBody: it is no object, or an ignored field has a number out of range, invalid UTF-8, or more levels than
-            `_MAX_LEVELS`.
-
+    Raises InvalidBody: it is no object, or an ignored field has a number out of range, invalid UTF-8, or more levels
+    than `_MAX_LEVELS`.
     """
     try:
         fields: dict[str, Any] = msgspec.json.decode(raw)

@@ -31,7 +31,6 @@ def decompress_gzip(compressed: bytes | bytearray, max_bytes: int) -> bytes:
     Raises:
         BodyTooLarge: the content is longer than `max_bytes`; about as much of it was decompressed.
         InvalidBody: it is not gzip, is incomplete, has other bytes behind it or too many members.
-
     """
     content, rest = b"", compressed
     for _ in range(_MAX_MEMBERS):

@@ -34,9 +34,7 @@ async def cancel_on_disconnect(http: Request, work: Coroutine[Any, Any, T]) -> T
 
     Runs in the calling task: another one takes 30 µs. Calls must not be nested.
 
-    Raises:
-        RequestCancelled: the client disconnected first.
-
+    Raises RequestCancelled: the client disconnected first.
     """
     watch_disconnect = http.scope["state"].get("watch_disconnect", _watch_nothing)
     task, has_disconnected = asyncio.current_task(), False

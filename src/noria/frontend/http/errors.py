@@ -75,7 +75,9 @@ def error_body(error: NoriaError, request_id: str) -> ErrorBody:
         ErrorDetail(
             code=error.code,
             message=error.message,
-            type=_type_of(error.http_status),
+            type=_TYPE_BY_STATUS.get(
+                error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error"
+            ),
             param=error.field,
             retryable=error.retryable,
             request_id=request_id,
@@ -140,7 +142,3 @@ def internal_error_response(http: Request, dialect: ErrorDialect) -> Response:
 def _response(error: NoriaError, http: Request, dialect: ErrorDialect, headers: dict[str, str]) -> Response:
     body = dialect.body(error, http.scope["state"]["request_id"])
     return json_response(body, dialect.status(type(error)), headers)
-
-
-def _type_of(status: int) -> str:
-    return _TYPE_BY_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")

@@ -33,7 +33,6 @@ def parse_form(content_type: str, body: bytes) -> Form:
     Raises:
         InvalidBody: it is no form, or has too many or too large parts.
         InvalidField: a field is there twice, or is a part of a list or an object.
-
     """
     options = parse_options_header(content_type)[1]
     charset = options.get(b"charset", b"utf-8").lower()

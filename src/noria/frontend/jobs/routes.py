@@ -22,6 +22,7 @@ from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import EVENT_STREAM, IMAGE_CONTENT, Operation, parameter
+from noria.frontend.http.query_parameters import read_flag, read_number
 from noria.frontend.jobs.image_executor import serialize_request
 from noria.frontend.jobs.inputs import (
     JOB_FIELDS,
@@ -165,16 +166,13 @@ class JobRoutes:
 
     async def submit(self, http: Request) -> Response:
         """Accept a job of images."""
-        new_job, num_images = await self._read_job(http)
-        return await self.accept(http, new_job, http.state.api_client.images, num_images)
-
-    async def _read_job(self, http: Request) -> tuple[NewJob, int]:
-        """Return the job in the body of `http`, and its number of images."""
         async with self._body_reader.receive(http) as raw:
             body = decode(raw, JobRequestBody)
             self._body_reader.check_length(raw, *images_in(body.input))
             del raw  # with images it is long
-            return await cancel_on_disconnect(http, self._new_job(http, body))
+            new_job, num_images = await cancel_on_disconnect(http, self._new_job(http, body))
+            del body
+        return await self.accept(http, new_job, http.state.api_client.images, num_images)
 
     async def _new_job(self, http: Request, body: JobRequestBody) -> tuple[NewJob, int]:
         context: RequestContext = http.state.context
@@ -225,7 +223,7 @@ class JobRoutes:
 
     async def list_jobs(self, http: Request) -> Response:
         """Return a page of the client's jobs."""
-        limit = _parse_limit(http.query_params.get("limit"))
+        limit = read_number(http, "limit", MAX_LIMIT) or DEFAULT_LIMIT
         page = await self._jobs.service.page(limit, _parse_cursor(http.query_params.get("cursor")), owner_of(http))
         next_url = None
         if page.has_more:
@@ -240,7 +238,7 @@ class JobRoutes:
     async def cancel(self, http: Request) -> Response:
         """Cancel a job, unless it has ended; with `erase=true` erase it."""
         job_id, owner, caller = job_id_of(http), owner_of(http), http.state.api_client.name
-        if _parse_erase(http):
+        if read_flag(http, "erase", False):
             await self._jobs.service.erase(job_id, owner, by=caller)
             return Response(status_code=204)
         return json_response(as_job(await self._jobs.service.cancel(job_id, owner, by=caller)))
@@ -314,21 +312,6 @@ def owner_of(http: Request) -> str | None:
     """Return the name of the request's API key, which sees its own jobs only; None (an admin, or no keys) sees all."""
     api_client: ApiClient = http.state.api_client
     return None if api_client.has_scope("admin") else api_client.name
-
-
-def _parse_limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_LIMIT
-    if not re.fullmatch(r"\d{1,4}", text, re.ASCII) or not 1 <= int(text) <= MAX_LIMIT:
-        raise InvalidField(f"limit is {short_repr(text)}; allowed are 1 to {MAX_LIMIT}.", field="limit")
-    return int(text)
-
-
-def _parse_erase(http: Request) -> bool:
-    text = http.query_params.get("erase", "false")
-    if text not in ("true", "false"):
-        raise InvalidField(f"erase is {short_repr(text)}; allowed are true, false.", field="erase")
-    return text == "true"
 
 
 def _parse_cursor(text: str | None) -> int | None:

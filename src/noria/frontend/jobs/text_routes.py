@@ -211,14 +211,12 @@ class TextJobRoutes:
         )
 
     def _check(self, options: TextJobOptions, spec: EncoderModelSpec) -> None:
-        """Check the options for a model. Raises InvalidField."""
         settings = TextRequestSettings(
             dimensions=options.dimensions, normalize=options.normalize, prompt_name=options.prompt_name
         )
         self._encoding_service.check_options(settings, spec)
 
     def _results(self, result_format: ResultFormat) -> Handler:
-        """Return the endpoint of the results in one format."""
 
         async def results(http: Request) -> Response:
             record, parts = await self._jobs.service.parts(job_id_of(http), owner_of(http))
@@ -283,7 +281,6 @@ def _line_format(http: Request) -> LineFormat:
 
 
 def _parse_options(query: QueryParams) -> TextJobOptions:
-    """Return the options; raises InvalidField."""
     fields: dict[str, Any] = dict(query)
     if "webhook_events_filter" in fields:
         fields["webhook_events_filter"] = query.getlist("webhook_events_filter")

@@ -113,7 +113,8 @@ class LiveFeed:
             if reply is None:
                 continue
             view, pixels = reply
-            if last_iteration is None and not _is_complete(view):
+            is_complete = len(view.iterations) >= min(view.last_iteration, _MAX_ITERATIONS)
+            if last_iteration is None and not is_complete:
                 continue  # it answers a request of earlier subscribers; the reply to this one is to come
             try:
                 await self._publish(history, history.record_view(view), pixels)
@@ -177,11 +178,6 @@ class LiveFeed:
             "engines",
             {"engines": engines, "server": {"version": __version__, "models": list(self._engine_pool.models)}},
         )
-
-
-def _is_complete(view: EngineView) -> bool:
-    """Whether `view` has all iterations that an engine keeps, as the reply to a first request has."""
-    return len(view.iterations) >= min(view.last_iteration, _MAX_ITERATIONS)
 
 
 def _thumbnail_fields(view: EngineView, positions: Sequence[Any], sprite_sheet: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from noria.errors import InvalidField, RateLimited, RouteNotFound, did_you_mean,
 from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.operations import EVENT_STREAM, Operation, parameter
+from noria.frontend.http.query_parameters import read_flag
 from noria.frontend.http.sse import KEEP_ALIVE_COMMENT, KEEP_ALIVE_INTERVAL_S, EventStream
 from noria.frontend.live.feed import LiveFeed
 from noria.frontend.live.subscribers import Subscriber
@@ -95,7 +96,4 @@ def _wants_thumbnails(http: Request) -> bool:
                 "Allowed is thumbnails=true or false.",
                 field=name,
             )
-    text = http.query_params.get("thumbnails", "true")
-    if text not in ("true", "false"):
-        raise InvalidField(f"thumbnails is {short_repr(text)}; allowed are true, false.", field="thumbnails")
-    return text == "true"
+    return read_flag(http, "thumbnails", True)

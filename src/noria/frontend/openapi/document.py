@@ -134,7 +134,6 @@ def _first_type(content: Content) -> type:
 
 
 def _describe(operation: Operation, schemas: _Schemas, served: Served, *, needs_keys: bool) -> JsonObject:
-    """Return an operation object of OpenAPI."""
     done = {"description": "done", "content": schemas.content(operation.response)}
     responses: dict[int, JsonObject] = {operation.status: done}
     responses |= _error_responses(_errors_of(operation), operation.errors_as, schemas)

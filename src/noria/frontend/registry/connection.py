@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from noria.errors import ConfigError, RegistryConflict, RegistryError, RegistryUnavailable
 from noria.frontend.access.fair_threads import FairTurns
@@ -49,7 +49,6 @@ class RegistryConnection:
         Raises:
             RegistryConflict: `work` raised RegistryError.
             RegistryUnavailable: the database does not answer, or cannot be opened.
-
         """
         engine = await self._opened()
         try:
@@ -100,6 +99,16 @@ class RegistryConnection:
         await asyncio.to_thread(self._offload_lineage.close)
         if self._engine is not None:
             self._engine.dispose()
+
+
+def reading(read: Callable[[Connection], T]) -> Callable[[Engine], T]:
+    """Return work for `run` that calls `read` with a connection."""
+
+    def work(engine: Engine) -> T:
+        with engine.connect() as connection:
+            return read(connection)
+
+    return work
 
 
 def _cannot_be_opened(retry_after_s: float) -> RegistryUnavailable:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from sqlalchemy import Engine
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +15,7 @@ from noria.errors import InvalidField, RegistryConflict, RegistryUnavailable
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import Operation
-from noria.frontend.registry.connection import RegistryConnection
+from noria.frontend.registry.connection import RegistryConnection, reading
 from noria.frontend.registry.lineage_routes import sender_of
 from noria.frontend.registry.version_routes import (
     Name,
@@ -158,11 +157,7 @@ class DeploymentRoutes:
         """Return the deployments of an endpoint, page by page, with all that happened to them."""
         endpoint = text_parameter(http, "endpoint")
         page = page_of(http, DEFAULT_HISTORY, MAX_HISTORY)
-
-        def read(engine: Engine) -> DeploymentHistory:
-            with engine.connect() as connection:
-                return read_history(connection, endpoint, *page)
-
+        read = reading(lambda connection: read_history(connection, endpoint, *page))
         return json_response(await self._registry.run(read))
 
     async def deploy(self, http: Request) -> Response:

@@ -32,7 +32,6 @@ class LineageService:
             InvalidBody, InvalidField: see `parse_event`.
             RateLimited: the sender has sent too much in the last minute.
             RegistryUnavailable: the database does not answer, or cannot be opened.
-
         """
         await self._record(body, lambda: [parse_event(body)], sender)
 

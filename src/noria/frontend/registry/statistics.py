@@ -1,7 +1,6 @@
 """The statistics that the server has counted, for its routes and page, as the registrar has them."""
 
 import asyncio
-import os
 import pathlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +9,7 @@ from msgspec import Struct
 
 from noria.config import VariableKind
 from noria.errors import ConfigError, RegistryConflict, RegistryUnavailable, short_repr
+from noria.folders import file_version
 from noria.registry.statistics.file import read_statistics
 from noria.statistics.distributions import OTHER, Counts, Histogram, add_counts, most_frequent
 from noria.statistics.drift import Drift
@@ -82,7 +82,7 @@ class StatisticsFile:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path, self._lock = path, threading.Lock()
-        self._read: tuple[tuple[int, int], Snapshot] | None = None  # with the file's identity
+        self._read: tuple[tuple[int, ...], Snapshot] | None = None  # with the file's version
 
     async def read(self) -> Snapshot | None:
         """Return what it has; None: nothing was ever counted. Raises RegistryUnavailable: it cannot be read."""
@@ -90,19 +90,17 @@ class StatisticsFile:
 
     def _read_if_changed(self) -> Snapshot | None:
         with self._lock:
-            try:
-                status = os.stat(self._path)
-            except OSError:  # nothing was ever counted
+            version = file_version(self._path)
+            if not version:  # nothing was ever counted
                 return None
-            identity = status.st_ino, status.st_mtime_ns
-            if self._read is None or self._read[0] != identity:
+            if self._read is None or self._read[0] != version:
                 try:
                     snapshot = read_statistics(self._path)
                 except ConfigError as error:
                     raise RegistryUnavailable(error.message, retry_after_s=_RETRY_AFTER_S) from error
                 if snapshot is None:
                     return None
-                self._read = identity, snapshot
+                self._read = version, snapshot
             return self._read[1]
 
 
@@ -122,7 +120,6 @@ class StatisticsService:
         Raises:
             RegistryConflict: there is none.
             RegistryUnavailable: they cannot be read.
-
         """
         return await asyncio.to_thread(_detail, await self._read(), key)
 

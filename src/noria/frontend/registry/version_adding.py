@@ -52,7 +52,6 @@ class VersionAdder:
             RegistryConflict: a name is not allowed, the source holds a secret, or there is no such run.
             RegistryUnavailable: the database does not answer, or the source was not read in time.
             SourceRejected: the source cannot or may not be read, or is no model.
-
         """
         task = self._running.get(wanted)
         if task is None:

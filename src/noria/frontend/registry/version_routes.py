@@ -1,11 +1,10 @@
 """`/v1/registry`: the versions of models, what the server serves of them, and what made what."""
 
 import functools
-import re
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from sqlalchemy import Engine
+from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,8 +22,9 @@ from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import IMAGE_CONTENT, JsonObject, Operation, parameter
+from noria.frontend.http.query_parameters import read_number
 from noria.frontend.protocols.t2i.metadata import UploadedImages
-from noria.frontend.registry.connection import RegistryConnection
+from noria.frontend.registry.connection import RegistryConnection, reading
 from noria.frontend.registry.lineage_routes import sender_of
 from noria.frontend.registry.served_versions import ServedVersions, ServedVersionsService
 from noria.frontend.registry.version_adding import VersionAdder, WantedVersion
@@ -206,12 +206,7 @@ class RegistryRoutes:
     async def versions(self, http: Request) -> Response:
         """Return the versions of all models, page by page."""
         page = page_of(http, DEFAULT_VERSIONS, MAX_VERSIONS)
-
-        def read(engine: Engine) -> VersionList:
-            with engine.connect() as connection:
-                return read_version_list(connection, *page)
-
-        return json_response(await self._registry.run(read))
+        return json_response(await self._registry.run(reading(lambda connection: read_version_list(connection, *page))))
 
     async def add(self, http: Request) -> Response:
         """Add a version; 200 if it was there, else 201."""
@@ -227,33 +222,23 @@ class RegistryRoutes:
 
     async def trace(self, http: Request) -> Response:
         """Return what made something, and what was made from it."""
-        max_nodes = _number(http, "limit", MAX_NODES) or DEFAULT_NODES
+        max_nodes = read_number(http, "limit", MAX_NODES) or DEFAULT_NODES
         of = text_parameter(http, "of")
-
-        def read(engine: Engine) -> LineageGraph:
-            with engine.connect() as connection:
-                return read_lineage(connection, find_subjects(connection, of), max_nodes)
-
+        read = reading(lambda connection: read_lineage(connection, find_subjects(connection, of), max_nodes))
         return json_response(await self._registry.run_lineage(client_id_of(http), read))
 
     async def trace_image(self, http: Request) -> Response:
         """Return what made the body, an image file."""
-        max_nodes = _number(http, "limit", MAX_NODES) or DEFAULT_NODES
+        max_nodes = read_number(http, "limit", MAX_NODES) or DEFAULT_NODES
         metadata = await self._uploads.read(http, lambda found: found)
-        traced = await self._registry.run_lineage(
-            client_id_of(http), lambda engine: _trace_image(engine, metadata, max_nodes)
-        )
-        return json_response(traced)
+        read = reading(lambda connection: _trace_image(connection, metadata, max_nodes))
+        return json_response(await self._registry.run_lineage(client_id_of(http), read))
 
     async def events(self, http: Request) -> Response:
         """Return the lineage events of a run, or of all, without their bodies, page by page."""
         page = page_of(http, DEFAULT_EVENTS, MAX_EVENTS)
         run_id = text_parameter(http, "run") if "run" in http.query_params else None
-
-        def read(engine: Engine) -> LineageEventList:
-            with engine.connect() as connection:
-                return list_events(connection, run_id, *page)
-
+        read = reading(lambda connection: list_events(connection, run_id, *page))
         return json_response(await self._registry.run_lineage(client_id_of(http), read))
 
     async def strike_out(self, http: Request) -> Response:
@@ -276,22 +261,21 @@ class ImageLineage(Struct, frozen=True):
     graph: LineageGraph
 
 
-def _trace_image(engine: Engine, metadata: GenerationMetadata, max_nodes: int) -> ImageLineage:
-    with engine.connect() as connection:
-        subjects = find_image_subjects(connection, metadata, "the file")
-        return ImageLineage(
-            metadata.model,
-            metadata.registered_version,
-            metadata.deployment,
-            metadata.model_digest,
-            metadata.model_version,
-            read_lineage(connection, subjects, max_nodes),
-        )
+def _trace_image(connection: Connection, metadata: GenerationMetadata, max_nodes: int) -> ImageLineage:
+    subjects = find_image_subjects(connection, metadata, "the file")
+    return ImageLineage(
+        metadata.model,
+        metadata.registered_version,
+        metadata.deployment,
+        metadata.model_digest,
+        metadata.model_version,
+        read_lineage(connection, subjects, max_nodes),
+    )
 
 
 def page_of(http: Request, default: int, maximum: int) -> tuple[int | None, int]:
     """Return the parameters `before` and `limit` of a list. Raises InvalidField."""
-    return _number(http, "before", _MAX_ROW), _number(http, "limit", maximum) or default
+    return read_number(http, "before", _MAX_ROW), read_number(http, "limit", maximum) or default
 
 
 def text_parameter(http: Request, name: str) -> str:
@@ -300,13 +284,3 @@ def text_parameter(http: Request, name: str) -> str:
     if not 1 <= len(text) <= MAX_CHARS or "\0" in text:
         raise InvalidField(f"{name} is {short_repr(text)}; allowed are 1 to {MAX_CHARS} characters.", field=name)
     return text
-
-
-def _number(http: Request, name: str, maximum: int) -> int | None:
-    """Return a parameter that may be there, 1 to `maximum`. Raises InvalidField."""
-    text = http.query_params.get(name)
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,16}", text) or not 1 <= int(text) <= maximum:
-        raise InvalidField(f"{name} is {short_repr(text)}; allowed are 1 to {maximum}.", field=name)
-    return int(text)

@@ -33,7 +33,7 @@ from noria.errors import (
     did_you_mean,
     short_repr,
 )
-from noria.frontend.access.key_reload import file_version
+from noria.folders import file_version
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.version_choice import RequestVersions
 from noria.frontend.protocols.t2i.routes import images_response
@@ -172,7 +172,6 @@ class UserEndpoints:
         Raises:
             RouteNotFound: there is no such endpoint.
             NoriaError: the code rejected the request or failed, or a call that it made.
-
         """
         if name not in self._endpoints:
             names = ", ".join(map(repr, self._endpoints)) or "none"

@@ -33,7 +33,6 @@ class UserEventLoop:
         Raises:
             TimeoutError: it has not ended within `timeout_s`. It is cancelled; if it ignores that, it goes on.
             UserCodeBusy: a method blocks the loop, and too many calls wait.
-
         """
         if self._num_calls - self._num_begun >= _MAX_WAITING:
             raise UserCodeBusy(

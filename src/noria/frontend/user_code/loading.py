@@ -41,10 +41,8 @@ class LoadedCode:
 async def load_code(config: EndpointConfig, context: Context, user_loop: UserEventLoop) -> LoadedCode:
     """Read the file in a thread, make an object of its class and call its `load`, in `user_loop` if that is async.
 
-    Raises:
-        ConfigError: the file cannot be read or could be changed by other users, its code or `load` raises or takes too
-            long, the class is missing, or has methods or statistics that are not allowed.
-
+    Raises ConfigError: the file cannot be read or could be changed by other users, its code or `load` raises or takes
+    too long, the class is missing, or has methods or statistics that are not allowed.
     """
     module_name = _module_name(config)
     previous = sys.modules.get(module_name)

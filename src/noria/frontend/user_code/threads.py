@@ -55,7 +55,6 @@ class UserThreads:
         Raises:
             TimeoutError: it has not returned within `timeout_s`; it may still run.
             UserCodeBusy: all threads are in calls that have exceeded their time limits, or too many calls wait.
-
         """
         loop = asyncio.get_running_loop()
         if self._num_stuck() == self._max_threads:

@@ -52,7 +52,6 @@ def to_json(returned: Any) -> bytes:
     Raises:
         ValueError: a number is not finite, which JSON cannot say.
         Exception: whatever else msgspec raises.
-
     """
     encoded = msgspec.json.encode(returned, enc_hook=_to_builtin)
     if b"null" in encoded:  # as msgspec writes such numbers

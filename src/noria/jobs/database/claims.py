@@ -49,7 +49,8 @@ class ClaimStore:
             is_unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, _is_claimable(now))
             num_losses = candidate.num_losses + (candidate.status == "processing")
             if num_losses >= MAX_LOSSES:
-                self._commit_transition(is_unchanged, "failed", now, **error_columns(_too_many_losses(num_losses)))
+                error = EngineLost(f"the process that ran the job died {num_losses} times; the job is not retried.")
+                self._commit_transition(is_unchanged, "failed", now, **error_columns(error))
                 continue
             with write_transaction(self._engine) as connection:
                 record = transition(
@@ -226,7 +227,3 @@ def _is_held(claim: Claim) -> ColumnElement[bool]:
 def error_columns(error: NoriaError) -> dict[str, Any]:
     """The columns of a job that failed with `error`."""
     return {"error": error.message, "error_code": error.code}
-
-
-def _too_many_losses(times: int) -> EngineLost:
-    return EngineLost(f"the process that ran the job died {times} times; the job is not retried.")

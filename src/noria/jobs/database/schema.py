@@ -134,7 +134,6 @@ def _migrate_to_4(connection: Connection) -> None:
 
 
 def _migrate_to_5(connection: Connection) -> None:
-    """Add what jobs of texts need."""
     texts.create(connection)
     connection.execute(text("ALTER TABLE noria_jobs ADD COLUMN text_bytes BIGINT NOT NULL DEFAULT 0"))
 

@@ -80,7 +80,6 @@ class JobStore(ClaimStore):
             QueueFull: `max_queued` jobs are queued, or the job has a webhook and `max_pending_webhooks` are pending, or
                 texts or a start image and all would be more than `max_queued_bytes`. Front ends that accept at the same
                 moment may each exceed it by one.
-
         """
         if (existing := self._find_by_idempotency_key(new_job)) is not None:
             return existing, False

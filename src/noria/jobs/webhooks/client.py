@@ -70,7 +70,6 @@ def _parse_retry_after(text: str, now: float) -> float:
 
 
 def _attributes(delivery: WebhookDelivery) -> dict[str, str | int]:
-    """The span attributes of a try."""
     url = urlsplit(delivery.url)
     attributes: dict[str, str | int] = {
         "http.request.method": "POST",

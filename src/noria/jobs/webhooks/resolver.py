@@ -33,7 +33,6 @@ class Resolver:
         Raises:
             TimeoutError: the lookup, or waiting for a thread, took too long, or `client` has too many that do.
             OSError: it has none.
-
         """
         if client and self._num_lookups[client] >= _MAX_PER_CLIENT:
             raise TimeoutError(f"{_MAX_PER_CLIENT} other lookups of the same client are under way")

@@ -24,7 +24,7 @@ from standardwebhooks import Webhook
 from noria.config import JobsConfig
 from noria.errors import ConfigError
 from noria.jobs.database.schema import SCHEMA
-from noria.storage.database import database_url
+from noria.storage.database import database_url, file_of
 from noria.storage.private_files import make_private_folder
 
 _PREFIX = "whsec_"
@@ -69,9 +69,7 @@ def secret_file(config: JobsConfig, data_folder: pathlib.Path) -> pathlib.Path:
             "whose servers deliver each other's webhooks: they must sign alike. Make one file (echo "
             f'"{_PREFIX}$(openssl rand -base64 32)" > FILE) and name it in the settings of all of them.'
         )
-    assert url.database is not None
-    file = pathlib.Path(url.database.removeprefix("file:").partition("?")[0])  # SQLite's own URLs
-    return file.resolve().with_name("webhook-secret")
+    return file_of(url).resolve().with_name("webhook-secret")
 
 
 def open_secrets(config: JobsConfig, data_folder: pathlib.Path) -> tuple[bytes, ...]:

@@ -93,7 +93,6 @@ async def check_webhook_url(url: str, resolve: ResolveHost, *, allow_private: bo
     Raises:
         InvalidField: for `webhook`; the URL is malformed or not http(s), or its host has no or no public address.
         JobsUnavailable: the host could not be looked up in time.
-
     """
     scheme, host, port, path = _split_url(url)
     try:

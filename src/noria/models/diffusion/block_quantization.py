@@ -68,7 +68,6 @@ def check_quantizable(spec: DiffusionModelSpec, kind: str) -> None:
     Raises:
         MissingExtra: its library is not installed.
         ModelError: the folder is quantized already, or has no layers that are quantized.
-
     """
     check_installed((PACKAGES[kind],), "quantized", f"engine.quantize {kind!r}")
     what = f"engine.quantize is {kind!r}, but the {denoiser_part(spec)} in {spec.path}"
@@ -92,12 +91,7 @@ def has_quantizable_layers(spec: DiffusionModelSpec) -> bool:
 
 
 def check_device(config: EngineConfig, device: str) -> None:
-    """Check that a device multiplies numbers in float8, if `config` asks for them.
-
-    Raises:
-        ConfigError: it does not.
-
-    """
+    """Check that a device multiplies numbers in float8, if `config` asks for them. Raises ConfigError: it does not."""
     if config.quantize == "fp8" and not has_float8(device):
         raise ConfigError(
             f"engine.quantize is 'fp8', but {device} has no float8, which GPUs have from compute capability 8.9 on "

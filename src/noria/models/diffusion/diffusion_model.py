@@ -45,7 +45,6 @@ class Denoiser(Protocol):
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt; None, if `guidance` makes it of an absent one, is zeros."""
-        ...
 
     def predict(
         self,
@@ -59,11 +58,9 @@ class Denoiser(Protocol):
         Rows come as a list only to a model whose calls mix sizes; `guidance_R` are the scales of a model that embeds
         them.
         """
-        ...
 
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return [2, B] float32: a preview is the first times the model's input plus the second times its output."""
-        ...
 
 
 class DiffusionModel(Denoiser, Protocol):
@@ -77,26 +74,21 @@ class DiffusionModel(Denoiser, Protocol):
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return [C, H, W] of the latents of an image of this size."""
-        ...
 
     def call_size(self, num_pixels: int) -> tuple[int, int] | None:
         """Return what images of other sizes need to have in common with one of so many pixels to share its calls.
 
         Those of its references count, too. None: they cannot.
         """
-        ...
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return how the model's pipeline sets the times of the steps of an image of this size."""
-        ...
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
         """Return the latents of start images, pixels [B, height, width, 3], 0 to 255."""
-        ...
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return pixels [B, height, width, 3], uint8."""
-        ...
 
 
 @runtime_checkable
@@ -122,7 +114,6 @@ class ControlledModel(DiffusionModel, Protocol):
         controls: Sequence[ControlRows] = (),
     ) -> LatentRows:
         """Return what `DiffusionModel.predict` does; `controls` are the rows that ControlNets steer."""
-        ...
 
 
 @runtime_checkable
@@ -131,7 +122,6 @@ class ReferencedModel(DiffusionModel, Protocol):
 
     def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
         """Return the tokens of a request's reference images, in order; pixels are each [height, width, 3] uint8."""
-        ...
 
     def predict(
         self,
@@ -142,4 +132,3 @@ class ReferencedModel(DiffusionModel, Protocol):
         references: Sequence[ReferenceTokens | None] = (),
     ) -> LatentRows:
         """Return what `DiffusionModel.predict` does; `references` are those of each row, () if no row has any."""
-        ...

@@ -96,7 +96,6 @@ class LatentVae:
         self._vae.use_slicing = num_images * num_pixels > MAX_PIXELS
 
     def _unscaled(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the VAE's latents of the denoiser's."""
         if self._mean_std_2C is None:
             return latents_BCHW / self._factor + self._shift
         mean, std = self._mean_std_2C[:, None, :, None, None]

@@ -98,7 +98,6 @@ class LineHandler(logging.Handler):
 
 
 def _context_fields() -> dict[str, object]:
-    """Return the ids of the current request."""
     if (request_id := CURRENT_REQUEST.get()) is None:
         return {}
     if (current := current_span()) is INVALID_SPAN or not (span := current.get_span_context()).is_valid:

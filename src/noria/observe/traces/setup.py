@@ -24,9 +24,7 @@ _PARSING_LOGGERS = ("opentelemetry.trace.span", "opentelemetry.trace.propagation
 def check_traces(endpoint: str) -> None:
     """Check that spans can be exported to `endpoint`, as far as possible without connecting; an empty one is valid.
 
-    Raises:
-        ConfigError: it is no HTTP URL, it contains a user or password, or OpenTelemetry is not installed.
-
+    Raises ConfigError: it is no HTTP URL, it contains a user or password, or OpenTelemetry is not installed.
     """
     if not endpoint:
         return

@@ -86,7 +86,6 @@ def _change(name: str, before: Any, after: Any) -> str:
 
 
 def _properties(spec: AnyModelSpec) -> dict[str, Any]:
-    """Return what clients notice, by name."""
     found = {name: value for name, value in msgspec.structs.asdict(spec).items() if name not in MAY_CHANGE}
     if isinstance(spec, DiffusionModelSpec):
         return found

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy import Connection
 
-from noria.canary.judge import JudgeSettings, JudgeState, Verdict, verdict
+from noria.canary.judge import JudgeSettings, Verdict, verdict
 from noria.canary.ramp import RampPlan, RampStatus
 from noria.canary.shadow import ShadowPlan, ShadowState
 from noria.registry.changes import Change
@@ -100,17 +100,14 @@ def _described(deployment: Deployment) -> HistoryDeployment:
 
 
 def _described_event(event: DeploymentEvent, settings: JudgeSettings) -> HistoryEvent:
+    evidence = event.evidence
     return _like(
         HistoryEvent,
         event,
         status=None if event.ramp is None else event.ramp.status,
         step=None if event.ramp is None else event.ramp.step,
-        evidence=None if event.evidence is None else _judged(event.evidence, settings),
+        evidence=evidence and _like(JudgedEvidence, evidence, verdict=verdict(evidence, settings)),
     )
-
-
-def _judged(evidence: JudgeState, settings: JudgeSettings) -> JudgedEvidence:
-    return _like(JudgedEvidence, evidence, verdict=verdict(evidence, settings))
 
 
 def _like(kind: type[StructT], source: object, **own: object) -> StructT:

@@ -172,9 +172,7 @@ def step_shadow(deployment: Deployment, shadow: ShadowState) -> Deployment:
     """Return a shadow of which more is known. When it is over, it begins its plan, or it is ended: without one, or with
     too many errors.
 
-    Raises:
-        RegistryError: it is no shadow.
-
+    Raises RegistryError: it is no shadow.
     """
     if deployment.state != "shadow" or deployment.shadow_plan is None:
         raise _not_allowed(deployment, "stepped as a shadow", ("shadow",))
@@ -246,10 +244,8 @@ def predecessor(serving: Deployment, of_endpoint: Iterable[Deployment]) -> Deplo
 
     It is the last one before that served other content. `of_endpoint` are all deployments of the endpoint.
 
-    Raises:
-        RegistryError: the latest one has failed, has ended or was rolled back, or `serving` is itself what a rollback
-            brought back: a rollback would take away what is good.
-
+    Raises RegistryError: the latest one has failed, has ended or was rolled back, or `serving` is itself what a
+    rollback brought back: a rollback would take away what is good.
     """
     of_endpoint = sorted(of_endpoint, key=lambda one: one.id)
     latest = of_endpoint[-1]

@@ -75,10 +75,8 @@ class DeploymentStore:
         that `version_spec` names later is deployed likewise, until the next call without it. With `shadow` it gets
         copies of requests first. With `swap` the version that serves is unloaded before this one is loaded.
 
-        Raises:
-            RegistryError: a name is not allowed, there is no such version, another deployment is unfinished, a
-                version's number is to be followed, or `swap` leaves nothing to be compared with.
-
+        Raises RegistryError: a name is not allowed, there is no such version, another deployment is unfinished, a
+        version's number is to be followed, or `swap` leaves nothing to be compared with.
         """
         rules.check_swap(plan, shadow, swap=swap)
         check_model_name(endpoint, "endpoint")
@@ -131,10 +129,8 @@ class DeploymentStore:
         served before is deployed: a new deployment, `pending`, which is also returned if it is pending already. If none
         served before, the serving one is `rolled_back`, and the configuration's model of this name serves.
 
-        Raises:
-            RegistryError: nothing was deployed, the latest one gets no requests any more, or the version that served
-                before was removed.
-
+        Raises RegistryError: nothing was deployed, the latest one gets no requests any more, or the version that served
+        before was removed.
         """
         with self._transaction() as connection:
             found = read_endpoint(connection, endpoint)

@@ -46,7 +46,6 @@ def export_events(connection: Connection, graph: Graph) -> Iterator[str]:
 
 
 def _last_change(connection: Connection, deployment: DeploymentNode) -> float:
-    """Return when a deployment got into its state."""
     query = sa.select(deployment_events.c.at).order_by(deployment_events.c.number.desc()).limit(1)
     of_deployment = deployment_events.c.deployment_id == deployment.number
     at: float = connection.execute(query.where(of_deployment, deployment_events.c.type.not_in(STATELESS))).scalar_one()

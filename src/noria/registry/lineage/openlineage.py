@@ -134,7 +134,6 @@ def parse_event(raw: bytes, where: str = "") -> Event:
     Raises:
         InvalidBody: not JSON, or not an object.
         InvalidField: a field that lineage needs is missing, of the wrong type, or too long.
-
     """
     try:
         body = msgspec.json.decode(raw, type=LineageEventBody)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects import postgresql, sqlite
 
 from noria.registry.lineage.openlineage import DatasetRef, Event, RunState, Statement, dataset_statements
 from noria.registry.schema import dataset_versions, datasets, lineage_events, run_entries, run_io, runs
+from noria.storage.database import dialect_insert
 
 STRUCK_OUT = "struck_out"
 """The status of a run all of whose events are struck out."""
@@ -221,7 +221,7 @@ def _ids(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
     keys = [row["key"] for row in rows]
     known = _known_ids(connection, table, keys)
     if new := [row for row in rows if row["key"] not in known]:
-        connection.execute(_insert(connection, table).on_conflict_do_nothing(), new)
+        connection.execute(dialect_insert(connection, table).on_conflict_do_nothing(), new)
         known |= _known_ids(connection, table, [row["key"] for row in new])
     return known
 
@@ -245,7 +245,7 @@ def _insert_latest(connection: Connection, table: Table, value: str, rows: list[
     """Insert rows, each unless a later statement is there; one with a value comes before one without."""
     if not rows:
         return
-    insert = _insert(connection, table)
+    insert = dialect_insert(connection, table)
     new, old = insert.excluded, table.c
     is_later = sa.tuple_(new[value].is_not(None), new["at"], new["digest"]) > sa.tuple_(
         old[value].is_not(None), old["at"], old["digest"]
@@ -272,10 +272,6 @@ def _delete_unversioned(connection: Connection, run_ids: Sequence[str]) -> None:
             is_row = sa.and_(*(column == sa.bindparam(f"of_{column.name}") for column in run_io.primary_key))
             rows = [{f"of_{name}": value for name, value in row._mapping.items()} for row in found]
             connection.execute(run_io.delete().where(is_row), rows)
-
-
-def _insert(connection: Connection, table: Table) -> Any:
-    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def _head(state: RunState) -> RunState:

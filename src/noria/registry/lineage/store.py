@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
-from sqlalchemy.dialects import postgresql, sqlite
 
 from noria.errors import BodyTooLarge, ForeignRun, InvalidField, RegistryError
 from noria.observe.logs.log_record import fields
@@ -33,7 +32,7 @@ from noria.registry.lineage.run_rows import (
 )
 from noria.registry.lineage.struck_events import free, is_closed_to, take_over
 from noria.registry.schema import lineage_events, lineage_senders, runs
-from noria.storage.database import insert_new, write_transaction
+from noria.storage.database import dialect_insert, insert_new, write_transaction
 
 MAX_EVENTS, MAX_BYTES, MAX_ENTRIES = 10_000, 16 * 2**20, 10_000
 """Of a run: its events, the bytes of their bodies, and its parameters, metrics, inputs and outputs together."""
@@ -64,7 +63,6 @@ class LineageStore:
             ForeignRun: a run belongs to another sender, or the sender's events of it are struck out.
             InvalidField: an event is of the future.
             RegistryError: a run would have more than its limits, or the sender more than `max_sender_bytes`.
-
         """
         if (count := sum(map(num_rows_of, events))) > MAX_ROWS:
             raise BodyTooLarge(
@@ -246,8 +244,7 @@ def _check_sizes(connection: Connection, changed: Sequence[_RunRow]) -> None:
 
 def _add_to_sender(connection: Connection, sender: str, price: int, maximum: float | None) -> None:
     """Count the bytes that a sender's events take. Raises RegistryError: they are more than the maximum."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(lineage_senders).values(sender=sender, num_bytes=price)
+    insert = dialect_insert(connection, lineage_senders).values(sender=sender, num_bytes=price)
     total = lineage_senders.c.num_bytes + price
     upsert = insert.on_conflict_do_update(index_elements=["sender"], set_={"num_bytes": total})
     now_has: int = connection.execute(upsert.returning(lineage_senders.c.num_bytes)).scalar_one()

@@ -150,7 +150,6 @@ def _explained(connection: Connection, what: str, error: RegistryError) -> Regis
 
 
 def _find_node(connection: Connection, kind: str, key: str) -> NodeId:
-    """Return the node with an id. Raises RegistryError: there is none."""
     match kind:
         case "endpoint":
             if connection.scalar(sa.select(endpoints.c.id).where(endpoints.c.name == key)) is not None:
@@ -174,7 +173,6 @@ def _find_node(connection: Connection, kind: str, key: str) -> NodeId:
 
 
 def _number(text: str) -> int | None:
-    """Return the number of a row; None: it is none."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
 
 

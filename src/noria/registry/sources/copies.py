@@ -28,10 +28,8 @@ def copy_model(
 
     What `check` raises ModelError for is deleted.
 
-    Raises:
-        ModelError: a file cannot be read, or has another size or digest than its listing; the disk is full; `check`
-            rejects the copy.
-
+    Raises ModelError: a file cannot be read, or has another size or digest than its listing; the disk is full; `check`
+    rejects the copy.
     """
     copy, partial = models_folder / model.digest, models_folder / f".{model.digest}.partial"
     try:

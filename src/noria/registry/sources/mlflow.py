@@ -115,7 +115,6 @@ class MlflowClient:
         )
 
     def _list(self, root: str, revision: str) -> Iterator[RemoteFile]:
-        """Yield the files below a folder of artifacts."""
         folders, num_files = [""], 0
         for folder in folders:
             listed = self._get(_ARTIFACTS, path=posixpath.join(root, folder)).get("files", [])
@@ -137,7 +136,6 @@ class MlflowClient:
             yield from response.iter_bytes(CHUNK_BYTES)
 
     def _get(self, path: str, /, **parameters: str) -> dict[str, Any]:
-        """Return what the server answers. Raises ModelError."""
         try:
             with self._client.stream("GET", path, params=parameters) as response:
                 content = b""

@@ -101,7 +101,6 @@ def _events(run: MlflowRun, server: str, output: DatasetRef, output_url: str) ->
 
 
 def _dataset(dataset: _Dataset, server: str) -> tuple[DatasetRef, str | None]:
-    """Return a dataset, and where it is."""
     version = f"mlflow-{dataset.digest}"
     try:
         source = msgspec.json.decode(dataset.source, type=dict[str, object])

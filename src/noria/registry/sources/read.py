@@ -47,7 +47,6 @@ def read_source(
         MissingExtra: a package that serving the model needs is not installed.
         ModelError: there is no such source, it cannot or may not be read, or it is no model that is supported.
         RegistryError: the source holds a secret.
-
     """
 
     def copied(remote: RemoteFolder) -> ModelFolder:

@@ -52,7 +52,6 @@ async def read_in_process(task: ReadingTask, max_s: float) -> ModelFolder:
     Raises:
         RegistryUnavailable: the process took too long, or crashed.
         NoriaError: what `read_source` raises.
-
     """
     command = (sys.executable, "-m", "noria.registry.sources.reading_process")
     pipe = asyncio.subprocess.PIPE

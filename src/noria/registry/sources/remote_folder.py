@@ -66,7 +66,6 @@ def model_in(folder: RemoteFolder) -> RemoteFolder:
     Raises:
         MissingExtra: a package that serving it needs is not installed.
         ModelError: there is no model, or one of no family, or only pickles of it; a path or a size is not allowed.
-
     """
     for file in folder.files:
         if _BAD_PATH.search(file.path) or len(file.path) > 1000:

@@ -73,7 +73,6 @@ def parse_source(text: str, environment: Mapping[str, str]) -> Source:
     Raises:
         ModelError: it is no source.
         RegistryError: it holds a secret; the message does not quote it.
-
     """
     if not _SCHEME.match(text):
         return FileSource(text) if text.endswith(SUFFIX) else LocalSource(text)

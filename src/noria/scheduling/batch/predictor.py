@@ -182,7 +182,6 @@ class FinishPredictor:
         return found
 
     def _free_s(self, now: float) -> float:
-        """Seconds until a session is free."""
         return 0.0 if self.has_idle_session else min([each.remaining_s(now) for each in self.running.values()])
 
     def _own_s(self, active: ActiveRequest, num_ahead: int) -> float:

@@ -19,22 +19,18 @@ class SharedImage(Protocol):
     @property
     def rows(self) -> int:
         """Rows of it in a model call."""
-        ...
 
     @property
     def client(self) -> str:
         """Whose it is."""
-        ...
 
     @property
     def weight(self) -> float:
         """The weight of its client's share."""
-        ...
 
     @property
     def deadline_s(self) -> float | None:
         """Its deadline; None: no deadline."""
-        ...
 
 
 ImageT = TypeVar("ImageT", bound=SharedImage)

@@ -27,7 +27,6 @@ class BatchCandidate(SharedImage, Protocol):
     @property
     def calls_left(self) -> float:
         """Model calls until only its decode is left."""
-        ...
 
 
 CandidateT = TypeVar("CandidateT", bound=BatchCandidate)

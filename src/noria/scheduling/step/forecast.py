@@ -307,7 +307,6 @@ class _Simulation:
                     self._add_denoised(each)
 
     def _shares(self, groups: Sequence[_KeyGroup]) -> list[float]:
-        """Return the part of the device of each group."""
         if len(groups) == 1:
             return [1.0]
         counts = [float(len(group.images)) for group in groups]

@@ -110,11 +110,6 @@ class RequestTable:
         self._slots = Slots(self.num_slots)
 
     @property
-    def num_free_slots(self) -> int:
-        """Number of free slots."""
-        return self._slots.num_free
-
-    @property
     def num_waiting(self) -> int:
         """Number of images without a slot."""
         return sum(work.num_images for work in self.waiting_work.values())
@@ -164,7 +159,6 @@ class RequestTable:
         self.queue.add(active, is_first=is_first)
 
     def _leave_queue(self, active: ActiveRequest) -> None:
-        """Take a request with waiting images out of the queue."""
         self.queue.remove(active)
         _discard(self._arrivals, (active.arrived_at, active.request.attempt_id))
         self._count_waiting(active, active.waiting, -1)
@@ -354,7 +348,6 @@ class RequestTable:
 
 
 def _discard(values: list[tuple[float, str]], value: tuple[float, str]) -> None:
-    """Remove a value from a sorted list."""
     index = bisect_left(values, value)
     assert values[index] == value, value
     del values[index]

@@ -309,20 +309,20 @@ class StepScheduler:
         phase_timings = result.phase_timings
         if phase_timings is not None and not phase_timings.is_known:
             phase_timings = None
-        if phase_timings is not None and plan.encodes and phase_timings.image_encode_s:
+        if phase_timings is not None and plan.encodes and phase_timings.seconds("encodes"):
             encoded = self._table.request_of(plan.encodes[0].image).batch_key
-            self.costs.observe_image_encode(encoded, len(plan.encodes), phase_timings.image_encode_s)
+            self.costs.observe_image_encode(encoded, len(plan.encodes), phase_timings.seconds("encodes"))
         models = {self._table.request_of(assignment.image).batch_key.model for assignment in plan.joins}
-        if phase_timings is not None and len(models) == 1 and phase_timings.text_encode_s and not plan.returns:
-            self.costs.observe_text_encode(models.pop(), len(plan.joins), phase_timings.text_encode_s)
+        if phase_timings is not None and len(models) == 1 and phase_timings.seconds("joins") and not plan.returns:
+            self.costs.observe_text_encode(models.pop(), len(plan.joins), phase_timings.seconds("joins"))
         decoded = self._table.request_of(plan.decodes[0].image).batch_key if plan.decodes else None
-        if phase_timings is not None and decoded is not None and phase_timings.decode_s:
-            self.costs.observe_decode(decoded, len(plan.decodes), phase_timings.decode_s)
+        if phase_timings is not None and decoded is not None and phase_timings.seconds("decodes"):
+            self.costs.observe_decode(decoded, len(plan.decodes), phase_timings.seconds("decodes"))
         if plan.steps:
             stepped = [self._table.running[step.image] for step in plan.steps]
             batch_key, rows = cost_key(stepped), count_rows(stepped)
             if phase_timings is not None:
-                step_s = phase_timings.step_s
+                step_s = phase_timings.seconds("steps")
             else:  # only the whole iteration was timed
                 decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
                 step_s = max(seconds - decode_s - result.join_s, 0.1 * seconds)

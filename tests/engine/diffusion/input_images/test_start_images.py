@@ -181,7 +181,7 @@ def test_start_images_of_one_size_are_encoded_together_a_few_an_iteration(tiny, 
     assert shapes == [(4, 32, 48), (2, 32, 48), (1, 32, 64)]
     assert [len(each.plan.joins) for each in iterations] == [4, 2, 1, 0]
     timings = [each.outcome.phase_timings for each in iterations]
-    assert [each.image_encode_s > 0 for each in timings] == [True, True, True, False]
+    assert [each.seconds("encodes") > 0 for each in timings] == [True, True, True, False]
     costs = loop.scheduler.costs
     assert {key.width_px: set(curve.points) for key, curve in costs.image_encodes.items()} == {48: {2, 4}, 64: {1}}
 

@@ -47,7 +47,7 @@ class TimedExecutor(FakeExecutor):
 
     def execute(self, plan, **options):
         outcome = super().execute(plan, **options)
-        timings = MeasuredTimings(step_s=self.step_s(plan), decode_s=0.005 * len(plan.decodes))
+        timings = MeasuredTimings({"steps": self.step_s(plan), "decodes": 0.005 * len(plan.decodes)})
         return dataclasses.replace(outcome, phase_timings=timings)
 
 

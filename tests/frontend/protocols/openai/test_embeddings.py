@@ -15,8 +15,6 @@ from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from waiting import wait_until
 
-ALICE = "noria_" + "a" * 43
-
 
 @pytest.fixture(scope="module")
 def text_engine(folder):

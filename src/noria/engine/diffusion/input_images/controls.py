@@ -62,7 +62,6 @@ def prepare_controls(
     Raises:
         ControlNetNotFound: the model has none of this name loaded.
         InvalidField: one is of another digest.
-
     """
     loaded = model.controlnets.digests if controls and isinstance(model, ControlledModel) else {}
     for control in controls:

@@ -143,7 +143,6 @@ class StartFrameReader:
         Raises:
             InvalidField: the frame, the mask or the strength do not fit together.
             QueueFull: the pixels of requests that wait fill the memory for them, and it `is_limited`.
-
         """
         if payload.strength is None and payload.has_mask:
             raise InvalidField("a mask needs a start image", field="mask")
@@ -214,7 +213,6 @@ def _num_bytes(payload: DiffusionPayload) -> int:
 
 
 def _describe(payload: DiffusionPayload) -> str:
-    """Name what the frame of a request has."""
     parts = [
         *(["a start image"] if payload.strength is not None else []),
         *(["a mask"] if payload.has_mask else []),

@@ -37,16 +37,13 @@ class Call(Protocol):
     @property
     def is_active(self) -> bool:
         """Whether a call with adapters runs."""
-        ...
 
     @property
     def num_rows(self) -> int:
         """The rows of the call."""
-        ...
 
     def rows_of(self, keys: tuple[AdaptersKey, ...]) -> list[Rows]:
         """Return the rows that have one of these sets."""
-        ...
 
 
 _Apply = Callable[..., None]

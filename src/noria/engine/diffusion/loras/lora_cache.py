@@ -110,7 +110,6 @@ class LoraCache:
         Raises:
             InvalidField: the adapters are too large for the cache, or `load` raises it.
             QueueFull: the adapters of other requests fill the cache, or the device's memory.
-
         """
         if not loras:
             return NO_ADAPTERS

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt, Prompt
 from noria.engine.resources.priority import run_apart
 from noria.errors import ConfigError, InvalidField, ModelError
+from noria.folders import file_version
 from noria.models.diffusion.block_compilation import without_compiled_blocks
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
@@ -53,7 +53,6 @@ class ModelLoras:
             InvalidField: one has another digest now, or does not fit the model or the cache, or the model has no parts
                 that LoRAs can change.
             QueueFull: the adapters of other requests fill the cache.
-
         """
         if loras and not self._model.lora_parts:
             raise InvalidField(f"loras: {model} has no parts that LoRAs can change.", field="loras")
@@ -61,7 +60,7 @@ class ModelLoras:
 
     def _read(self, model: str, lora: Lora) -> LoraWeights:
         file = self._folders.find(lora, model)
-        version = _version_of(file)
+        version = file_version(file)
         if (rejected := self._rejected.get(file)) is not None and rejected[0] == version:
             raise InvalidField(f"loras: {rejected[1]}", field="loras")
         try:
@@ -118,12 +117,3 @@ class ModelLoras:
         """Release what is kept of the last calls; the adapters stay in the cache."""
         for rows in self._rows.values():
             rows.clear()
-
-
-def _version_of(file: pathlib.Path) -> tuple[int, ...]:
-    """Return what differs when a file has changed; nothing if it is gone."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return ()
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

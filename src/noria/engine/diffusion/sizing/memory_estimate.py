@@ -92,9 +92,7 @@ class MemoryEstimate:
 def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEstimate:
     """Return the estimate for `config`, which has no "auto" left.
 
-    Raises:
-        ModelError: the libraries cannot build a part.
-
+    Raises ModelError: the libraries cannot build a part.
     """
     family = FAMILIES[spec.family]
     eager = msgspec.structs.replace(
@@ -151,9 +149,7 @@ def find_changes(spec: DiffusionModelSpec, config: EngineConfig, device: str) ->
 
     `config` has no "auto" left, and is of an engine on `device`.
 
-    Raises:
-        ModelError: the libraries cannot build a part.
-
+    Raises ModelError: the libraries cannot build a part.
     """
     estimate, alone, together = estimate_memory(spec, config), [], config
     settings: list[tuple[str, dict[str, Any]]] = [("--vae-tiling", {"vae_tiling": True})]
@@ -205,7 +201,6 @@ def find_quantizations(
 
 
 def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate: MemoryEstimate) -> MemoryEstimate:
-    """Return the estimate with the text encoders on a CPU beside the device."""
     elsewhere = text_weights_of(spec, config, FLOAT32_BYTES)
     weights = {part: num_bytes for part, num_bytes in estimate.weights.items() if part not in elsewhere}
     return replace(estimate, weights=weights, elsewhere=elsewhere, prompt=0)

@@ -100,9 +100,7 @@ def measure_costs(
 ) -> None:
     """Measure the default size into `costs`, at every batch size that fits or until `BUDGET_S` is spent.
 
-    Raises:
-        ModelError: the model cannot generate images on this device with these settings.
-
+    Raises ModelError: the model cannot generate images on this device with these settings.
     """
     assert isinstance(config.slots, int)
     started, was_synchronous, second_pass = time.monotonic(), executor.is_synchronous, CostModel(costs.max_rows)

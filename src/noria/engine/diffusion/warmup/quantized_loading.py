@@ -57,7 +57,6 @@ def load_quantized(spec: DiffusionModelSpec, config: EngineConfig, device: str, 
         ConfigError: the device cannot compute so.
         MissingExtra: the library that quantizes is not installed.
         ModelError: the model cannot be loaded or quantized, or its fidelity is below `config.quantize_min_fidelity`.
-
     """
     check_quantizable(spec, config.quantize)
     check_device(config, device)

@@ -130,7 +130,6 @@ def read_quantization(file: pathlib.Path) -> Quantization | None:
     Raises:
         MissingExtra: its library is not installed.
         ModelError: it is not one of those that are served.
-
     """
     tree: dict[str, Any] = read_object(file)
     config = tree.get("quantization_config")

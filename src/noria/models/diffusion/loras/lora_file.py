@@ -53,11 +53,9 @@ def read_lora(
 
     It is in the precision of its layers, `dtype` where these are quantized, and for a text encoder that one's own.
 
-    Raises:
-        ModelError: the file or what is read of it is larger than `max_bytes`, or it is damaged, of a kind that is not
-            known, or has numbers that are not finite, or its layers are not those of this model. The message names the
-            file without its folder.
-
+    Raises ModelError: the file or what is read of it is larger than `max_bytes`, or it is damaged, of a kind that is
+    not known, or has numbers that are not finite, or its layers are not those of this model. The message names the file
+    without its folder.
     """
     tensors, metadata = read_tensors(file, max_bytes)
     layers: dict[str, dict[str, LoraLayer]] = defaultdict(dict)

@@ -284,7 +284,15 @@ def _decompose(
         columns = given.take("dora_scale", given.inputs)
         summed = [(weights[each] + changes[each]).square().sum(0).view(given.inputs, -1).sum(1) for each in modules]
         gain = columns / torch.stack(summed).sum(0).sqrt()
-        return {target: _scaled_inputs(layer, gain) for target, layer in layers.items()}
+        return {
+            target: replace(
+                layer,
+                down=None if layer.down is None else layer.down * gain[:, None, None],
+                column_scale=None if layer.left is None else gain,
+                input_gain=gain - 1,
+            )
+            for target, layer in layers.items()
+        }
     vector = given.take("dora_scale", given.outputs)
     gains = {each: _rows_of(vector, each) / (weights[each] + changes[each]).norm(dim=1) for each in modules}
     return {
@@ -305,15 +313,6 @@ def _with_magnitude(
         raise ModelError(f"{given.where} has more than one kind of adapters: {', '.join(sorted(given.by_matrix))}.")
     terms = [weight.square(), 2 * weight * change, change.square()]
     return replace(layer, magnitude=magnitude, squared_norms=torch.stack([each.sum(1) for each in terms]))
-
-
-def _scaled_inputs(layer: LoraLayer, gain: torch.Tensor) -> LoraLayer:
-    return replace(
-        layer,
-        down=None if layer.down is None else layer.down * gain[:, None, None],
-        column_scale=None if layer.left is None else gain,
-        input_gain=gain - 1,
-    )
 
 
 def _weight_of(module: torch.nn.Module) -> torch.Tensor:

@@ -74,7 +74,6 @@ class WeightsPlan:
         Raises:
             ModelError: the checkpoint has become shorter, or a number with its scale is too large for float16.
             OSError: a file cannot be read or written.
-
         """
         with self._file.open("rb") as opened, target.open("wb") as writing:
             writing.write(_header(self._copies))

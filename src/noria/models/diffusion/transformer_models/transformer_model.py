@@ -90,7 +90,6 @@ class TransformerModel(LatentModel):
         Raises:
             ConfigError: a setting does not work with this family.
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
-
         """
         dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
         options: dict[str, Any] = {"padding_side": "right"} if cls.pads_right else {}

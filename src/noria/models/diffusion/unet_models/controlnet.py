@@ -104,7 +104,6 @@ def load_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str
     Raises:
         ConfigError: the model is compiled, which leaves it no such inputs.
         ModelError: a folder is damaged, or its weights do not match its configuration.
-
     """
     from diffusers import ControlNetModel
 

@@ -3,11 +3,12 @@
 import pathlib
 from typing import Any
 
-from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, Sides, VaeConfig
+from noria.models.diffusion.folders.pipeline_folder import Count, Sides, VaeConfig
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
     PACKING,
     PATCH,
     SCHEDULERS_WITH_SIGMAS,
+    PackedTransformer,
     TransformerFolder,
     packed_schedulers,
 )
@@ -21,13 +22,7 @@ _KONTEXT_GUIDANCE = 2.5  # its authors'
 _TRAINED_LATENTS = 128  # latents of a side: about a million pixels
 
 
-class _Transformer(PartConfig, frozen=True):
-    """The settings of the transformer that decide its sizes; defaults are diffusers'."""
-
-    in_channels: Count = 64
-    out_channels: Count | None = None
-    patch_size: Count = 1
-    joint_attention_dim: Count = 4096
+class _Transformer(PackedTransformer, frozen=True):
     pooled_projection_dim: Count = 768
     guidance_embeds: bool = False
 
