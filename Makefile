@@ -23,7 +23,7 @@ BIOME := @biomejs/biome@2.6.8
 OUT ?= out/train
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus test-ray chaos fuzz soak lint bench gpu train dashboards docs clean
+.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus test-ray chaos fuzz soak lint bench gpu train dashboards docs dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,12 @@ docs: $(DOCS)  ## write the pages that come from the code, then the site into bu
 $(DOCS): $(DEV)
 	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group docs
 	touch $@
+
+dist: setup  ## sdists of both distributions, and wheels of the sdists, into dist/, which twine checks
+	rm -rf dist
+	$(VENV)/bin/python -m build --no-isolation --outdir dist .
+	$(VENV)/bin/python -m build --no-isolation --outdir dist benchmarks
+	$(VENV)/bin/python -m twine check --strict dist/*
 
 gpu: setup  ## what needs a GPU, part by part, resumable: ARGS="--part A,B --after FOLDER"; without one, ARGS=--small
 	-$(VENV)/bin/noria bench install triton

@@ -63,7 +63,7 @@ def test_a_file_is_called_like_its_repository_and_several_have_their_names_too(
         ("tiny=hf://org/one/file.ckpt", ConfigError, "The form is"),
         ("hf://org/one/../../x.safetensors", ModelError, "has no"),
         ("hf://org/one/missing.safetensors", ModelError, "'org/one' on the hub has no missing.safetensors"),
-        ("hf://org/none", UnavailableNow, "'org/none' could not be downloaded from the hub: no route Check"),
+        ("hf://org/none", UnavailableNow, "'org/none' could not be downloaded from the hub: no route. Check"),
     ],
 )
 def test_a_wrong_entry_is_an_error_at_the_start(

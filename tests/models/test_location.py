@@ -154,10 +154,10 @@ def test_a_failed_download_is_reported_in_one_line(
     error: type[Exception], cause: Exception | None, kind: type[SetupError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def download(hub_id: str, allow_patterns: list[str]) -> str:
-        raise error("no route\nto the hub") from cause
+        raise error("\nGot: no route.\nto the hub") from cause
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(kind, match=r"'org/tiny' could not be downloaded from the hub: no route.*HF_TOKEN"):
+    with pytest.raises(kind, match=r"'org/tiny' could not be downloaded from the hub: no route\. Check.*HF_TOKEN"):
         locate("org/tiny")
 
 

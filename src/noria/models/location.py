@@ -126,9 +126,9 @@ def hub_error(what: str, error: Exception) -> SetupError:
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     is_away = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, OfflineModeIsEnabled)
-    error_line = str(error).strip().partition("\n")[0] or type(error).__name__
+    error_line = str(error).strip().removeprefix("Got: ").partition("\n")[0].rstrip(".") or type(error).__name__
     return (UnavailableNow if is_away else ModelError)(
-        f"{what} could not be downloaded from the hub: {error_line} Check the id, the network and HF_TOKEN, or give a "
+        f"{what} could not be downloaded from the hub: {error_line}. Check the id, the network and HF_TOKEN, or give a "
         "folder."
     )
 
