@@ -78,7 +78,7 @@ def test_variables_are_parsed_as_the_type_of_the_setting(name: str, text: str, v
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("NORIA_ENGINE_SLOTS", "many", "NORIA_ENGINE_SLOTS is 'many'.*Allowed: 1–256, auto"),
+        ("NORIA_ENGINE_SLOTS", "many", "NORIA_ENGINE_SLOTS is 'many'.*Allowed: 1–512, auto"),
         ("NORIA_ENGINE_SLOTS", "0", "allowed is ≥ 1"),
         ("NORIA_FRONTEND_PORT", "65536", "allowed is ≤ 65535.*Allowed: 0–65535"),
         ("NORIA_ENGINE_DTYPE", "bf16", "Allowed: auto, float32, bfloat16, float16"),
@@ -116,7 +116,10 @@ def test_an_invalid_flag_is_named() -> None:
         ("[engine]\nslot = 3", r"unknown key 'engine\.slot'.*Did you mean 'slots'"),
         ("[engines]\nslots = 3", "unknown key 'engines'.*Did you mean 'engine'"),
         ("[engine]\nslots = 0", r"engine\.slots is 0.*≥ 1"),
-        ('[engine]\nslots = "few"', r"engine\.slots is 'few'.*Allowed: 1–256, auto"),
+        ('[engine]\nslots = "few"', r"engine\.slots is 'few'.*Allowed: 1–512, auto"),
+        ("[engine]\nslots = -1", r"engine\.slots is -1.*≥ 1"),
+        ("[engine]\nslots = 1000000000", r"engine\.slots is 1000000000.*≤ 512"),
+        ("[engine]\nslots = 1e9", r"engine\.slots is 1000000000\.0.*Allowed: 1–512, auto"),
         ('[engine]\nbuckets = [8, "x"]', r"engine\.buckets\[1\] is 'x'; allowed is an integer"),
         ('[frontend]\nport = "8000"', r"frontend\.port is '8000'.*allowed is an integer"),
         (

@@ -189,3 +189,9 @@ def test_backoff_grows_and_has_jitter(run):
         }"""
     )
     assert waits == pytest.approx([0.375, 0.625, 2.0, 12.5])
+
+
+def test_of_hundreds_of_slots_those_are_shown_that_were_used(view_after):
+    first, last = view(100.0, [IMAGE | {"slot": 70}], num_slots=512), view(101.0, num_slots=512)
+    assert [view_after(*views)["num_shown"] for views in ([last], [first], [first, last])] == [64, 128, 128]
+    assert view_after(view(100.0))["num_shown"] == 4

@@ -19,9 +19,9 @@ def test_a_few_rows_more_than_the_limit_share_the_call_if_they_fit():
     assert [costs.stretched_limit(SMALL, 10, rows) for rows in (12, 13)] == [12, 10]
 
 
-def test_an_empty_curve_returns_zero_and_the_maximum_knee():
+def test_an_empty_curve_returns_zero_and_no_knee():
     assert CostCurve().at(4) == 0.0
-    assert CostCurve().knee(8) == 8
+    assert CostCurve().knee(8) is None
 
 
 def test_a_curve_interpolates_and_extrapolates_linearly():
@@ -85,8 +85,30 @@ def test_the_knee_is_the_smallest_batch_within_5_percent_of_the_best_throughput(
     assert CostCurve({1: 1.0, 2: 1.0, 4: 1.0}).knee(4) == 4
 
 
-def test_the_knee_is_the_maximum_until_the_maximum_is_measured():
-    assert CostCurve({1: 1.0, 2: 2.0, 4: 4.0}).knee(16) == 16
+def test_there_is_no_knee_while_throughput_grows_up_to_the_largest_measured_batch():
+    assert CostCurve({1: 1.0, 2: 1.1, 4: 1.3}).knee(16) is None
+    assert CostCurve({1: 1.0, 2: 2.0, 4: 4.0}).knee(16) == 1
+
+
+def test_calls_grow_by_doubling_while_larger_ones_may_pay_off():
+    """However many slots there are: with a thousand rows at once, a step could take minutes or not fit the memory."""
+    costs = CostModel(1024, {SMALL: CostCurve({1: 1.0, 2: 1.1, 4: 1.3})})
+    costs.refresh_knees()
+    assert costs.rows_limit(SMALL) == 8
+    for _ in range(3):
+        costs.observe_step(SMALL, 8, 1.7)
+    costs.refresh_knees()
+    assert costs.rows_limit(SMALL) == 16
+
+
+def test_a_size_that_is_hardly_measured_has_the_limit_of_the_nearest_one():
+    large = SMALL._replace(width_px=4 * SMALL.width_px)
+    costs = CostModel(1024, {SMALL: CostCurve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.55, 16: 5.1})})
+    costs.refresh_knees()
+    assert costs.rows_limit(large) == costs.rows_limit(SMALL) == 4
+    costs.steps[large] = CostCurve({1: 1.0})
+    costs.refresh_knees()
+    assert costs.rows_limit(large) == 4
 
 
 def test_the_knee_does_not_exceed_the_maximum():

@@ -1,10 +1,10 @@
 """Measures `submit`, `plan`, `progress` and `expire` of a full scheduler, in milliseconds of CPU. Needs no device.
 
-    python -m noria_bench.micro.scheduling [--waiting N …] [--rounds N] [-o FILE]
+    python -m noria_bench.micro.scheduling [--slots N] [--waiting N …] [--rounds N] [-o FILE]
 
-32 images run and others wait, each of its own request, with random deadlines, priorities, guidance and steps, of one
-batch key and of three. The efficient batch has 32 rows, so that the policy must also select which images step. Each
-`submit` and each `progress` computes a forecast, since an iteration or a departure is committed before.
+32 images run, or `--slots`, and others wait, each of its own request, with random deadlines, priorities, guidance and
+steps, of one batch key and of three. The efficient batch has 32 rows, so that the policy must also select which images
+step. Each `submit` and each `progress` computes a forecast, since an iteration or a departure is committed before.
 
 Also prints by how much the forecasts of the requests behind the simulated head of the queue differ from those of a
 simulation of the whole queue, as a share of the time to the finish.
@@ -27,20 +27,22 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, IterationPlan, IterationResult, SchedulableRequest
 from noria_bench.measurement.provenance import collect_provenance
 
-NUM_RUNNING, NUM_SUBSCRIBED = 32, 32
+NUM_SUBSCRIBED = 32
 ONE_KEY = [BatchKey(512, 512)]
 THREE_KEYS = [BatchKey(512, 512), BatchKey(768, 512), BatchKey(512, 768)]
 
 
-def full_scheduler(keys: list[BatchKey], policy: Policy, num_waiting: int) -> tuple[StepScheduler, random.Random]:
-    """A scheduler with 32 images after some steps, and `num_waiting` waiting."""
+def full_scheduler(
+    keys: list[BatchKey], policy: Policy, num_slots: int, num_waiting: int
+) -> tuple[StepScheduler, random.Random]:
+    """A scheduler with `num_slots` images after some steps, and `num_waiting` waiting."""
     rng = random.Random(0)
     costs = CostModel(max_rows=32)
     for key in keys:
         costs.steps[key] = CostCurve({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.014, 16: 0.020, 32: 0.034})
         costs.decodes[key] = CostCurve({1: 0.010, 4: 0.030})
-    scheduler = StepScheduler(NUM_RUNNING, queue_limit=2 * num_waiting, policy=policy, costs=costs)
-    for number in range(NUM_RUNNING + num_waiting):
+    scheduler = StepScheduler(num_slots, queue_limit=num_slots + 2 * num_waiting, policy=policy, costs=costs)
+    for number in range(num_slots + num_waiting):
         scheduler.submit(make_request(f"r{number}", rng, keys), 0.0)
     for _ in range(5):
         commit_plan(scheduler, scheduler.plan(0.0))
@@ -68,10 +70,12 @@ def commit_plan(scheduler: StepScheduler, plan: IterationPlan | None) -> None:
     scheduler.commit(plan, IterationResult(), 0.0)
 
 
-def measure(keys: list[BatchKey], policy: Policy, num_waiting: int, num_rounds: int) -> dict[str, list[float]]:
+def measure(
+    keys: list[BatchKey], policy: Policy, num_slots: int, num_waiting: int, num_rounds: int
+) -> dict[str, list[float]]:
     """Milliseconds of each call, in rounds of new requests, plans, and plans in which one image joins."""
     ms: dict[str, list[float]] = {"submit": [], "plan": [], "plan with joins": [], "progress": [], "expire": []}
-    scheduler, rng = full_scheduler(keys, policy, num_waiting)
+    scheduler, rng = full_scheduler(keys, policy, num_slots, num_waiting)
     plans: list[IterationPlan | None] = []
 
     def timed_plan(name: str) -> IterationPlan:
@@ -84,7 +88,7 @@ def measure(keys: list[BatchKey], policy: Policy, num_waiting: int, num_rounds: 
     for number in range(num_rounds):
         while scheduler.num_waiting < num_waiting:
             scheduler.submit(make_request(f"more{number}.{scheduler.num_waiting}", rng, keys), 0.0)
-        commit_plan(scheduler, timed_plan("plan with joins" if scheduler.num_running < NUM_RUNNING else "plan"))
+        commit_plan(scheduler, timed_plan("plan with joins" if scheduler.num_running < num_slots else "plan"))
         name = f"new{number}"
         ms["submit"].append(cpu_milliseconds(partial(scheduler.submit, make_request(name, rng, keys), 0.0)))
         scheduler.cancel(name, 0.0)
@@ -104,9 +108,9 @@ def cpu_milliseconds(call: Callable[[], object]) -> float:
     return 1e3 * (time.thread_time() - started)
 
 
-def forecast_errors(keys: list[BatchKey], policy: Policy, num_waiting: int) -> list[float]:
+def forecast_errors(keys: list[BatchKey], policy: Policy, num_slots: int, num_waiting: int) -> list[float]:
     """Return the relative differences from the exact forecast for the requests behind the head of the queue."""
-    scheduler, _ = full_scheduler(keys, policy, num_waiting)
+    scheduler, _ = full_scheduler(keys, policy, num_slots, num_waiting)
     predictor = scheduler._predictor
     names = [each.image.attempt_id for each in predictor.queue(0.0)][predictor.head_images :]
     found = predictor.predict_requests(names, 0.0)
@@ -123,6 +127,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 def main() -> None:
     """Print and write the median and the 99th percentile for each policy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slots", type=int, default=32, metavar="N")
     parser.add_argument("--waiting", type=int, nargs="+", default=[256, 10_000], metavar="N")
     parser.add_argument("--rounds", type=int, default=400, metavar="N")
     parser.add_argument("-o", "--output", type=pathlib.Path, metavar="FILE")
@@ -131,8 +136,8 @@ def main() -> None:
     for num_waiting in arguments.waiting:
         for name, policy in POLICIES.items():
             for keys in (ONE_KEY, THREE_KEYS):
-                measured = measure(keys, policy, num_waiting, arguments.rounds)
-                errors = _summary(forecast_errors(keys, policy, num_waiting))
+                measured = measure(keys, policy, arguments.slots, num_waiting, arguments.rounds)
+                errors = _summary(forecast_errors(keys, policy, arguments.slots, num_waiting))
                 calls = {what: _summary(values) for what, values in measured.items()}
                 rows.append({"waiting": num_waiting, "policy": name, "batch_keys": len(keys), "cpu_ms": calls})
                 rows[-1]["forecast_error"] = errors
@@ -143,7 +148,7 @@ def main() -> None:
                     flush=True,
                 )
     if arguments.output is not None:
-        result = collect_provenance() | {"running": NUM_RUNNING, "rounds": arguments.rounds, "rows": rows}
+        result = collect_provenance() | {"running": arguments.slots, "rounds": arguments.rounds, "rows": rows}
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ class HeapOptions:
     """`seconds` of each measurement; that of all clients beside the heap takes three times as long."""
 
     heaps: tuple[str, ...] = HEAP_NAMES
-    targets: tuple[str, ...] = ("noria", ARRIVAL, "reference-batched")
+    targets: tuple[str, ...] = ("noria", ARRIVAL, "reference-batched", "litserve", "triton-50ms")
     seconds: float = 30.0
 
 

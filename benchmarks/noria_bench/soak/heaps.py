@@ -33,7 +33,7 @@ from noria_bench.reports.table import Table, format_number
 from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log
 from noria_bench.soak.heap_options import ARRIVAL, HeapOptions
 from noria_bench.targets.catalog import TARGETS, Protocol, Target
-from noria_bench.targets.server import isolated_config, running_target
+from noria_bench.targets.server import interpreter_of, isolated_config, running_target
 
 _log_status = status_log("neighbours")
 NUM_SMALL = 7
@@ -122,10 +122,12 @@ def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
     """Measure, write heaps.json into `folder`, print a table; returns the exit status.
 
     Raises:
-        NoriaError: the model is not one of images, or the folder cannot be created.
+        NoriaError: the model is not one of images, the folder cannot be created, or a target is not installed.
 
     """
     make_results_folder(folder)
+    for name in options.targets:
+        interpreter_of(_target_of(name, config)[0].framework)  # now, and not after the targets before it
     results: list[HeapResult] = []
     failures: list[str] = []
     provenance = collect_provenance()
@@ -137,6 +139,7 @@ def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
                 target, of_target = _target_of(name, config)
                 for heap in options.heaps:
                     if target.module is not None and not HEAPS[heap].every_target:
+                        _log_status(f"{name} serves no {heap}: left out")
                         continue
                     _log_status(f"{name}, {heap}")
                     with _serving(target, spec, of_target, pathlib.Path(work)) as clients:

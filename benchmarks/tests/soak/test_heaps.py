@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from noria.errors import ConfigError
 from noria_bench.soak import heaps
 from noria_bench.soak.heap_options import HEAP_NAMES, HeapOptions, read_names
 
@@ -96,6 +97,13 @@ def test_what_was_measured_is_written_and_rejected_requests_count(server, monkey
     (result,) = json.loads((tmp_path / heaps.FILE_NAME).read_bytes())["results"]
     assert result["num_failed"] > 0 and result["slowdowns"]["heap"] is None
     assert "| long, noria-fcfs |" in capsys.readouterr().out
+
+
+def test_a_target_that_is_not_installed_ends_the_bench_before_it_measures(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(heaps, "open_both_models", lambda _: pytest.fail("it began"))
+    with pytest.raises(ConfigError, match=r"litserve is not installed.*noria bench install litserve"):
+        heaps.main(heaps.Config(), HeapOptions(targets=("noria", "litserve")), tmp_path)
 
 
 def test_every_heap_has_an_option():

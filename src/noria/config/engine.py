@@ -6,6 +6,9 @@ from msgspec import Meta, Struct
 
 from noria.config.auto import Auto
 
+MAX_SLOTS = 512
+"""The largest number of slots: a view of that many has some 400 kB."""
+
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How a device runs the model."""
@@ -23,10 +26,12 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="precision of the model; `auto` is float16 on a GPU and float32 on a CPU"),
     ] = "auto"
     slots: Annotated[
-        Annotated[int, Meta(ge=1, le=256)] | Auto,
+        Annotated[int, Meta(ge=1, le=MAX_SLOTS)] | Auto,
         Meta(
             description="images in the running batch, those that are paused included; further ones wait, and take the "
-            "slots of images that step later. `auto` is 32 on a GPU, 16 on a CPU, 2 on a CPU with a full-size model"
+            "slots of images that step later. They do not limit a call: the rows that pay off or fit do. `auto` is as "
+            "many as a quarter of the memory holds that is free once the models are loaded and warm, at most 512: "
+            "docs/scheduling.md"
         ),
     ] = "auto"
     buckets: Annotated[

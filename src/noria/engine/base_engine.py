@@ -58,7 +58,7 @@ class BaseEngine(abc.ABC):
         self._channel, self._receiver, self._sender = channel, receiver, ResponseSender(channel, receiver, spans)
         self._client_by_attempt: dict[str, ClientId] = {}
         self._last_load: tuple[float, EngineLoad | None] = (-math.inf, None)
-        self._metrics = EngineMetrics(name, runtime.executor, num_slots)
+        self._metrics = EngineMetrics(name, runtime.executor, num_slots, runtime.slots_source)
         self._mounter = ModelMounter(receiver, runtime, lambda *item: self._sender.outbox.put(item))
         self._changes: list[ChangeModelCommand] = []  # that wait for the last requests of their models
         self._lock = threading.Lock()  # guards the loop, the views and all that follows from them

@@ -228,6 +228,7 @@ class LoadedModels:
     # Loads, warms up, measures and tests one more model, on a thread that is not the loop's; raises as `load_runtime`.
     load_beside: Callable[[ModelSpec], LoadedModel] = _load_nothing
     release: Callable[[ModelKey], None] = lambda _model: None  # called by the loop's thread, without requests of it
+    slots_source: str = "set"  # as `SlotCount` has it
     free_memory: Callable[[], None] = lambda: None  # returns what a released model held; not on the loop's thread
 
 

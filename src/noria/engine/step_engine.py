@@ -31,7 +31,7 @@ class StepEngine(BaseEngine):
         scheduler = runtime.scheduler
         self._loop: StepLoop[Any] = StepLoop(scheduler, runtime.executor, self._on_event, time.monotonic, self._on_plan)
         self._live_view: StepLiveView[ClientId] = StepLiveView(
-            receiver.incarnation, scheduler, self._loop.find_request, time.monotonic()
+            receiver.incarnation, scheduler, self._loop.find_request, time.monotonic(), runtime.slots_source
         )
 
     def _wait_s(self, now: float) -> float | None:

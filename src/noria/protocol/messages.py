@@ -178,6 +178,7 @@ class EngineView(Struct, frozen=True, tag=True):
     thumbnails: tuple[ThumbnailView, ...] = ()
     # The clients that have had time of the device in the last minute, or have images: those with most time first.
     shares: tuple[ShareView, ...] = ()
+    slots_source: str = "set"  # where `num_slots` came from: "set", or of auto "memory", "maximum" or "minimum"
 
 
 class Pong(Struct, frozen=True, tag=True):

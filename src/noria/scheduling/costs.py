@@ -11,7 +11,7 @@ does not explain.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 
 from noria.protocol.model_spec import ModelKey
@@ -31,6 +31,7 @@ _KNEE_THROUGHPUT = 0.95  # throughput at the knee, as a fraction of the best
 _MAX_STRETCH = 1.4
 # After this many iterations one tries twice the knee's rows: without that, a knee that is too low is never corrected.
 _EXPLORATION_INTERVAL = 100
+_MIN_EXPLORED_ROWS = 4  # of two guided images: from one row, twice as many would always be the same single image
 # Rows beyond the knee are measured that rarely. Each such measurement counts more, because a start on a busy machine
 # may have measured them wrong, and its costs are cached.
 _EXPLORATION_WINDOW = 5
@@ -101,14 +102,24 @@ class CostCurve:
         before = self.points.setdefault(count, seconds)
         self.points[count] = before + (seconds - before) / min(num_measurements, window)
 
-    def knee(self, max_count: int) -> int:
-        """Smallest count whose throughput is within 5 % of the best; `max_count` if that was not measured."""
+    def knee(self, max_count: int) -> int | None:
+        """Smallest count whose throughput is within 5 % of the best; None if larger ones may still pay off.
+
+        They may if throughput grows up to the largest count that was measured, and this is below `max_count`.
+        """
         measured = [count for count in self._counts if self._num_measurements[count] >= _MIN_MEASUREMENTS]
-        if not measured or measured[-1] < max_count:  # larger counts may still pay off
-            return max_count
+        if not measured:
+            return None
+        is_complete = measured[-1] >= max_count
         measured = [count for count in measured if count <= max_count] or [max_count]
         best = max(count / self.at(count) for count in measured)
-        return next(count for count in measured if count / self.at(count) >= _KNEE_THROUGHPUT * best)
+        knee = next(count for count in measured if count / self.at(count) >= _KNEE_THROUGHPUT * best)
+        return knee if is_complete or 2 * knee <= measured[-1] else None
+
+    def next_count(self) -> int:
+        """Return twice the largest count that was measured; 0 if none was."""
+        measured = [count for count in self._counts if self._num_measurements[count] >= _MIN_MEASUREMENTS]
+        return 2 * measured[-1] if measured else 0
 
 
 Totals = dict[int, tuple[int, float]]
@@ -163,12 +174,23 @@ class CostModel:
 
     def rows_limit(self, batch_key: BatchKey) -> int:
         """Maximum rows of a call with this batch key: the knee, bounded by memory; at least 1."""
-        return max(1, min(self._knees.get(batch_key, self.max_rows), self._memory_limits.get(batch_key, self.max_rows)))
+        knee = self._knees.get(batch_key) or self._nearest_knee(batch_key)
+        return max(1, min(knee, self._memory_limits.get(batch_key, self.max_rows)))
+
+    def _nearest_knee(self, batch_key: BatchKey) -> int:
+        """Return the knee of the nearest size of its model; without one, `max_rows`."""
+        nearest = _nearest(batch_key, self._knees)
+        return self.max_rows if nearest is None else self._knees[nearest]
 
     def stretched_limit(self, batch_key: BatchKey, limit: int, ready_rows: int) -> int:
         """Return `limit`, or all of the `ready_rows` if they are a few more and fit: pausing a few does not pay off."""
         fitting = min(_MAX_STRETCH * limit, self._memory_limits.get(batch_key, self.max_rows), self.max_rows)
         return ready_rows if limit < ready_rows <= fitting else limit
+
+    @property
+    def has_run_out(self) -> bool:
+        """Whether a call did not fit the memory."""
+        return bool(self._memory_limits)
 
     @property
     def longest_s(self) -> float:
@@ -188,7 +210,7 @@ class CostModel:
             self.refresh_knees()
         if num_iterations % _EXPLORATION_INTERVAL:
             return limit
-        return min(2 * limit, self._memory_limits.get(batch_key, self.max_rows), self.max_rows)
+        return min(max(2 * limit, _MIN_EXPLORED_ROWS), self._memory_limits.get(batch_key, self.max_rows), self.max_rows)
 
     def record_oom(self, batch_key: BatchKey, rows: int) -> None:
         """Halve the row limit after a call of `rows` rows ran out of memory."""
@@ -237,7 +259,7 @@ class CostModel:
         self.decodes |= other.decodes
         self.image_encodes |= other.image_encodes
         self.text_encode_s_by_model |= other.text_encode_s_by_model
-        self._knees |= {batch_key: curve.knee(self.max_rows) for batch_key, curve in other.steps.items()}
+        self._knees |= self._find_knees(other.steps)
 
     def copy_as(self, model: ModelKey, copy: ModelKey) -> "CostModel":
         """Return the costs of `model` as those of `copy`."""
@@ -279,7 +301,20 @@ class CostModel:
 
         Called after calibration, when idle, and otherwise rarely, so that batch sizes stay stable.
         """
-        self._knees = {batch_key: curve.knee(self.max_rows) for batch_key, curve in self.steps.items()}
+        self._knees = self._find_knees(self.steps)
+
+    def _find_knees(self, steps: Mapping[BatchKey, CostCurve]) -> dict[BatchKey, int]:
+        """Return the knees of `steps`; where larger calls may still pay off, twice what was measured.
+
+        Or the knee of the nearest size of the model, if that is larger. Keys without measurements are left out.
+        """
+        found = {key: knee for key, curve in steps.items() if (knee := curve.knee(self.max_rows)) is not None}
+        limits = dict(found)
+        for batch_key, curve in steps.items():
+            if batch_key not in found and (rows := curve.next_count()):
+                nearest = _nearest(batch_key, found)
+                limits[batch_key] = min(max(rows, 0 if nearest is None else found[nearest]), self.max_rows)
+        return limits
 
     def _curve_s(self, curves: Mapping[BatchKey, CostCurve], batch_key: BatchKey, count: int) -> float:
         """From the key's own curve, or scaled by area from the nearest size of its model, if known of its stage.
@@ -288,10 +323,17 @@ class CostModel:
         """
         if batch_key in curves:
             return curves[batch_key].at(count)
-        same_model = [other for other in curves if other.model == batch_key.model]
-        if not same_model:
+        nearest = _nearest(batch_key, curves)
+        if nearest is None:
             return 0.0
-        nearest = min(
-            same_model, key=lambda other: (other.stage != batch_key.stage, abs(other.area_px - batch_key.area_px))
-        )
         return float(curves[nearest].at(count) * (batch_key.area_px / nearest.area_px) ** _AREA_EXPONENT)
+
+
+def _nearest(batch_key: BatchKey, known: Iterable[BatchKey]) -> BatchKey | None:
+    """Return the key of the same model, if possible of the same stage, with the nearest area; None: there is none."""
+    same_model = [other for other in known if other.model == batch_key.model]
+    return min(
+        same_model,
+        key=lambda other: (other.stage != batch_key.stage, abs(other.area_px - batch_key.area_px)),
+        default=None,
+    )

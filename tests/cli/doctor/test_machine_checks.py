@@ -98,6 +98,7 @@ def test_a_complete_machine_has_only_ok_findings() -> None:
         "attention",
         "memory",
         "fits",
+        "slots",
         "dtype",
         "threads",
     ]
@@ -145,9 +146,11 @@ def test_with_a_gpu_no_cpu_checks_are_reported() -> None:
     (memory,) = (finding.text for finding in findings if finding.topic == "memory")
     assert memory == (
         "weights 0.75 GiB in float16 (unet 0.50, vae 0.25); 512×512 px: a call of 64 rows 1.00, decoding 4 images "
-        "0.25, 32 slots 0.00, prompts kept for reuse 0.00"
+        "0.25, the state of 32 images 0.00, prompts kept for reuse 0.00"
     )
-    assert Finding("ok", "fits", "1.75 GiB in float16 with 32 slots, 0.81 with 1, of 80 GPU memory") in findings
+    assert (
+        Finding("ok", "fits", "1.75 GiB in float16 with 32 images at once, 0.81 with 1, of 80 GPU memory") in findings
+    )
 
 
 CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
@@ -188,7 +191,7 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
         "quantize",
         {},
         {"quantizations": (HALF, QUANTIZED)},
-        "none; 16 slots with --dtype bfloat16: 0.62 GiB, fits",
+        "none; 16 images at once with --dtype bfloat16: 0.62 GiB, fits",
     ),
     (
         "ok",
@@ -197,6 +200,10 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
         {"quantizations": (QUANTIZED,), "memory_bytes": GIB // 4},
         "--quantize int8: 0.60 GiB, too much",
     ),
+    ("ok", "slots", {"engine.slots": "7"}, {}, "7, as engine.slots says: "),
+    ("ok", "slots", {}, {"gpus": (GPU,)}, "about 512 (auto: the maximum; "),
+    ("ok", "slots", {}, {"memory_bytes": GIB // 2}, "about 2 (auto: the minimum; "),
+    ("ok", "slots", {"engine.devices": "cuda"}, {}, "auto: up to 512, by the memory that is free when"),
     ("ok", "quantize", {}, {"quantization": "int8; fidelity 0.9"}, "int8; fidelity 0.9"),
     ("fail", "quantize", {}, {"quantization_error": "needs torchao"}, "needs torchao"),
     (
@@ -232,7 +239,7 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
         "fits",
         {},
         {"memory_bytes": GIB},
-        "1.25 GiB in float32 with 16 slots, 0.81 with 1, of 1.00 free memory: tight; use --slots 2",
+        "1.25 GiB in float32 with 16 images at once, 0.81 with 1, of 1.00 free memory: tight; use --slots 2",
     ),
     ("warn", "fits", {"engine.devices": "cpu,cpu"}, {"memory_bytes": 2 * GIB}, "tight; use --slots 2"),
     ("fail", "memory", {}, {"memory": "the model cannot be loaded: why"}, "cannot be loaded: why"),

@@ -347,7 +347,7 @@ def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypa
         raise error("index out of range in self")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._conditioner._embeddings, "_text_encode", index_error)
+        patch.setattr(executor.conditioner._embeddings, "_text_encode", index_error)
         loop.submit(executor.prepare(make_request(spec, 2, prompt="never seen before")))
         loop.run_iteration()
     while loop.run_iteration() is not None:
@@ -504,7 +504,7 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch, method, rows)
     undisturbed = generate(executor, requests)
     with monkeypatch.context() as patch:
         patch.setattr(executor.model, method, LimitedMemory(getattr(executor.model, method), rows))
-        patch.setattr(executor._conditioner, "_embeddings", PromptEmbeddingCache(executor.model.text_encode, 0, None))
+        patch.setattr(executor.conditioner, "_embeddings", PromptEmbeddingCache(executor.model.text_encode, 0, None))
         constrained = generate(executor, requests)
     for image, pixels in undisturbed.items():
         assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE

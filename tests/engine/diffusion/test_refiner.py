@@ -264,7 +264,7 @@ def test_a_text_encoder_that_is_the_models_second_one_is_loaded_once(tiny_xl_fol
     save_diffusers_lora(loras / "ink.safetensors", {"text_encoder_2": parts["text_encoder_2"]}, rank=2, seed=2)
     adapted = make_request(1, 0.6, loras=(Lora("ink", 0.7, digest_of(loras / "ink.safetensors")),))
     generate(executor, [adapted])
-    (prompt,) = executor._conditioner._refiner_embeddings.get([adapted.payload.prompt]).values()
+    (prompt,) = executor.conditioner._refiner_embeddings.get([adapted.payload.prompt]).values()
     (bare,) = executor.model.refiner.text_encode([adapted.payload.prompt])
     assert all(torch.equal(prompt.tokens[name], bare.tokens[name]) for name in bare.tokens)
 

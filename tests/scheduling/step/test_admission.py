@@ -8,7 +8,7 @@ from noria.scheduling.policies import least_slack
 from noria.scheduling.step.admission import AdmissionControl
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
-from noria.scheduling.types import BatchKey, FinishReason, SchedulableRequest
+from noria.scheduling.types import BatchKey, FinishReason, ItemId, SchedulableRequest
 
 MODEL = ModelKey("m")
 
@@ -106,6 +106,17 @@ def test_a_deprioritized_request_goes_behind_the_deadlines_it_would_break_and_no
     admission.deprioritize(newcomer, ["accepted"], 0.0)
     order = [each.image.attempt_id for each in admission.predictor.queue(0.0)]
     assert order == ["accepted", "high", "accepted, far deadline", "low"]
+
+
+def test_images_that_are_paused_in_slots_count_in_the_backlog():
+    """However many slots are free: a call has room for 8 images, and they have 40 s of work."""
+    admission = make_admission(num_slots=512, queue_limit_s=30.0)
+    for number in range(8):
+        assert admission.reject_for_backlog(make_request("next")) is None
+        admission.table.add(make_request(f"r{number}"), 0.0)
+        admission.table.assign(ItemId(f"r{number}", 0), 0.0)
+    message = admission.reject_for_backlog(make_request("next")).message
+    assert "it holds 40.00 s of work, the limit is 30 s" in message
 
 
 def test_a_queue_without_a_limit_in_seconds_is_never_rejected_for_its_backlog():

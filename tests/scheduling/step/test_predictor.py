@@ -7,6 +7,7 @@ import pytest
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import least_slack, shortest_first
+from noria.scheduling.step.forecast import forecast_head
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.step.scheduler import StepScheduler
@@ -205,3 +206,23 @@ def test_a_key_that_changes_while_its_request_waits_is_updated():
     for _ in range(6):  # keys are updated in turn
         predictor.queue(5.0)
     assert next(iter(predictor.queue(5.0))).image.attempt_id == "hopeless"
+
+
+def test_of_hundreds_of_images_in_slots_those_that_step_soon_are_simulated(monkeypatch):
+    """A call has room for 8 of 400 equal images: the others are paused, and each finishes after those before it."""
+    simulated = []
+    monkeypatch.setattr(
+        "noria.scheduling.step.predictor.forecast_head",
+        lambda images, *more: simulated.append(len(images)) or forecast_head(images, *more),
+    )
+    predictor = make_predictor(num_slots=512)
+    names = [f"r{number}" for number in range(400)]
+    for number, name in enumerate(names):
+        predictor.table.add(make_request(name), float(number))
+    predictor.queue(400.0)
+    for name in names:
+        predictor.table.assign(ItemId(name, 0), 400.0)
+    finishes = [each.finish_in_s for each in predictor.predict_requests(names, 400.0).values()]
+    assert simulated == [64]
+    assert finishes == sorted(finishes)
+    assert finishes[-1] == pytest.approx(400 * 5.0, rel=0.1)

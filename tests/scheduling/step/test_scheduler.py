@@ -1030,3 +1030,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(("num_images", "num_stepped"), [(3, 2), (6, 4)])
+def test_a_deadline_makes_calls_small_only_while_they_have_room_for_all_images(num_images, num_stepped):
+    """Not while slots are free: of hundreds nearly all are. The deadline allows two rows in a call, a second each."""
+    costs = CostModel(4, {SMALL: CostCurve({1: 1.0, 4: 4.0})})
+    scheduler = StepScheduler(64, costs=costs, policy=POLICIES["least-slack"])
+    scheduler.submit(make_request("urgent", calls=5, deadline=14.0), 0.0)
+    for number in range(num_images - 1):
+        scheduler.submit(make_request(f"r{number}", calls=5), 0.0)
+    plan, _ = run_iteration(scheduler)
+    assert (len(plan.joins), len(plan.steps)) == (num_images, num_stepped)

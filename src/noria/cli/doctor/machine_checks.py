@@ -10,7 +10,7 @@ from noria import __version__
 from noria.cli.doctor import encoder_checks
 from noria.cli.doctor.finding import Finding, fail, ok, warn
 from noria.cli.doctor.machine_facts import Facts, OpenListeners, gather
-from noria.cli.doctor.memory_checks import check_memory, check_quantization, check_weights
+from noria.cli.doctor.memory_checks import check_memory, check_quantization, check_slots, check_weights
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.sizing.auto_settings import FULL_SIZE_PARAMETERS, Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.warmup.calibration import BUDGET_S
@@ -76,7 +76,7 @@ def _machine(facts: Facts) -> Machine:
 def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig) -> Iterator[Finding]:
     machine = _machine(facts)
     devices = [resolve_device(name, machine) for name in engine.devices]
-    engine = resolve_auto(engine, spec, devices[0], machine)
+    requested_slots, engine = engine.slots, resolve_auto(engine, spec, devices[0], machine)
     yield ok(
         "model",
         f"{spec.name}: {facts.num_parameters / 1e6:.1f} M parameters, "
@@ -90,6 +90,7 @@ def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfi
         yield fail("memory", facts.memory)
     elif facts.memory is not None:
         yield from check_memory(facts.memory, facts, spec, engine, devices)
+        yield check_slots(facts.memory, facts, requested_slots, max(engine.buckets, default=0), devices)
         yield from check_quantization(facts, engine, devices)
     if "cpu" in devices:
         yield _check_precision(facts, engine)

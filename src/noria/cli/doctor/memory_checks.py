@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 from noria.cli.doctor.finding import Finding, Verdict, fail, ok
 from noria.cli.doctor.machine_facts import MEMORY_SHARE, Facts, available_bytes
 from noria.config import EngineConfig
+from noria.config.auto import Auto
+from noria.config.engine import MAX_SLOTS
+from noria.engine.diffusion.sizing.slot_count import count_slots
 from noria.protocol.diffusion import DiffusionModelSpec
 
 if TYPE_CHECKING:
     from noria.engine.diffusion.sizing.memory_estimate import MemoryEstimate
 
 _GIB = 2**30
-_MAX_SLOTS = 256  # maximum of engine.slots
 
 
 def check_memory(
@@ -33,8 +35,8 @@ def check_memory(
         )
         + f"; {spec.default_width_px}×{spec.default_height_px} px: a call of {rows} rows {_gib(rows * estimate.row)}, "
         f"decoding {estimate.decode_batch} images {_gib(estimate.decode_batch * estimate.decoded_image)}, "
-        f"{engine.slots} slots {_gib(engine.slots * estimate.slot)}, prompts kept for reuse {_gib(estimate.caches)}"
-        + (f", CUDA graphs {graphs}" if estimate.graph_rows else ""),
+        f"the state of {engine.slots} images {_gib(engine.slots * estimate.slot)}, "
+        f"prompts kept for reuse {_gib(estimate.caches)}" + (f", CUDA graphs {graphs}" if estimate.graph_rows else ""),
     )
     available = available_bytes(facts.memory_bytes, facts.gpus, devices)
     if available is None:
@@ -44,7 +46,7 @@ def check_memory(
     needed, smallest = (others + estimate.needed(slots) for slots in (engine.slots, 1))
     usable = int(MEMORY_SHARE * available)
     text = (
-        f"{_gib(needed)} GiB in {engine.dtype} with {engine.slots} slots, {_gib(smallest)} with 1, of "
+        f"{_gib(needed)} GiB in {engine.dtype} with {engine.slots} images at once, {_gib(smallest)} with 1, of "
         f"{_gib(available)} {where}"
     )
     if others:
@@ -66,6 +68,25 @@ def check_memory(
         )
 
 
+def check_slots(
+    estimate: "MemoryEstimate", facts: Facts, slots: int | Auto, call_images: int, devices: list[str]
+) -> Finding:
+    """Report the slots that are set, or about those that `auto` will find; `call_images` as `count_slots` has it."""
+    if slots != "auto":
+        return ok("slots", f"{slots}, as engine.slots says: {_gib(slots * estimate.slot)} GiB if all are used")
+    available = available_bytes(facts.memory_bytes, facts.gpus, devices)
+    if available is None:
+        return ok("slots", f"auto: up to {MAX_SLOTS}, by the memory that is free when the engine has started")
+    loaded = sum(estimate.weights.values()) + sum(facts.weight_bytes.values())
+    count = count_slots(
+        max(available - loaded, 0),
+        max(estimate.rows_per_image * estimate.row, estimate.decoded_image),
+        estimate.slot,
+        call_images,
+    )
+    return ok("slots", f"about {count.slots} ({count.reason}); found anew when the engine has started")
+
+
 def check_quantization(facts: Facts, engine: EngineConfig, devices: list[str]) -> Iterator[Finding]:
     """Yield what is known of the quantization of the settings, or what each one would need, and whether it fits."""
     assert isinstance(engine.slots, int)
@@ -81,7 +102,7 @@ def check_quantization(facts: Facts, engine: EngineConfig, devices: list[str]) -
         needed = change.estimate.needed(engine.slots) + sum(facts.weight_bytes.values())
         fits = "" if available is None else ", fits" if needed <= MEMORY_SHARE * available else ", too much"
         texts.append(f"{' '.join(change.names)}: {_gib(needed)} GiB{fits}")
-    yield ok("quantize", f"none; {engine.slots} slots with {'; '.join(texts)}")
+    yield ok("quantize", f"none; {engine.slots} images at once with {'; '.join(texts)}")
 
 
 def check_weights(facts: Facts, engine: EngineConfig, device: str) -> Iterator[Finding]:
@@ -102,7 +123,7 @@ def _describe_changes(facts: Facts, usable: int, slots: int, num_engines: int) -
     """Yield the changes by which more than `slots` fit; all of them together only if none is enough alone."""
     is_one_enough = False
     for change in facts.changes:
-        fitting = min(change.estimate.slots_in(usable), _MAX_SLOTS)
+        fitting = min(change.estimate.slots_in(usable), MAX_SLOTS)
         elsewhere = num_engines * sum(change.estimate.elsewhere.values())
         if fitting <= slots or elsewhere > facts.memory_bytes or (is_one_enough and len(change.names) > 1):
             continue

@@ -13,7 +13,7 @@ from rich.text import Text
 from noria.cli.top.events import EngineInfo
 from noria.cli.top.server_state import EngineHistory, ServerState
 from noria.cli.top.shares import client_name, has_several_clients, share_lines
-from noria.cli.top.slots import slot_rows
+from noria.cli.top.slots import shown_slots, slot_rows
 from noria.cli.top.text import SEPARATOR, StyledText, flow, format_number, format_seconds, line, sparkline
 from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.kinds import SettingsView
@@ -95,10 +95,10 @@ def _engine_section(state: ServerState, engine: EngineInfo, width: int, height: 
         return header[: max(1, height)]
     num_free_lines, num_waiting = height - len(header), min(len(view.waiting), 1)
     num_all_curves = _num_all_curves(history)
-    num_spare_lines = num_free_lines - num_waiting - view.num_slots - 1 - num_all_curves
+    num_spare_lines = num_free_lines - num_waiting - shown_slots(view) - 1 - num_all_curves
     shares = share_lines(view, width, max(num_spare_lines, int(num_free_lines > _MIN_SLOT_LINES)))
     num_free_lines -= len(shares)
-    num_curves = _num_curves(num_free_lines - num_waiting, view.num_slots + 1, num_all_curves)
+    num_curves = _num_curves(num_free_lines - num_waiting, shown_slots(view) + 1, num_all_curves)
     num_free_lines -= num_curves
     slot_lines = slot_rows(history, now, width, num_free_lines - num_waiting, models)
     return [

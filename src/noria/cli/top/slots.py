@@ -13,6 +13,7 @@ from noria.cli.top.shares import client_name, has_several_clients
 from noria.cli.top.text import StyledText, bar, elide_middle, format_number, format_seconds, level, line
 from noria.protocol.kinds import SettingsView
 from noria.protocol.live_views import DepartureView, SlotView
+from noria.protocol.messages import EngineView
 from noria.protocol.text import TextSettingsView
 
 _BAR_WIDTH = 10  # cells, as long as fields can be dropped
@@ -20,6 +21,7 @@ _MAX_BAR_WIDTH = 24
 _MIN_BAR_WIDTH = 3
 _DEPARTURE_VISIBLE_S = 3.0
 _GAP = 2  # between columns of slots
+_ALL_SHOWN = 64
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ _MAX_REQUEST_WIDTH = 40
 _MAX_MODEL_WIDTH = 14
 
 
+def shown_slots(view: EngineView) -> int:
+    """Return how many slots are shown: of hundreds, the power of two that holds those in use, and at least 64."""
+    used = max((each.slot + 1 for each in view.slots), default=1)
+    return min(view.num_slots, max(_ALL_SHOWN, 1 << (used - 1).bit_length()))
+
+
 def slot_rows(
     history: EngineHistory, now: float, width: int, max_lines: int | None, models: Sequence[str] = ()
 ) -> list[Text]:
@@ -56,7 +64,7 @@ def slot_rows(
     The field of the model appears if there are several `models`, that of the client if there are several clients.
     """
     available = _available_fields(models, has_several_clients(history.view))
-    num_slots = history.view.num_slots
+    num_slots = shown_slots(history.view)
     if max_lines is not None and max_lines < 1:
         return []
     digits = len(str(num_slots - 1))
@@ -123,7 +131,7 @@ def _rows(history: EngineHistory, now: float, fields: Sequence[_Field], width: i
     server_time_s = history.server_time_s(now)
     bar_width, request_width = _widths(fields, width, digits)
     rows = []
-    for slot in range(history.view.num_slots):
+    for slot in range(shown_slots(history.view)):
         label: StyledText = (f"{slot:>{digits}} ", "dim")
         if slot in image_by_slot:
             pieces = [label, *_slot_pieces(image_by_slot[slot], server_time_s, fields, bar_width, request_width)]
@@ -205,8 +213,8 @@ def _slot_map(history: EngineHistory, width: int, max_lines: int) -> list[Text]:
     """Lines with a character for each slot: the progress of its image."""
     image_by_slot = {image.slot: image for image in history.view.slots}
     rows = []
-    for first in range(0, history.view.num_slots, width):
-        slots = range(first, min(first + width, history.view.num_slots))
+    for first in range(0, shown_slots(history.view), width):
+        slots = range(first, min(first + width, shown_slots(history.view)))
         cells = [
             (level(max(_progress(image_by_slot[slot]), 0.01)), _bar_style(image_by_slot[slot]))
             if slot in image_by_slot
@@ -216,7 +224,7 @@ def _slot_map(history: EngineHistory, width: int, max_lines: int) -> list[Text]:
         rows.append(line(cells, width))
     if len(rows) > max_lines:
         rows[max_lines - 1 :] = [
-            line([(f"… and {history.view.num_slots - (max_lines - 1) * width} more slots", "dim")], width)
+            line([(f"… and {shown_slots(history.view) - (max_lines - 1) * width} more slots", "dim")], width)
         ]
     return rows
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
-import psutil
 import torch
 
 from noria.config import EngineConfig
@@ -37,6 +37,7 @@ from noria.engine.diffusion.timing import (
     PipelineFillDetector,
     RunAheadLimit,
 )
+from noria.engine.resources.memory import used_memory_bytes
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
@@ -85,15 +86,15 @@ class DiffusionExecutor:
         self._preparer = RequestPreparer(model, config, self._loras)
         if self._refiner is not None:
             self._calls.append(GuidedCalls(self._refiner, None, config.buckets))
-        self._conditioner = ImageConditioner(model, config, self._loras)
+        self.conditioner = ImageConditioner(model, config, self._loras)
         self._decoded: dict[ItemId, HostPixels] = {}
         self._run_ahead = RunAheadLimit(model.device)
         self._fill_detector = PipelineFillDetector(MAX_ITERATIONS_AHEAD)
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
-        # Whether to wait for the device after each phase, which can then be timed by the host's clock.
-        self.is_synchronous = model.device.type == "cpu"
+        self.call_bytes = 0  # GPU memory that the warm-up's calls needed beside the weights, at most
+        self.is_synchronous = model.device.type == "cpu"  # waits after each phase, which the host's clock times
 
     def prepare(self, request: ImageRequest, data: memoryview | None = None) -> PreparedImageRequest:
         """Prepare a request as `RequestPreparer` does; `data` is its start image."""
@@ -131,11 +132,10 @@ class DiffusionExecutor:
         """Release what is held for a request; its slots are overwritten by the next images in them."""
         request = self._requests.pop(attempt_id).request
         for index in range(request.payload.n):
-            self._noise.pop(ItemId(attempt_id, index), None)
-            self._guided.pop(ItemId(attempt_id, index), None)
-            self._decoded.pop(ItemId(attempt_id, index), None)
-            self._evicted.pop(ItemId(attempt_id, index), None)
-            self._masked_images.end(ItemId(attempt_id, index))
+            image = ItemId(attempt_id, index)
+            for held in (self._noise, self._guided, self._decoded, self._evicted):
+                held.pop(image, None)
+            self._masked_images.end(image)
         if request.payload.loras and not any(prepared.adapters for prepared in self._requests.values()):
             self._loras.release()
 
@@ -156,10 +156,13 @@ class DiffusionExecutor:
 
     def memory_bytes(self) -> int:
         """GPU memory that torch has reserved, in use or cached; on a CPU the resident memory of this process."""
-        if self.model.device.type == "cuda":
-            return torch.cuda.memory_reserved(self.model.device)
-        resident: int = psutil.Process().memory_info().rss
-        return resident
+        return used_memory_bytes(str(self.model.device))
+
+    def set_slots(self, slots: int) -> None:
+        """Have `slots` slots from now on; call it while there is no request."""
+        self.config = msgspec.structs.replace(self.config, slots=slots)
+        self._latents = LatentSlots(slots, self.model.device)
+        self._preparer.max_images = slots + self.config.queue_limit
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Execute evictions, encodes, joins, steps and decodes.
@@ -256,7 +259,7 @@ class DiffusionExecutor:
     def _begin(self, assignments: list[SlotAssignment]) -> None:
         """Let images begin, at their first call or where another engine has handed them over."""
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
-        guided = self._conditioner.condition(requests)
+        guided = self.conditioner.condition(requests)
         for assignment, prepared in zip(assignments, requests, strict=True):
             self._guided[assignment.image] = guided[assignment.image.attempt_id]
             seed, shape = prepared.request.payload.seed, prepared.latent_shape

@@ -22,6 +22,12 @@ class ImageConditioner:
         if self._refiner is not None:
             self._refiner_embeddings = PromptEmbeddingCache(self._refiner.text_encode, *limits)
 
+    @property
+    def prompt_bytes(self) -> int:
+        """The bytes of the largest embeddings of a prompt so far, at all stages."""
+        of_refiner = 0 if self._refiner is None else self._refiner_embeddings.max_entry_bytes
+        return self._embeddings.max_entry_bytes + of_refiner
+
     def condition(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage, ...]]:
         """Return, by attempt, what each image of a request has at each stage; new prompts are encoded together."""
         key = self._loras.prompt_key

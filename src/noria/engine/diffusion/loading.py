@@ -12,12 +12,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from noria.config import EngineConfig
+from noria.config.engine import MAX_SLOTS
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
+from noria.engine.diffusion.sizing.slot_count import fit_slots, set_slots
 from noria.engine.diffusion.sizing.weight_bytes import WeightBytes, weights_of
 from noria.engine.diffusion.warmup.calibration import (
     CostCache,
@@ -28,8 +30,8 @@ from noria.engine.diffusion.warmup.calibration import (
     shape_costs,
 )
 from noria.engine.multi_model import MultiModelExecutor
-from noria.engine.resources.memory import check_memory, free_memory_bytes
-from noria.engine.resources.priority import run_apart
+from noria.engine.resources.memory import check_memory, free_memory_bytes, peak_bytes
+from noria.engine.resources.priority import on_one_core, run_apart
 from noria.engine.runtime import LoadedModel, StepRuntime, log_imported
 from noria.errors import ConfigError
 from noria.folders import cache_folder
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("noria.engine")
 
-T = TypeVar("T")
-
 _SLOW_MODULES = (
     "transformers.modeling_utils",
     "diffusers.models.autoencoders",
@@ -64,7 +64,8 @@ _SLOW_MODULES = (
 def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig) -> None:
     """Run warm-up requests of the default size: one guided image, or as many images as fill each bucket.
 
-    If blocks are compiled, each kind of call that compiled code differs for comes first.
+    If blocks are compiled, each kind of call that compiled code differs for comes first. The executor notes the bytes
+    that the requests took.
 
     Raises ModelError: the model cannot generate images on this device with these settings.
     """
@@ -76,7 +77,8 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
     rows = 2 if executor.model.guidance.is_active(2.0, "") else 1
     for bucket in config.buckets or (2,):
         guidance, num_images = 2.0 if bucket > 1 else 0.0, min(max(1, bucket // rows), config.slots)
-        run_warmup_request(executor, spec, config, CostModel(), num_images, steps=2, guidance=guidance)
+        request = functools.partial(run_warmup_request, executor, spec, config, CostModel(), num_images, 2, guidance)
+        executor.call_bytes = max(executor.call_bytes, peak_bytes(str(executor.model.device), request))
 
 
 def load_runtime(
@@ -98,12 +100,18 @@ def load_runtime(
         importlib.import_module(module)
     device = resolve_device(device, detect_machine())
     log_imported(models, device, time.monotonic() - started_s)
+    requested = config.slots
+    if requested == "auto":
+        config = msgspec.structs.replace(config, slots=MAX_SLOTS)  # until it is known what is free
     executors, config = load_executors(models, config, device)
     costs, cost_caches = load_or_measure_costs(executors, models, config)
-    assert isinstance(config.slots, int)
+    slots = set_slots(requested) if requested != "auto" else fit_slots(executors, models, config, free_bytes)
+    config = msgspec.structs.replace(config, slots=slots.slots)
+    costs.max_rows = max_rows(config)
+    costs.refresh_knees()
     device = str(executors[models[0].key].model.device)
     scheduler = StepScheduler(
-        config.slots,
+        slots.slots,
         config.decode_batch,
         config.queue_limit,
         config.queue_limit_s,
@@ -127,7 +135,7 @@ def load_runtime(
         save_costs=changes.save_costs,
         resolved_settings={
             "dtype": executors[models[0].key].config.dtype,
-            "slots": config.slots,
+            "slots": f"{slots.slots} ({slots.reason})",
             "threads": config.threads,
         }
         | ({} if config.quantize == "none" else {"quantize": _describe(changes.precisions.values())}),
@@ -135,6 +143,7 @@ def load_runtime(
         load_beside=changes.load_beside,
         release=changes.release,
         free_memory=changes.free_memory,
+        slots_source=slots.source,
     )
 
 
@@ -184,7 +193,7 @@ class _ModelChanges:
         load = functools.partial(self._load_warm, spec, config)
         # Compiled code is for the number of threads that it was compiled with, and is compiled again for another.
         is_compiled = config.compile or config.compile_blocks
-        executor = run_apart(load if is_compiled else _on_one_core(load), niceness)
+        executor = run_apart(load if is_compiled else on_one_core(load), niceness)
         cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
         alike = None
@@ -192,7 +201,7 @@ class _ModelChanges:
             alike = next((other.key for other in self.specs.values() if have_same_architecture(other, spec)), None)
             if alike is None:
                 measure = functools.partial(measure_costs, executor, spec, config, costs)
-                run_apart(measure if is_compiled else _on_one_core(measure))
+                run_apart(measure if is_compiled else on_one_core(measure))
                 costs = costs.as_estimates()
 
         def add() -> None:
@@ -252,25 +261,6 @@ def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str)
     shared = {f"ControlNet {name}" for name in loaded_controlnets(spec, config, device)}
     shared |= {f"refiner's {part}" for part in loaded_refiner_parts(spec, config, device)}
     return weights_of(spec, config).without(shared)
-
-
-def _on_one_core(action: Callable[[], T]) -> Callable[[], T]:
-    """Return `action` with one thread for torch's operations, for a thread that is not the loop's.
-
-    Libgomp would give that thread a pool of its own, and a second pool slows the first (ADR 5).
-    """
-
-    def call() -> T:
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return action()
-        finally:
-            torch.set_num_threads(before)  # which is also the number of threads that start later
-
-    return call
 
 
 def load_or_measure_costs(
@@ -376,7 +366,7 @@ def _use_private_compile_cache(config: EngineConfig) -> None:
 def load_executors(
     models: Sequence[DiffusionModelSpec], config: EngineConfig, device: str
 ) -> "tuple[dict[ModelKey, DiffusionExecutor], EngineConfig]":
-    """Return every model's executor, and `config` resolved for all: with the fewest slots that any of them gets.
+    """Return every model's executor, and `config` resolved for all, with the fewest slots that any of them gets.
 
     Its dtype and attention stay as they are, because families choose; an executor's own `config` has them.
 

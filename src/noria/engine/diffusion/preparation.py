@@ -71,7 +71,7 @@ class RequestPreparer:
         assert isinstance(config.slots, int)
         self._model, self._loras = model, loras
         self._embeddings = EmbeddingFolders.of(config)
-        self._max_images = config.slots + config.queue_limit  # images of one request, at most
+        self.max_images = config.slots + config.queue_limit  # images of one request, at most
         self._start_frames = StartFrameReader(inpainting=model.inpainting)
 
     def prepare(self, request: ImageRequest, data: memoryview | None) -> PreparedImageRequest:
@@ -82,9 +82,9 @@ class RequestPreparer:
         of other requests fill the cache or the memory.
         """
         payload = request.payload
-        if payload.n > self._max_images:
+        if payload.n > self.max_images:
             raise InvalidField(
-                f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
+                f"n is {payload.n}; this server's slots and queue hold at most {self.max_images} images", field="n"
             )
         if payload.reference_images and not isinstance(self._model, ReferencedModel):
             raise InvalidField(f"{request.model} takes no reference images", field="reference_images")

@@ -34,7 +34,7 @@ class PromptEmbeddingCache(Generic[PromptT]):
     ) -> None:
         self._text_encode, self._max_bytes, self._padded_batch = text_encode, max_bytes, padded_batch
         self._entries: OrderedDict[PromptT, Conditioning] = OrderedDict()
-        self._num_bytes = 0
+        self._num_bytes = self.max_entry_bytes = 0  # bytes of all entries; those of the largest one so far
 
     def get(self, prompts: Iterable[PromptT]) -> dict[PromptT, Conditioning]:
         """Return the conditioning of each distinct prompt."""
@@ -49,6 +49,7 @@ class PromptEmbeddingCache(Generic[PromptT]):
             # A view would keep the whole batch in memory as long as one of its prompts is cached.
             found |= {prompt: row.clone() for prompt, row in zip(chunk, encoded, strict=False)}
         self._num_bytes += sum(found[prompt].nbytes for prompt in missing)
+        self.max_entry_bytes = max([self.max_entry_bytes, *[found[prompt].nbytes for prompt in missing]])
         for prompt in wanted:
             self._entries[prompt] = found[prompt]
             self._entries.move_to_end(prompt)

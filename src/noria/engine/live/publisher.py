@@ -59,8 +59,10 @@ class LiveViewPublisher(abc.ABC, Generic[SubscriberT]):
         scheduler: Scheduler[Any],
         find_request: Callable[[str], PreparedRequest],
         now: float,
+        slots_source: str = "set",
     ) -> None:
         """`find_request` returns a request that has not ended, by its id in the scheduler."""
+        self._slots_source = slots_source
         self._incarnation, self._scheduler, self._find_request = incarnation, scheduler, find_request
         self._stats = SlidingStats(scheduler.num_slots, now)
         self._last_rates: tuple[float, RatesView | None, Mapping[str, float]] = (now, None, {})
@@ -154,6 +156,7 @@ class LiveViewPublisher(abc.ABC, Generic[SubscriberT]):
             captured_at=at,
             last_iteration=self._last_iteration,
             num_slots=self._scheduler.num_slots,
+            slots_source=self._slots_source,
             slots=slots,
             waiting=tuple(self._waiting_view(each, now, at) for each in snapshot.waiting),
             num_waiting=self._scheduler.num_waiting,

@@ -33,9 +33,14 @@ class StepLiveView(LiveViewPublisher[SubscriberT]):
     """Publishes the views of one engine to its subscribers."""
 
     def __init__(
-        self, incarnation: str, scheduler: StepwiseScheduler, find_request: Callable[[str], StepRequest], now: float
+        self,
+        incarnation: str,
+        scheduler: StepwiseScheduler,
+        find_request: Callable[[str], StepRequest],
+        now: float,
+        slots_source: str = "set",
     ) -> None:
-        super().__init__(incarnation, scheduler, find_request, now)
+        super().__init__(incarnation, scheduler, find_request, now, slots_source)
         self._find_step_request = find_request
         self._num_step_iterations = 0  # iterations with steps
         self._in_iteration = False

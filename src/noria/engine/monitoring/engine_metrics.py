@@ -21,12 +21,12 @@ _SAMPLE_INTERVAL_S = 0.5  # the time between values of gauges that take longer t
 class EngineMetrics:
     """The metrics of one engine; `name` stays the same when its process restarts."""
 
-    def __init__(self, name: str, executor: Executor[Any], num_slots: int) -> None:
+    def __init__(self, name: str, executor: Executor[Any], num_slots: int, slots_source: str = "set") -> None:
         self._name, self._executor = name, executor
         self._shapes: set[str] = set()
         self._sampled_s = 0.0
         declarations.ENGINE_UP.labels(self._name).set(1)
-        declarations.SLOTS.labels(self._name).set(num_slots)
+        declarations.SLOTS.labels(self._name, slots_source).set(num_slots)
 
     def on_precisions(self, precisions: Sequence[ModelPrecision]) -> None:
         """Set how near its text encoders are to float32, and its quantized models to those before."""

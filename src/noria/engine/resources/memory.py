@@ -1,4 +1,4 @@
-"""Whether a model fits the memory that is free on a device."""
+"""The memory of a device: what is free, what this process uses, and whether a model fits."""
 
 from collections.abc import Callable
 
@@ -21,6 +21,29 @@ def free_memory_bytes(device: str) -> int:
 
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # bytes in torch's allocator
     return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def used_memory_bytes(device: str) -> int:
+    """Return the GPU memory that torch has reserved, in use or cached; of a CPU the resident memory of this process."""
+    if device == "cpu":
+        resident: int = psutil.Process().memory_info().rss
+        return resident
+    import torch
+
+    return torch.cuda.memory_reserved(device)
+
+
+def peak_bytes(device: str, action: Callable[[], object]) -> int:
+    """Run `action`; return the most GPU memory that its tensors took at once; 0 on a CPU, where it is not known."""
+    if device == "cpu":
+        action()
+        return 0
+    import torch
+
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    action()
+    return max(0, torch.cuda.max_memory_allocated(device) - before)
 
 
 def bytes_to_load(weights_bytes: int) -> int:

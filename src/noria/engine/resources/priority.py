@@ -33,3 +33,22 @@ def run_apart(action: Callable[[], T], niceness: int = 0) -> T:
 
     with ThreadPoolExecutor(1, thread_name_prefix="loader") as executor:
         return executor.submit(call).result()
+
+
+def on_one_core(action: Callable[[], T]) -> Callable[[], T]:
+    """Return `action` with one thread for torch's operations, for a thread that is not the loop's.
+
+    Libgomp would give that thread a pool of its own, and a second pool slows the first (ADR 5).
+    """
+
+    def call() -> T:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return action()
+        finally:
+            torch.set_num_threads(before)  # which is also the number of threads that start later
+
+    return call

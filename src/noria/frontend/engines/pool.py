@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, Self, TypeVar
 
+from noria.config.engine import MAX_SLOTS
 from noria.errors import EngineUnavailable
 from noria.frontend.engines.client import EngineClient, EngineStatus
 from noria.frontend.engines.rebalancing import rebalance
@@ -249,9 +250,12 @@ class EnginePool:
         return [engine.load for engine in engines if engine.load is not None]
 
     def num_slots(self, spec_type: type[ModelSpec]) -> int:
-        """The slots of all ready engines with models of one kind, as last reported; 0 until then."""
+        """The slots of all ready engines with models of one kind, as last reported; 0 until then.
+
+        Of each engine at most as many as the rows of its largest useful call.
+        """
         return sum(
-            engine.load.num_slots
+            min(engine.load.num_slots, max((costs.max_rows for costs in engine.load.costs), default=MAX_SLOTS))
             for engine in self._engines
             if engine.load is not None and any(isinstance(spec, spec_type) for spec in engine.models)
         )

@@ -29,7 +29,7 @@ MAX_EXACT_TEXTS = 64  # the default of engine.encoder_batch_texts on a GPU
 _ITERATION_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 # The last is the largest number of slots that can be set.
-_BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _section = Section("Requests, counted by the front ends")
 
@@ -308,7 +308,13 @@ TEXT_BATCHES = _section.counter(
 TEXT_BATCH_SECONDS = _section.counter(
     "noria_text_batch_seconds", "Time that those batches were computed.", "model", "texts"
 )
-SLOTS = _section.gauge("noria_slots", "Slots: the largest number of images in the running batch.", "engine")
+SLOTS = _section.gauge(
+    "noria_slots",
+    "Slots: the largest number of images in the running batch. `source` is `set`, or of `auto` what decided: the free "
+    "`memory`, its `maximum` or its `minimum`.",
+    "engine",
+    "source",
+)
 SLOTS_USED = _section.gauge("noria_slots_used", "Images in the running batch.", "engine")
 QUEUE_DEPTH = _section.gauge("noria_queue_depth", "Images waiting for a slot.", "engine")
 BACKLOG_SECONDS = _section.gauge(

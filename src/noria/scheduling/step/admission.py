@@ -12,7 +12,7 @@ from noria.scheduling.policies import COST_UNCERTAINTY, shares_fairly
 from noria.scheduling.shares.queue_limits import Queued, reject_for_backlog, reject_for_length
 from noria.scheduling.step.active_request import ActiveRequest
 from noria.scheduling.step.predictor import CompletionPredictor
-from noria.scheduling.step.request_table import RequestTable
+from noria.scheduling.step.request_table import RequestTable, count_rows
 from noria.scheduling.types import FinishReason, RequestFinished, SchedulableRequest
 
 _ROUNDING_S = 1e-6  # larger than rounding errors of predictions
@@ -63,13 +63,18 @@ class AdmissionControl:
     def reject_for_backlog(self, request: SchedulableRequest) -> RequestFinished | None:
         """Return a rejection if more work would be queued than `queue_limit_s` allows, else None.
 
-        An empty queue takes any request.
+        A request that steps at once is taken, and any by an idle engine. Others wait, with a slot or without.
         """
-        if not self.table.num_waiting or math.isinf(self.queue_limit_s):
+        if math.isinf(self.queue_limit_s) or not self.table.requests or self._steps_at_once(request):
             return None
         added_s, own_s = self.predictor.device_time_s(request), self.predictor.backlog_of(request.client)
         queued = Queued(self.predictor.backlog_s, own_s, added_s, self.queue_limit_s, self._share_of(request))
         return reject_for_backlog(request.attempt_id, queued)
+
+    def _steps_at_once(self, request: SchedulableRequest) -> bool:
+        """Whether nothing waits and one call computes the running images and those of `request`, as far as they pay."""
+        rows = count_rows(self.table.running.values()) + request.num_images * request.rows
+        return not self.table.num_waiting and rows <= self.predictor.costs.rows_limit(request.batch_key)
 
     def _share_of(self, request: SchedulableRequest) -> float:
         return self.table.shares.share_of(request) if shares_fairly(self.predictor.policy) else 0.0

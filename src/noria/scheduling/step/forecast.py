@@ -280,9 +280,10 @@ class _Simulation:
         if not groups:
             return
         shares = self._shares(groups)
-        is_full = self.num_running >= self.num_slots
+        num_rows = sum([each.rows for group in groups for each in group.images])
         for group, share in zip(groups, shares, strict=True):
             if group.is_stale:
+                is_full = self.num_running >= self.num_slots or num_rows > group.max_rows
                 group.select(self.costs, self.now, share, is_full=is_full)
         iterations_s = _iterations_s(groups, shares)
         if self.denoised or self.has_postponed:

@@ -7,8 +7,7 @@ is predicted for each client (`corrections.py`).
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -19,10 +18,11 @@ from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Candidate, Policy, shares_fairly, uses_deadlines
 from noria.scheduling.step.active_request import ActiveRequest, Rank
 from noria.scheduling.step.device_time import DeviceTime
-from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast, forecast_head
+from noria.scheduling.step.forecast import Forecast, HeadForecast, SimulatedImage, forecast, forecast_head
+from noria.scheduling.step.head import choose_head
 from noria.scheduling.step.prediction import NOTHING_BEHIND, Prediction, by_request
 from noria.scheduling.step.request_table import RequestTable, RunningImage
-from noria.scheduling.step.shared_calls import share_calls
+from noria.scheduling.step.shared_calls import mix_sizes
 from noria.scheduling.step.waiting_queue import WaitingImage, WaitingQueue
 from noria.scheduling.types import BatchKey, ItemId, SchedulableRequest
 
@@ -272,26 +272,37 @@ class CompletionPredictor:
         return self._cached
 
     def _forecast_head(self, queue: WaitingQueue, now: float) -> Prediction:
-        running = self.table.running
-        keys = self.policy_keys(running.values(), now)
-        ranked = [(key, self.to_simulated(image, now)) for image, key in keys.items()]
-        num_wanted, head_work_s, end = self.head_images + max(self.max_running - len(running), 0), 0.0, NOTHING_BEHIND
+        running, max_running = self.table.running, self.max_running
+        ranked = [(key, image) for image, key in self.policy_keys(running.values(), now).items()]
+        num_wanted, head_work_s, end = self.head_images + max(max_running - len(running), 0), 0.0, NOTHING_BEHIND
         for waiting in queue:
             if num_wanted <= 0:
                 end = waiting.rank
                 break
             num_wanted -= 1
             head_work_s += waiting.work_s
-            ranked.append((waiting.rank[:2], self.to_simulated(waiting.image, now)))
-        simulated = [each for _, each in sorted(ranked, key=itemgetter(0))]
-        self._mix_sizes(simulated)
+            ranked.append((waiting.rank[:2], waiting.image))
+        in_order = [image for _, image in sorted(ranked, key=itemgetter(0))]
+        head = choose_head(in_order, self.table, self.costs, max_running, self.head_images)
+        simulated, max_running = [self.to_simulated(image, now) for image in head.images], head.num_slots
+        for each in simulated[max_running:] if head.behind else ():
+            each.running = each.running and each.calls_left <= 0
+        requests = {each.batch_key: self.table.request_of(each.image) for each in simulated}
+        mix_sizes(simulated, requests, max_running, self.costs)
         limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack
-        if end == NOTHING_BEHIND:
-            images, start_in_s, pace = forecast(simulated, self.max_running, *limits), 0.0, 0.0
+        if head.behind or end != NOTHING_BEHIND:
+            forecasts = head.extrapolate(forecast_head(simulated, max_running, *limits))
         else:
-            images, start_in_s, pace = forecast_head(simulated, self.max_running, *limits)
+            forecasts = HeadForecast(forecast(simulated, max_running, *limits), 0.0, 0.0)
         return Prediction(
-            self.table.version, images, by_request(images), end, start_in_s, pace, head_work_s, self.max_running
+            self.table.version,
+            forecasts.images,
+            by_request(forecasts.images),
+            end,
+            forecasts.end_in_s,
+            forecasts.pace,
+            head_work_s,
+            max_running,
         )
 
     def _forecast_request(self, active: ActiveRequest, prediction: Prediction) -> Forecast:
@@ -307,18 +318,6 @@ class CompletionPredictor:
             work_s = self.table.queue.ahead_of(active.first_rank).work_s
             start_in_s, _ = prediction.behind(work_s, active.image_work_s)
         return Forecast(start_in_s, finish_in_s)
-
-    def _mix_sizes(self, images: Sequence[SimulatedImage]) -> None:
-        """Set which sizes share calls: as those do now that run, and the next ones, as many as there are slots."""
-        requests = {each.batch_key: self.table.request_of(each.image) for each in images}
-        if all(request.call_size is None for request in requests.values()):
-            return
-        rows = Counter[BatchKey]()
-        for each in sorted(images, key=lambda each: not each.running)[: self.max_running]:
-            rows[each.batch_key] += each.rows
-        largest = share_calls(rows, {key: request.call_key(key) for key, request in requests.items()}, self.costs)
-        for each in images:
-            each.largest_key = largest.get(each.batch_key)
 
     # Durations.
 

@@ -5,10 +5,12 @@ token is a fixed number of pixels, so areas, reference images included, order si
 call takes little longer, or the sizes are nearly equal; else each size has calls of its own.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from noria.scheduling.costs import CostModel
-from noria.scheduling.types import BatchKey
+from noria.scheduling.step.forecast import SimulatedImage
+from noria.scheduling.types import BatchKey, SchedulableRequest
 
 
 def share_calls(
@@ -30,3 +32,23 @@ def share_calls(
                 largest[key], joined[other] = other, together
                 break
     return largest
+
+
+def mix_sizes(
+    images: Sequence[SimulatedImage],
+    requests: Mapping[BatchKey, SchedulableRequest],
+    max_running: int,
+    costs: CostModel,
+) -> None:
+    """Set which sizes share calls: as those do now that run, and the next ones, as many as there are slots.
+
+    `requests` has one for each key of `images`.
+    """
+    if all(request.call_size is None for request in requests.values()):
+        return
+    rows = Counter[BatchKey]()
+    for each in sorted(images, key=lambda each: not each.running)[:max_running]:
+        rows[each.batch_key] += each.rows
+    largest = share_calls(rows, {key: request.call_key(key) for key, request in requests.items()}, costs)
+    for each in images:
+        each.largest_key = largest.get(each.batch_key)

@@ -69,6 +69,13 @@ class StepSelector:
             mixed.setdefault(largest[key], []).extend(images)
         return mixed, largest[urgent]
 
+    def _is_full(self, batch_key: BatchKey) -> bool:
+        """Whether all slots are taken, or more images run than a call has room for."""
+        running = self.predictor.table.running
+        if len(running) >= self.predictor.max_running:
+            return True
+        return count_rows(running.values()) > self.predictor.costs.rows_limit(batch_key)
+
     def _select_batch(
         self,
         images: list[RunningImage],
@@ -84,9 +91,9 @@ class StepSelector:
         if they are known.
         """
         costs, width_slack = self.predictor.costs, self.predictor.width_slack
-        is_full = len(self.predictor.table.running) >= self.predictor.max_running
         has_deadline = uses_deadlines(self.predictor.policy) and any(each.deadline_s is not None for each in images)
         rows = count_rows(images)
+        is_full = self._is_full(batch_key)
         rows_limit = costs.stretched_limit(batch_key, costs.exploration_limit(batch_key), rows)
         if all_fit(rows, rows_limit, ready, is_full=is_full or not has_deadline):
             return images

@@ -108,8 +108,8 @@ def test_the_budget_limits_the_batch_sizes(spec, device):
     measure_costs(device, spec, CONFIG, costs)
     # A pass of 5 steps of 2 rows takes 1.0 s and the next would take twice that, which exceeds 3 s.
     assert sorted(costs.steps[default_batch_key(spec)].points) == [1, 2]
-    # larger batches were not tried, so nothing says that they do not pay
-    assert costs.rows_limit(default_batch_key(spec)) == 16
+    # larger batches were not tried, so one of twice the size may still pay off
+    assert costs.rows_limit(default_batch_key(spec)) == 4
 
 
 def test_a_model_that_cannot_generate_raises_at_the_start_and_leaves_the_executor_as_it_was(spec, device):
@@ -145,7 +145,7 @@ def test_cached_costs_are_loaded_and_their_knee_is_found(spec, tmp_path):
     assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
 
 
-@pytest.mark.parametrize("change", [{"slots": 4}, {"dtype": "bfloat16"}, {"buckets": (16,)}, {"threads": 2}])
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"buckets": (16,)}, {"threads": 2}])
 def test_costs_of_other_settings_are_not_loaded(spec, tmp_path, change):
     CostCache(tmp_path, spec, CONFIG, "a device").save(known_costs(spec))
     other = msgspec.structs.replace(CONFIG, **change)

@@ -41,7 +41,8 @@ def resolve_device(name: str, machine: Machine) -> str:
 def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, machine: Machine) -> EngineConfig:
     """`config` with every "auto" resolved, for an engine on `device` ("cpu" or "cuda:N").
 
-    But that of `vae_tiling`, which the VAE resolves for each image.
+    But that of `vae_tiling`, which the VAE resolves for each image. `slots` is a number for models whose calls are not
+    measured, so that the slots limit them; `slot_count.py` finds that of an engine.
 
     Raises:
         ConfigError: settings that contradict each other.

@@ -114,9 +114,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
                 (conditioning,) = model.refiner.text_encode([LONGEST_PROMPT])
             embeddings, num_caches = embeddings + conditioning.nbytes, 2
             rows.append(_row_bytes(model.refiner, shape, conditioning))
-        slot = empty_history(1, torch.Size(shape).numel(), _WIDEST_WINDOW, "meta").nbytes
-        slot += torch.empty(num_channels - shape[0], *shape[1:], device="meta").nbytes
-        slot += 0 if reference is None else reference.tokens_MD.nbytes
+        slot = state_bytes(model, spec, 0 if reference is None else reference.tokens_MD.nbytes)
     rows_per_image = 2 if model.guidance.is_active(_ANY_SCALE, "") else 1
     weights = weights_of(spec, config)
     return MemoryEstimate(
@@ -133,6 +131,22 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         caches=num_caches * config.embedding_cache_bytes,
         max_rows=max(config.buckets, default=None),
     )
+
+
+def state_bytes(model: DiffusionModel, spec: DiffusionModelSpec, reference_bytes: int | None = None) -> int:
+    """Return what a slot keeps of an image of the default size, in bytes, without the embeddings of its prompts.
+
+    That is its samples and outputs for the widest window, what its mask keeps, and a reference image, by default one
+    with as many values as the latents.
+    """
+    shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
+    num_values, float_bytes = math.prod(shape), torch.float32.itemsize
+    of_mask = num_values * (2 * float_bytes + torch.bool.itemsize)  # the latents of its image, noise, and the mask
+    if model.inpainting is not None:
+        of_mask = (input_channels(model, shape) - shape[0]) * math.prod(shape[1:]) * float_bytes
+    if reference_bytes is None:
+        reference_bytes = num_values * float_bytes if spec.max_references else 0
+    return empty_history(1, num_values, _WIDEST_WINDOW, "meta").nbytes + of_mask + reference_bytes
 
 
 class MemoryChange(NamedTuple):

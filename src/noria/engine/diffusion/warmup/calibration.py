@@ -108,7 +108,10 @@ def measure_costs(
     try:
         for num_images in _batch_sizes(min(config.slots, costs.max_rows)):
             began = time.monotonic()
-            run_warmup_request(executor, spec, config, CostModel(costs.max_rows), num_images, steps=2)
+            absorbed = CostModel(costs.max_rows)
+            run_warmup_request(executor, spec, config, absorbed, num_images, steps=2)
+            if absorbed.has_run_out:
+                break  # larger batches do not fit the memory either
             for measured in (costs, second_pass):
                 run_warmup_request(executor, spec, config, measured, num_images, _STEPS)
             now = time.monotonic()
@@ -270,7 +273,6 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
         name: getattr(config, name)
         for name in (
             "dtype",
-            "slots",
             "threads",
             "attention",
             "channels_last",

@@ -167,8 +167,8 @@ export class EnginePanel {
   #arrange() {
     const view = this.#engine?.view;
     const width = this.#widths.area;
-    if (!view || !width || this.#layout?.centers.length === view.num_slots) return;
-    this.#layout = slotLayout(view.num_slots, width);
+    if (!view || !width || this.#layout?.centers.length === view.num_shown) return;
+    this.#layout = slotLayout(view.num_shown, width);
     this.root.classList.toggle("wide", this.#layout.kind === "rows");
     this.find(".slot-area").style.height = `${this.#layout.height}px`;
     this.find(".hub").style.top = this.#layout.center ? `${this.#layout.center.y}px` : "";

@@ -57,6 +57,14 @@ function assignHues(hues, images) {
   return Object.keys(more).length === Object.keys(hues).length ? hues : more;
 }
 
+const ALL_SHOWN = 64; // slots, of which the page shows all
+
+/** How many slots the page shows: of hundreds, powers of two that hold those used so far. Images take the lowest ones. */
+export function shownSlots({ num_slots, slots }, before = 0) {
+  const used = Math.max(0, before, ...slots.map(({ slot }) => slot + 1));
+  return Math.min(num_slots, Math.max(ALL_SHOWN, 2 ** Math.ceil(Math.log2(Math.max(used, 1)))));
+}
+
 /** The view of an engine (`view`, or null) after the event `received`, which came when the page's clock was at `at`. */
 export function applyView(view, received, at) {
   const before = view ?? {
@@ -95,6 +103,8 @@ export function applyView(view, received, at) {
     last_iteration: received.last_iteration,
     batches: [...batchesOf(received, last), ...(restarted ? [] : before.batches)].slice(0, NUM_BATCHES),
     num_slots: received.num_slots,
+    slots_source: received.slots_source,
+    num_shown: shownSlots(received, restarted ? 0 : before.num_shown),
     slots: received.slots,
     waiting: received.waiting,
     num_waiting: received.num_waiting,

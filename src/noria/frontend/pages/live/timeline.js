@@ -37,15 +37,15 @@ export const rowHeight = (num_slots) => (num_slots <= 8 ? 22 : num_slots <= 16 ?
 
 /** Draw a bar for each image from joining to leaving, up to `now`; marks the slot `selected`, if any. */
 export function drawSlotBars(canvas, width, { view, hues, selected }, now) {
-  const row = rowHeight(view.num_slots);
-  const height = row * view.num_slots + AXIS_PX;
+  const row = rowHeight(view.num_shown);
+  const height = row * view.num_shown + AXIS_PX;
   const context = resizeCanvas(canvas, width, height);
   const theme = colours();
   const toX = (at) => width - ((now - at) / visibleSeconds(width)) * (width - GUTTER_PX);
   context.font = `11px ${theme.font}`;
   context.textBaseline = "middle";
   drawTimeGrid(context, toX, width, height - AXIS_PX, now);
-  for (let slot = 0; slot < view.num_slots; slot++) {
+  for (let slot = 0; slot < view.num_shown; slot++) {
     context.fillStyle = slot === selected ? theme.accent : theme.sunken;
     context.fillRect(GUTTER_PX, row * slot + 1, width - GUTTER_PX, row - 2);
   }
@@ -53,12 +53,12 @@ export function drawSlotBars(canvas, width, { view, hues, selected }, now) {
   context.beginPath();
   context.rect(GUTTER_PX, 0, width - GUTTER_PX, height);
   context.clip();
-  for (const bar of view.bars) if (bar.slot < view.num_slots) drawBar(context, bar, row, toX, now, hues, width);
+  for (const bar of view.bars) if (bar.slot < view.num_shown) drawBar(context, bar, row, toX, now, hues, width);
   context.restore();
   context.fillStyle = theme.muted;
   context.textAlign = "right";
   const every = row >= 15 ? 1 : row >= 9 ? 4 : 8;
-  for (let slot = 0; slot < view.num_slots; slot += every) {
+  for (let slot = 0; slot < view.num_shown; slot += every) {
     context.fillText(String(slot), GUTTER_PX - 6, row * slot + Math.max(row, 11) / 2);
   }
 }

@@ -206,6 +206,12 @@ export function summarizeEngine(name, view) {
   return `${name}: ${slots.length} of ${num_slots} slots in use, ${num_waiting} waiting, ${images} ${itemName(view)}s per second${median}.`;
 }
 
+const SLOT_SOURCES = {
+  memory: " (auto: as many as a quarter of the free memory holds)",
+  maximum: " (auto: the most that it takes)",
+  minimum: " (auto: memory is short)",
+};
+
 /** The statistics of an engine: [name, value, explanation]. */
 export function engineStats(view) {
   const { rates, num_slots, num_waiting, backlog_s, batches } = view;
@@ -224,7 +230,7 @@ export function engineStats(view) {
     [
       "Occupancy",
       formatPercent(rates.occupancy),
-      `of ${num_slots} slots; the engine was busy ${formatPercent(rates.busy)} of the time`,
+      `of ${num_slots} slots${SLOT_SOURCES[view.slots_source] ?? ""}; the engine was busy ${formatPercent(rates.busy)} of the time`,
     ],
     ["Batch", formatNumber(rates.mean_batch), `${items} in an iteration, on average ${window}`],
     ["p50", formatSeconds(rates.p50_s), "half of the requests took less, from arrival to end"],
