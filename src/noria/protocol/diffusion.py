@@ -15,6 +15,9 @@ from noria.protocol.model_spec import ModelSpec
 ReferenceSize = Literal["area", "preferred"]
 """The rule of `images/reference_size.py` by which reference images are resized for a model."""
 
+MaskFill = Literal["noise", "nothing"]
+"""The latents of the repainted part of a start image, in place of its own: noise, or zeros."""
+
 PromptSyntax = Literal["plain", "a1111"]
 """The syntax of prompts: none, or that of `models/diffusion/prompts/a1111_syntax.py`."""
 
@@ -139,6 +142,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     partial_images: int = 0  # previews of each image
     image_digest: str | None = None  # digests of the files as they were sent, for the metadata of the images
     mask_digest: str | None = None
+    mask_fill: MaskFill | None = None  # None: the latents of the start image
     embeddings: tuple[Embedding, ...] = ()  # those that its prompts name
 
     @property

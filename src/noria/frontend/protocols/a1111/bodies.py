@@ -4,9 +4,8 @@ Features that would change the image and that Noria does not have (hires fix, st
 they are off (`off_values.py`). Like A1111, this ignores unknown fields, and says which (`ignored.py`).
 """
 
-import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -16,8 +15,6 @@ from noria.errors.problems import Problems, each_part
 from noria.frontend.protocols.a1111.controlnet import FIELD, SCRIPT
 from noria.frontend.protocols.a1111.ignored import ignored_fields, ignored_weights
 from noria.frontend.protocols.a1111.off_values import Feature, features_on, is_empty, is_off, is_script_off
-from noria.frontend.services.images.request_images import check_num_references
-from noria.frontend.services.images.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import loras_of, split_networks
 from noria.images.a1111_names import AUTOMATIC, select_scheduler
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement
@@ -59,7 +56,14 @@ class Img2Img(Txt2Img, frozen=True):
     """The supported fields of `POST /sdapi/v1/img2img`."""
 
     init_images: list[str] | None = None
+    resize_mode: int | str | None = None
     mask: str | None = None
+    mask_blur: float | None = None
+    mask_blur_x: float | None = None
+    mask_blur_y: float | None = None
+    inpainting_fill: int | None = None
+    inpaint_full_res: bool | None = None
+    inpaint_full_res_padding: int | None = None
     inpainting_mask_invert: bool | None = None
     denoising_strength: float | None = None
 
@@ -113,17 +117,8 @@ _UNSUPPORTED_FIELDS: Mapping[str, Feature] = {
     "infotext": ("settings as a text", ()),
 }
 _UNSUPPORTED_WITH_IMAGE: Mapping[str, Feature] = {
-    "resize_mode": ("cropping or filling instead of resizing", (0, "Just resize")),
     "initial_noise_multiplier": ("another amount of noise", (1,)),
     "latent_mask": ("a mask of latents", ()),
-}
-# Without a mask they have no effect, and clients send A1111's defaults.
-_UNSUPPORTED_WITH_MASK: Mapping[str, Feature] = {
-    "inpaint_full_res": ("repainting only the masked part in full resolution", (False,)),
-    "mask_blur": ("a soft mask", (0,)),
-    "mask_blur_x": ("a soft mask", (0,)),
-    "mask_blur_y": ("a soft mask", (0,)),
-    "inpainting_fill": ("filling the masked part before", (1,)),  # 1 is "original"
 }
 _DEFAULT_DENOISING_STRENGTH = 0.75  # A1111's
 _UNSUPPORTED_SETTINGS: Mapping[str, Feature] = {
@@ -184,9 +179,7 @@ def check_body(sent: Mapping[str, Any], problems: Problems, *, has_image: bool =
         problems.add(InvalidField(message, field="alwayson_scripts"), are_of_form=True)
         scripts = {}
     others = {name: each for name, each in scripts.items() if name.lower() != SCRIPT and not is_script_off(each)}
-    with_mask = has_image and not is_off(sent.get("mask"))
-    unsupported = [_UNSUPPORTED_FIELDS, *[_UNSUPPORTED_WITH_IMAGE] * has_image, *[_UNSUPPORTED_WITH_MASK] * with_mask]
-    for features in unsupported:
+    for features in [_UNSUPPORTED_FIELDS, *[_UNSUPPORTED_WITH_IMAGE] * has_image]:
         problems.add(*features_on({**sent, "alwayson_scripts": others}, features), are_of_form=True)
 
 
@@ -236,7 +229,7 @@ def own_settings(body: Txt2Img) -> dict[str, Any]:
 def ignored_in(body: Txt2Img, sent: Mapping[str, Any]) -> list[str]:
     """Return what of a body has no effect on any model: fields, and networks other than LoRAs."""
     _, networks = split_networks(body.prompt or "")
-    known = {*type(body).__struct_fields__, *_UNSUPPORTED_FIELDS, *_UNSUPPORTED_WITH_IMAGE, *_UNSUPPORTED_WITH_MASK}
+    known = {*type(body).__struct_fields__, *_UNSUPPORTED_FIELDS, *_UNSUPPORTED_WITH_IMAGE}
     settings = frozenset({"sd_model_checkpoint", "samples_format", "enable_pnginfo", CLIP_SKIP, *_UNSUPPORTED_SETTINGS})
     return [
         *ignored_fields(sent, frozenset(known | set(Img2Img.__struct_fields__))),
@@ -254,37 +247,6 @@ def ignored_by_model(payload: DiffusionPayload, settings: Mapping[str, Any], spe
     if not has_clip_skip(spec) and clip_skip_of(settings) not in (None, 1, spec.family_clip_skip):
         ignored.append(f"override_settings.{CLIP_SKIP}")
     return ignored
-
-
-def has_references(body: Img2Img, spec: DiffusionModelSpec | None) -> bool:
-    """Return whether the images of `body` are shown to the model, since nothing of them is kept.
-
-    Several are, too, where there is no such model, which is then the error of the request.
-    """
-    if spec is None:
-        return len(body.init_images or ()) > 1
-    return spec.max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
-
-
-def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_references: bool) -> LoadFiles:
-    """Return what decodes the images of `body` and of its controls. Raises InvalidField if not one starts."""
-    images = body.init_images or []
-    if are_references:
-        check_num_references(images)
-        return functools.partial(
-            decode_files, None, None, control_images=control_images(controls), reference_images=images
-        )
-    if len(images) != 1:
-        others = "; several are reference images, with denoising_strength 1 and no mask" if images else ""
-        raise InvalidField(f"init_images has {len(images)} images; allowed is one{others}.", field="init_images")
-    return functools.partial(
-        decode_files,
-        images[0],
-        body.mask or None,
-        "alpha or white",
-        inverts_mask=bool(body.inpainting_mask_invert),
-        control_images=control_images(controls),
-    )
 
 
 def as_image_body(

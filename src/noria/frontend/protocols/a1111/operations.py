@@ -11,6 +11,7 @@ from noria.frontend.http.errors import ErrorBody, ErrorDialect, error_body
 from noria.frontend.http.operations import JsonObject, Operation, Served
 from noria.frontend.protocols.a1111 import bodies
 from noria.frontend.protocols.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
+from noria.frontend.protocols.a1111.init_images import IMAGE_LIMITS, RESIZE_MODES
 from noria.frontend.protocols.a1111.routes import (
     A1111Options,
     A1111Routes,
@@ -81,7 +82,7 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             path=f"{_ROOT}/img2img",
             handler=routes.img2img,
             summary="Generate images from an image with A1111's API",
-            description="As `txt2img`. Soft masks, filling and cropping are rejected unless they are off.",
+            description="As `txt2img`. With a mask what is generated is pasted into the image.",
             body=Img2Img,
             fields=_FIELDS,
             example={"prompt": "a blue circle", "init_images": [EXAMPLE_FILE], "denoising_strength": 0.6},
@@ -164,7 +165,12 @@ def _describe(schemas: dict[str, JsonObject], served: Served) -> None:
     fields["init_images"] |= {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}
     del fields["init_images"]["anyOf"]
     body_of_image["required"] = ["init_images"]
-    fields["inpainting_mask_invert"]["anyOf"].insert(1, _BOOLEANS)
+    for name in ("inpainting_mask_invert", "inpaint_full_res"):
+        fields[name]["anyOf"].insert(1, _BOOLEANS)
+    for name, allowed in IMAGE_LIMITS.items():
+        add_bounds(fields[name], allowed)
+    fields["resize_mode"]["anyOf"] = [{"type": "integer"}, {"type": "null"}]  # names are taken, too
+    add_bounds(fields["resize_mode"], Limits(0, len(RESIZE_MODES) - 1, 0))
     if served.spec is not None:
         add_bounds(fields["denoising_strength"], limits(served.spec, served.config)["strength"])
         if served.spec.needs_mask:

@@ -29,10 +29,8 @@ from noria.frontend.protocols.a1111.bodies import (
     clip_skip_of,
     drop_off_values,
     error_in_a1111_terms,
-    files_of_image_body,
     find_model_name,
     has_clip_skip,
-    has_references,
     ignored_by_model,
     ignored_in,
     own_settings,
@@ -48,6 +46,7 @@ from noria.frontend.protocols.a1111.controlnet import (
 )
 from noria.frontend.protocols.a1111.controlnet_routes import ControlNetRoutes
 from noria.frontend.protocols.a1111.ignored import header_of, ignored_tokens
+from noria.frontend.protocols.a1111.init_images import files_of_image_body, has_references
 from noria.frontend.protocols.a1111.off_values import is_off
 from noria.frontend.protocols.a1111.tasks import A1111Tasks
 from noria.frontend.services.images.generation import GenerationService

@@ -110,7 +110,7 @@ def validate(
         if got is None and limit.default is not None:
             return limit.default
         # After an error: a value that causes no further one.
-        return attempt(lambda: _check_range(field, got, limit), limit.max)
+        return attempt(lambda: check_range(field, got, limit), limit.max)
 
     syntax = attempt(lambda: check_syntax(body.prompt_syntax, spec), None)
 
@@ -154,6 +154,7 @@ def validate(
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
+            mask_fill=None if start_image is None else start_image.mask_fill,
             controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
             refiner=attempt(lambda: _complete_refiner(body, start_image, spec, scheduler, folders.refiners), None),
@@ -299,7 +300,8 @@ def _complete_loras(loras: Sequence[Lora], spec: DiffusionModelSpec, folders: Lo
     return folders.complete(loras, spec.name)
 
 
-def _check_range(field: str, got: float | None, limits: Limits) -> float:
+def check_range(field: str, got: float | None, limits: Limits) -> float:
+    """Return `got`. Raises InvalidField if the limits of a field do not allow it."""
     assert got is not None, f"{field} has no default"
     if not limits.min <= got <= limits.max:  # also true for NaN
         raise InvalidField(
