@@ -241,6 +241,8 @@ def request_seeds():
     units = [unit | {"image": {"image": file, "mask": None}}, unit | {"input_image": file, "module": "none"}]
     txt2img = {"prompt": "p", "width": 64, "height": 64, "alwayson_scripts": {"ControlNet": {"args": units}}}
     yield b"POST /sdapi/v1/txt2img\nContent-Type: application/json\n\n" + json.dumps(txt2img).encode()
+    hires = {"prompt": "p", "enable_hr": True, "hr_scale": 1.5, "hr_upscaler": "Latent", "denoising_strength": 0.7}
+    yield b"POST /sdapi/v1/txt2img\nContent-Type: application/json\n\n" + json.dumps(hires).encode()
     yield (
         b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n"
         + json.dumps(txt2img | {"init_images": [file]}).encode()

@@ -760,7 +760,7 @@ def test_without_a_strength_it_is_a1111s(client, engine):
         ({"initial_noise_multiplier": 0.5}, "initial_noise_multiplier is 0.5"),
         ({"denoising_strength": 0}, "denoising_strength is 0.0; allowed are 0.01 to 1.0"),
         (WITH_MASK | {"mask": b64(file_of(left_half((8, 8))))}, "mask has 8 × 8 pixels"),
-        ({"enable_hr": True}, "the hires fix is not supported"),
+        ({"enable_hr": True}, "the hires fix of an image is not supported"),
         ({"width": 20}, "multiple of 8"),
     ],
 )

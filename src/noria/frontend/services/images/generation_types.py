@@ -73,6 +73,8 @@ class AdmittedRequest(ImageTask):
             parts.append(f"{payload.num_reference_pixels / 1e6:.1f} megapixels of references")
         if body.refiner is not None:
             parts.append(f"refiner from {body.refiner.start:g}")
+        if (second := payload.second_pass) is not None:
+            parts.append(f"second pass of {second.width}x{second.height}, {second.inference_steps} steps")
         return ", ".join(parts)
 
 

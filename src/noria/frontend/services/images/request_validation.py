@@ -21,6 +21,7 @@ from noria.frontend.services.images.request_images import (
     default_size,
 )
 from noria.frontend.services.images.request_prompts import check_clip_skip, check_prompt, check_syntax
+from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.models.adapter_folders import AdapterFolders
@@ -37,7 +38,7 @@ from noria.protocol.diffusion import (
     min_strength,
     num_skipped_steps,
 )
-from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody
+from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, TwoPassRequestBody
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
 # front end cannot import because it imports torch; a test compares them.
@@ -158,6 +159,7 @@ def validate(
             controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
             refiner=attempt(lambda: _complete_refiner(body, start_image, spec, scheduler, folders.refiners), None),
+            second_pass=body.second_pass if isinstance(body, TwoPassRequestBody) else None,
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -166,6 +168,9 @@ def validate(
         deadline_s=None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000,
         stream_progress=body.stream,
     )
+    if request.payload.second_pass is not None:
+        has_images = start_image is not None or bool(body.controls or references)
+        attempt(lambda: check_second_pass(request.payload, spec, has_images=has_images), None)
     calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
     problems.raise_all()
     return msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, calls=calls))
@@ -250,6 +255,8 @@ def _check_skipped_calls(calls: float, payload: DiffusionPayload, spec: Diffusio
         )
     elif payload.refiner is not None:
         reason = "with a refiner no calls can be skipped. Leave the refiner out"
+    elif payload.second_pass is not None:
+        reason = "with a second pass no calls can be skipped. Leave the second pass out"
     elif spec.guidance_rescale and payload.guidance_scale > 1:
         reason = (
             f"{spec.name} rescales its guided outputs (guidance_rescale of its noria.json), so none can be "
