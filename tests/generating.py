@@ -28,7 +28,7 @@ def generate(executor, requests, arrivals=None, frames=None):
         request = event.prepared.request
         if isinstance(event, ResultReady):
             pixels = np.frombuffer(event.result.pixels.rgb(), np.uint8)
-            images[request.request_id, event.index] = pixels.reshape(request.payload.height, request.payload.width, 3)
+            images[request.request_id, event.index] = pixels.reshape(*request.payload.result_px[::-1], 3)
         elif isinstance(event, RequestEnded):
             ends[request.request_id] = event.event
 
@@ -121,7 +121,7 @@ def moved_image(source, request, call, frame=None, company=()):
     num_calls = handed_over.prepared.num_calls
     assert steps == list(range(call, num_calls))
     (ready,) = [each for each in events if isinstance(each, ResultReady) and each.prepared.request == request]
-    return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(request.payload.height, request.payload.width, 3)
+    return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(*request.payload.result_px[::-1], 3)
 
 
 def evicted_image(executor, request, call, frame=None):
@@ -154,7 +154,7 @@ def evicted_image(executor, request, call, frame=None):
     (ready,) = [
         each for each in events if isinstance(each, ResultReady) and each.prepared.request.request_id == "evicted"
     ]
-    return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(request.payload.height, request.payload.width, 3)
+    return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(*request.payload.result_px[::-1], 3)
 
 
 def loop_of(executor, num_slots=8):

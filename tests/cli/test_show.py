@@ -1,14 +1,16 @@
 """`noria show`: what it prints, and its exit status."""
 
 import json
+import pathlib
 
 import pytest
 from PIL import Image
 
+from noria.cli.local_generation import SourceImage, build_body
 from noria.cli.main import main
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import Lora, SecondPass
 
 WHOLE = GenerationMetadata(
     "a red circle\nabove", "blurry", 7, 32, 24, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
@@ -48,6 +50,16 @@ def test_it_prints_a_line_for_each_setting(save, capsys):
 def test_it_names_loras_with_weights_and_digests(save, capsys):
     assert main(["show", save("a.png", GenerationMetadata("p", loras=(Lora("ink", 0.8, "12ab"), Lora("b"))))]) == 0
     assert capsys.readouterr().out == "a.png\n  prompt  p\n  LoRAs   ink:0.8 (12ab), b:1\n"
+
+
+def test_it_names_a_second_pass_which_generate_repeats(save, capsys):
+    metadata = GenerationMetadata("p", second_pass=SecondPass(96, 64, 20, 0.7))
+    file = save("a.png", metadata)
+    assert main(["show", file]) == 0
+    said = "96×64, latents enlarged (bilinear), the last of 20 steps, strength 0.7"
+    assert capsys.readouterr().out == f"a.png\n  prompt       p\n  second pass  {said}\n"
+    source = SourceImage.read(pathlib.Path(file), any_model=False)
+    assert build_body({}, source).second_pass == metadata.second_pass
 
 
 def test_it_names_the_deployed_version(save, capsys):

@@ -37,6 +37,7 @@ from noria.frontend.protocols.open_inference.inference import as_settings
 from noria.frontend.protocols.open_inference.tensors import OutputTensor
 from noria.frontend.protocols.t2i.metadata import usable_settings
 from noria.images.a1111_metadata import to_infotext
+from noria.images.inpainting import MaskUse
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
 from noria.images.reference_size import place_reference
@@ -240,13 +241,19 @@ def request_seeds():
     units = [unit | {"image": {"image": file, "mask": None}}, unit | {"input_image": file, "module": "none"}]
     txt2img = {"prompt": "p", "width": 64, "height": 64, "alwayson_scripts": {"ControlNet": {"args": units}}}
     yield b"POST /sdapi/v1/txt2img\nContent-Type: application/json\n\n" + json.dumps(txt2img).encode()
+    hires = {"prompt": "p", "enable_hr": True, "hr_scale": 1.5, "hr_upscaler": "Latent", "denoising_strength": 0.7}
+    yield b"POST /sdapi/v1/txt2img\nContent-Type: application/json\n\n" + json.dumps(hires).encode()
     yield (
         b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n"
         + json.dumps(txt2img | {"init_images": [file]}).encode()
     )
     yield b"POST /t2i\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
-    edit = {"init_images": [file], "mask": mask, "denoising_strength": 0.5, "inpainting_mask_invert": 1, "mask_blur": 0}
-    yield b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n" + json.dumps(edit).encode()
+    edit = {"init_images": [file], "mask": mask, "denoising_strength": 0.5, "inpainting_mask_invert": 1}
+    for more in (
+        {"resize_mode": 2, "inpaint_full_res": False, "inpainting_fill": 2},
+        {"mask_blur_x": 9, "mask_blur": None},
+    ):
+        yield b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n" + json.dumps(edit | more).encode()
     part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
     files = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="a"\r\n\r\n%s\r\n'
     form = part % (b"prompt", b"p") + files % (b"image[]", next(image_seeds())) + files % (b"mask", _image_file("RGBA"))
@@ -423,6 +430,7 @@ def open_start_images():
             files = ImageFiles(data, data, controls=(data,), references=(data,) * (len(data) % 2))
             images = RequestImages(files)
             pixels = images.pixels(3, 2, EDITOR)
+            RequestImages(ImageFiles(data, data, mask_use=MaskUse((1, 2), 1, "surroundings"))).pixels(3, 2, EDITOR)
         except (UnreadableImage, InvalidField) as error:
             error.message.encode()  # it is sent
             return False

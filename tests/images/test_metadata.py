@@ -9,8 +9,8 @@ from noria import __version__
 from noria.errors import ImageFileError, InvalidField
 from noria.images.metadata import GenerationMetadata, from_json, metadata_for, to_json
 from noria.models.catalog import open_model
-from noria.protocol.diffusion import Refinement
-from noria.protocol.request import ImageRequestBody
+from noria.protocol.diffusion import Refinement, SecondPass
+from noria.protocol.request import TwoPassRequestBody
 from noria.protocol.routes import Target
 from noria.testing.requests import make_image_request
 
@@ -36,7 +36,7 @@ def test_settings_have_the_field_names_of_t2i():
     settings = (
         set(GenerationMetadata.__struct_fields__) - about_the_model - {"noria", "other", "image_digest", "mask_digest"}
     )
-    assert settings < set(ImageRequestBody.__struct_fields__)
+    assert settings < set(TwoPassRequestBody.__struct_fields__)
 
 
 START_IMAGE = {"strength": 0.6, "has_mask": True, "image_digest": "0123456789ab", "mask_digest": "ba9876543210"}
@@ -52,6 +52,7 @@ def test_metadata_are_of_one_image_and_complete(bundled_folder):
         height=96,
         n=3,
         refiner=Refinement(),
+        second_pass=SecondPass(128, 192, 20, 0.7),
         prompt_syntax="a1111",
         clip_skip=2,
         **START_IMAGE,

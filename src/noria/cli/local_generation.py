@@ -25,7 +25,7 @@ from noria.models.catalog import open_model_of
 from noria.models.hub_adapters import download_hub_adapters
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
-from noria.protocol.request import ImageRequest, ImageRequestBody
+from noria.protocol.request import ImageRequest, ImageRequestBody, TwoPassRequestBody
 
 if TYPE_CHECKING:
     from noria.engine.diffusion.executor import DiffusionExecutor
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # The fields of a file's metadata that a new request repeats. Its model is only compared; images are not in it.
 _REPEATED_FIELDS = tuple(
     set(GenerationMetadata.__struct_fields__)
-    & set(ImageRequestBody.__struct_fields__) - {"model", "controls", "reference_images"}
+    & set(TwoPassRequestBody.__struct_fields__) - {"model", "controls", "reference_images"}
 )
 
 
@@ -56,7 +56,7 @@ class SourceImage:
 def build_body(flags: Mapping[str, Any], source: SourceImage | None, **options: Any) -> ImageRequestBody:
     """The request body of the settings of `source`, if any, overridden by `flags`."""
     repeated = {} if source is None else {name: getattr(source.metadata, name) for name in _REPEATED_FIELDS}
-    return ImageRequestBody(**(repeated | dict(flags)), **options)
+    return TwoPassRequestBody(**(repeated | dict(flags)), **options)
 
 
 def read_images(

@@ -13,7 +13,7 @@ from noria.observe.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from noria.images.metadata import GenerationMetadata
-    from noria.protocol.diffusion import Control, Lora, Refinement
+    from noria.protocol.diffusion import Control, Lora, Refinement, SecondPass
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -61,6 +61,7 @@ def format_metadata(file: pathlib.Path, metadata: "GenerationMetadata") -> str:
         "references": ", ".join(f"{each.width}×{each.height} ({each.digest})" for each in metadata.reference_images)
         or None,
         "refiner": metadata.refiner and _describe_refiner(metadata.refiner),
+        "second pass": metadata.second_pass and _describe_second_pass(metadata.second_pass),
         "LoRAs": ", ".join(_describe_lora(each) for each in metadata.loras) or None,
         "model": metadata.model,
         "model version": metadata.model_version,
@@ -85,6 +86,11 @@ def _describe_control(control: "Control") -> str:
 def _describe_refiner(refiner: "Refinement") -> str:
     digest = f" ({refiner.digest})" if refiner.digest else ""
     return f"{refiner.name} from {refiner.start:g}{digest}"
+
+
+def _describe_second_pass(second: "SecondPass") -> str:
+    steps = f"the last of {second.inference_steps} steps, strength {second.strength:g}"
+    return f"{second.width}×{second.height}, latents enlarged ({second.upscaler}), {steps}"
 
 
 def _describe_lora(lora: "Lora") -> str:

@@ -208,7 +208,8 @@ class StepLoop(RequestLoop[RequestT]):
         if plan is None:
             return None
         with_thumbnails = self._on_plan(plan)
-        stepped = self._requests[plan.steps[0].image.attempt_id].batch_key if plan.steps else None
+        first = plan.steps[0] if plan.steps else None
+        stepped = first and self._requests[first.image.attempt_id].schedulable(None, None).step_key(first.call)
         images_by_client = Counter([client_of(self._requests[step.image.attempt_id]) for step in plan.steps])
         outcome = self._executor.execute(plan, with_thumbnails=with_thumbnails)
         now = self._clock()

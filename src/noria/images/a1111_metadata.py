@@ -21,9 +21,9 @@ from typing import NamedTuple
 import msgspec
 
 from noria.errors import InvalidField, short_repr
-from noria.images.a1111_names import a1111_name, scheduler_for
+from noria.images.a1111_names import UPSCALERS, a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Control, Lora, PromptSyntax, Refinement
+from noria.protocol.diffusion import Control, Lora, PromptSyntax, Refinement, SecondPass, num_skipped_steps
 
 _NEGATIVE_PREFIX = "Negative prompt:"
 _NUMBER = r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?"
@@ -65,6 +65,7 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Model hash": metadata.model_version,
         "Model": metadata.model,
         "Denoising strength": None if metadata.strength is None else _number(metadata.strength),
+        **_describe_second_pass(metadata.second_pass, metadata.scheduler),
         "Clip skip": metadata.clip_skip,
         "Prompt syntax": metadata.prompt_syntax,
         "Calls": None if metadata.calls in (None, 1) else _number(metadata.calls),
@@ -88,6 +89,18 @@ def _describe_control(control: Control) -> str:
         "Guidance End": _number(control.end),
     }
     return ", ".join(f"{name}: {value}" for name, value in settings.items())
+
+
+def _describe_second_pass(second: SecondPass | None, scheduler: str | None) -> dict[str, str | int]:
+    if second is None or scheduler is None:
+        return {}
+    num_skipped = num_skipped_steps(scheduler, second.inference_steps, second.strength)
+    return {
+        "Denoising strength": _number(second.strength),
+        "Hires resize": f"{second.width}x{second.height}",
+        "Hires steps": second.inference_steps - num_skipped,
+        "Hires upscaler": next(name for name, upscaler in UPSCALERS.items() if upscaler == second.upscaler),
+    }
 
 
 def _describe_refiner(refiner: Refinement | None) -> str | None:

@@ -10,9 +10,22 @@ from types import MappingProxyType
 
 from noria.errors import InvalidField, short_repr
 from noria.images import scheduler_names
+from noria.protocol.diffusion import LatentUpscaler
 
 KARRAS, UNIFORM, AUTOMATIC = "Karras", "Uniform", "Automatic"  # "Uniform" is A1111's name of the model's own timesteps
 SCHEDULE_TYPES = (AUTOMATIC, UNIFORM, KARRAS)
+
+UPSCALERS: Mapping[str, LatentUpscaler] = MappingProxyType(
+    {
+        "Latent": "bilinear",
+        "Latent (antialiased)": "bilinear antialiased",
+        "Latent (bicubic)": "bicubic",
+        "Latent (bicubic antialiased)": "bicubic antialiased",
+        "Latent (nearest)": "nearest",
+        "Latent (nearest-exact)": "nearest-exact",
+    }
+)
+"""How latents are enlarged, by A1111's names; the first one is its default."""
 
 SAMPLERS: Mapping[str, str] = MappingProxyType(
     {

@@ -9,7 +9,7 @@ import msgspec
 
 from noria import __version__
 from noria.errors import ImageFileError, InvalidField, short_repr
-from noria.protocol.diffusion import Control, ImageSettings, Lora, PromptSyntax, Reference, Refinement
+from noria.protocol.diffusion import Control, ImageSettings, Lora, PromptSyntax, Reference, Refinement, SecondPass
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
 from noria.protocol.routes import Target
@@ -37,6 +37,7 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     controls: tuple[Control, ...] = ()  # with digests
     reference_images: tuple[Reference, ...] = ()  # likewise
     refiner: Refinement | None = None  # with name and digest
+    second_pass: SecondPass | None = None
     calls: float | None = None  # the share of the model's calls that were made
     prompt_syntax: PromptSyntax | None = None  # None: plain, if Noria generated it
     clip_skip: int | None = None  # the layer of the text encoder from the end; None: that of the model's family
@@ -70,6 +71,7 @@ def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Targ
         controls=request.payload.controls,
         reference_images=request.payload.reference_images,
         refiner=request.payload.refiner,
+        second_pass=request.payload.second_pass,
         calls=request.payload.calls,
         prompt_syntax=request.payload.prompt_syntax,
         clip_skip=request.payload.clip_skip,

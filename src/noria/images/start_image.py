@@ -13,14 +13,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from noria.errors import InvalidField, UnreadableImage
+from noria.images.inpainting import (
+    Box,
+    MaskUse,
+    ResizeMode,
+    box_around,
+    resized,
+    softened,
+    with_surroundings,
+)
 from noria.images.metadata_chunks import UnknownFormatError, find_metadata, read_orientation
 from noria.images.pixel_chunks import PixelChunks, find_pixels
 from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.reference_size import place_reference
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, MaskFill
 
 MAX_PIXELS = 16_000_000
 """Photos of phones have 12 million; models take at most 4 million."""
@@ -42,6 +51,7 @@ _OTHER_FORMATS = {  # by the start of a file, and of ISO's containers by their b
     b"<svg": "SVG",
     b"<": "HTML, XML or SVG",
 }
+_HALF = 128
 _NUM_DIGEST_CHARS = 12  # as a model's fingerprint
 _TURNS = {  # by EXIF's orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -73,6 +83,8 @@ class ImageFiles:
     inverts_mask: bool = False
     controls: tuple[bytes, ...] = ()
     references: tuple[bytes, ...] = ()
+    resize: ResizeMode = "stretch"  # how the start image and its mask get the size of the request
+    mask_use: MaskUse | None = None  # None: the mask is hard, and nothing is pasted
 
     @property
     def num_bytes(self) -> int:
@@ -87,6 +99,7 @@ class StartImageFacts(NamedTuple):
     height_px: int
     digest: str
     mask_digest: str | None  # None: there is no mask
+    mask_fill: MaskFill | None = None  # None: the repainted part begins as the image
 
 
 class ImageFacts(NamedTuple):
@@ -119,6 +132,11 @@ class RequestImages:
             tuple(map(_facts, self._references, files.references)),
         )
 
+    @property
+    def pasted(self) -> "StartImage | None":
+        """The start image if what is generated is pasted into it."""
+        return self._start if self._start is not None and self._start.is_pasted else None
+
     def pixels(self, width_px: int, height_px: int, spec: DiffusionModelSpec) -> bytes:
         """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each control and reference.
 
@@ -147,12 +165,16 @@ class StartImage:
             InvalidField: the mask has another size than the image.
         """
         self._mask_rule, self._inverts_mask = files.mask_rule, files.inverts_mask
+        self._resize: ResizeMode = files.resize
         assert files.image is not None
         self._image = _Source("image", files.image)
         self._mask = None if files.mask is None else _Source("mask", files.mask)
+        self._mask_use = None if files.mask is None else files.mask_use
         width_px, height_px = self._image.size_px
         mask_digest = None if files.mask is None else _digest(files.mask)
-        self.facts: StartImageFacts = StartImageFacts(width_px, height_px, _digest(files.image), mask_digest)
+        self.facts: StartImageFacts = StartImageFacts(
+            width_px, height_px, _digest(files.image), mask_digest, _latent_fill(self._mask_use)
+        )
         if self._mask is not None and self._mask.size_px != self._image.size_px:
             width_px, height_px = self._mask.size_px
             raise InvalidField(
@@ -160,6 +182,11 @@ class StartImage:
                 f"{self.facts.width_px} × {self.facts.height_px}.",
                 field="mask",
             )
+
+    @property
+    def is_pasted(self) -> bool:
+        """Whether `paste` makes the result of what is generated."""
+        return self._mask_use is not None
 
     def pixels(self, width_px: int, height_px: int) -> bytes:
         """Return [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8: 255 repainted, 0 kept.
@@ -169,16 +196,60 @@ class StartImage:
 
         Raises:
             UnreadableImage: a file is damaged.
-            InvalidField: the mask has no transparency, which its rule needs.
+            InvalidField: the mask has no transparency, which its rule needs, or covers nothing of a part.
         """
-        with self._image.decode() as image:
-            pixels = _rgb(image, (width_px, height_px)).tobytes()
+        size_px = width_px, height_px
         if self._mask is None:
-            return pixels
+            with self._image.decode() as image:
+                return _rgb(image, size_px, self._resize).tobytes()
+        soft = self._soft_mask()
+        box, mode = self._box(soft, size_px)
+        mask = resized(_part(soft, box), size_px, mode)
+        with self._image.decode() as image:
+            pixels = _rgb(_part(image, box), size_px, mode)
+        if self._mask_use is not None and self._mask_use.content != "original":
+            pixels = with_surroundings(pixels, mask)
+        return pixels.tobytes() + mask.point([255 * (value >= _HALF) for value in range(256)]).tobytes()
+
+    def paste(self, repainted: Image.Image) -> Image.Image:
+        """Return the start image with what was generated of `pixels` where the mask is, softly if it is blurred.
+
+        It has the size of the start image if only a part of it was generated. Raises as `pixels`.
+        """
+        assert self._mask_use is not None
+        soft = self._soft_mask()
+        box, mode = self._box(soft, repainted.size)
+        with self._image.decode() as image:
+            if box is None:
+                mask = resized(soft, repainted.size, mode)
+                return Image.composite(repainted, _rgb(image, repainted.size, mode), mask)
+            kept = _rgb(image, image.size)
+        around = kept.copy()
+        around.paste(resized(repainted, (box[2] - box[0], box[3] - box[1]), "crop"), box)
+        return Image.composite(around, kept, soft)
+
+    def _soft_mask(self) -> Image.Image:
+        """Return [height, width] of 0 (kept) to 255 (repainted), in the mask's size."""
+        assert self._mask is not None
         with self._mask.decode() as mask:
-            channel = _mask_channel(mask, self._mask_rule).resize((width_px, height_px), Image.Resampling.LANCZOS)
-        table = [255 * ((value >= 128) != self._inverts_mask) for value in range(256)]
-        return pixels + channel.point(table).tobytes()
+            channel = _mask_channel(mask, self._mask_rule)
+        if self._inverts_mask:
+            channel = ImageOps.invert(channel)
+        return channel if self._mask_use is None else softened(channel, self._mask_use.blur_px)
+
+    def _box(self, soft: Image.Image, size_px: tuple[int, int]) -> tuple[Box | None, ResizeMode]:
+        """Return the part of the image that gets `size_px`, None of all of it, and how it does."""
+        if self._mask_use is None or self._mask_use.padding_px is None:
+            return None, self._resize
+        return box_around(soft, self._mask_use.padding_px, size_px), "fill"
+
+
+def _part(image: Image.Image, box: Box | None) -> Image.Image:
+    return image if box is None else image.crop(box)
+
+
+def _latent_fill(use: MaskUse | None) -> MaskFill | None:
+    return use.content if use is not None and use.content in ("noise", "nothing") else None
 
 
 class _Source:
@@ -246,12 +317,12 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
     return image
 
 
-def _rgb(image: Image.Image, size_px: tuple[int, int]) -> Image.Image:
+def _rgb(image: Image.Image, size_px: tuple[int, int], mode: ResizeMode = "stretch") -> Image.Image:
     """Return an image in RGB and resized, over white."""
     if not image.has_transparency_data:
-        return image.convert("RGB").resize(size_px, Image.Resampling.LANCZOS)
-    resized = image.convert("RGBA").resize(size_px, Image.Resampling.LANCZOS)
-    return Image.alpha_composite(Image.new("RGBA", size_px, "white"), resized).convert("RGB")
+        return resized(image.convert("RGB"), size_px, mode)
+    layer = resized(image.convert("RGBA"), size_px, mode)
+    return Image.alpha_composite(Image.new("RGBA", size_px, "white"), layer).convert("RGB")
 
 
 def _mask_channel(mask: Image.Image, rule: MaskRule) -> Image.Image:

@@ -15,6 +15,14 @@ from noria.protocol.model_spec import ModelSpec
 ReferenceSize = Literal["area", "preferred"]
 """The rule of `images/reference_size.py` by which reference images are resized for a model."""
 
+MaskFill = Literal["noise", "nothing"]
+"""The latents of the repainted part of a start image, in place of its own: noise, or zeros."""
+
+LatentUpscaler = Literal[
+    "bilinear", "bilinear antialiased", "bicubic", "bicubic antialiased", "nearest", "nearest-exact"
+]
+"""How latents are enlarged, by the modes of torch's `interpolate`."""
+
 PromptSyntax = Literal["plain", "a1111"]
 """The syntax of prompts: none, or that of `models/diffusion/prompts/a1111_syntax.py`."""
 
@@ -92,6 +100,16 @@ class Refinement(Struct, frozen=True, forbid_unknown_fields=True):
     digest: str | None = None  # digest of the folder; None in a request: whatever it is
 
 
+class SecondPass(Struct, frozen=True, forbid_unknown_fields=True):
+    """A second pass of an image, in another size, which begins with the latents of the first one."""
+
+    width: int  # px
+    height: int  # px
+    inference_steps: int  # the last ones of them are made, by the strength
+    strength: float  # as that of a start image
+    upscaler: LatentUpscaler = "bilinear"
+
+
 class ImageSettings(Struct, frozen=True):
     """The settings of one image as far as they are given; `None` means not given."""
 
@@ -139,7 +157,9 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     partial_images: int = 0  # previews of each image
     image_digest: str | None = None  # digests of the files as they were sent, for the metadata of the images
     mask_digest: str | None = None
+    mask_fill: MaskFill | None = None  # None: the latents of the start image
     embeddings: tuple[Embedding, ...] = ()  # those that its prompts name
+    second_pass: SecondPass | None = None
 
     @property
     def has_images(self) -> bool:
@@ -155,6 +175,18 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     def first_step(self) -> int:
         """The number of steps that a start image leaves out."""
         return 0 if self.strength is None else num_skipped_steps(self.scheduler, self.inference_steps, self.strength)
+
+    @property
+    def result_px(self) -> tuple[int, int]:
+        """Width and height of the images that result."""
+        last = self.second_pass or self
+        return last.width, last.height
+
+    @property
+    def first_step_of_second_pass(self) -> int:
+        """The number of steps that a second pass leaves out, which there is."""
+        assert self.second_pass is not None
+        return num_skipped_steps(self.scheduler, self.second_pass.inference_steps, self.second_pass.strength)
 
     @property
     def num_results(self) -> int:
@@ -173,7 +205,10 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
 
         Of one with skipped calls it is the number of calls.
         """
-        return self.num_calls or self.inference_steps - self.first_step
+        num_steps = self.num_calls or self.inference_steps - self.first_step
+        if self.second_pass is not None:
+            num_steps += self.second_pass.inference_steps - self.first_step_of_second_pass
+        return num_steps
 
     @property
     def settings_view(self) -> ImageSettingsView:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora, PromptSyntax, Refinement
+from noria.protocol.diffusion import DiffusionPayload, ImageSettings, Lora, PromptSyntax, Refinement, SecondPass
 from noria.protocol.kinds import Payload
 from noria.protocol.text import TextPayload
 
@@ -72,6 +72,12 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
         """Return the body without its images, which are long."""
         controls = tuple(msgspec.structs.replace(control, image=None) for control in self.controls)
         return msgspec.structs.replace(self, image=None, mask=None, controls=controls, reference_images=())
+
+
+class TwoPassRequestBody(ImageRequestBody, frozen=True):
+    """The settings of images that may have a second pass, of protocols that know it."""
+
+    second_pass: SecondPass | None = None
 
 
 class EngineRequest(Struct, Generic[PayloadT_co], frozen=True, tag="Submit"):

@@ -63,9 +63,12 @@ class NoiseStream:
             self._last = call, self._draw(dtype or self._dtype)
         return self._last[1]
 
-    def replay(self, noise_N: NDArray[np.bool_], dtype: torch.dtype) -> None:
-        """Draw what was drawn for the first N calls, for an image that goes on after them; `noise_N` is the table's."""
-        for call in np.flatnonzero(noise_N):
+    def replay(self, noise_N: NDArray[np.bool_], dtype: torch.dtype, first_call: int = 0) -> None:
+        """Draw what was drawn for the calls from `first_call` to N, for an image that goes on after them.
+
+        `noise_N` is that of the table's first N calls.
+        """
+        for call in first_call + np.flatnonzero(noise_N[first_call:]):
             self.next(dtype, call=int(call))
 
     def _draw(self, dtype: torch.dtype) -> torch.Tensor:

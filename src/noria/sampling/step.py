@@ -52,10 +52,10 @@ def clear_slot(history_SKE: torch.Tensor, slot: int) -> None:
     history_SKE[slot].zero_()
 
 
-def init_slot(history_SKE: torch.Tensor, slot: int, start: torch.Tensor) -> None:
-    """Initialize `slot` for a new image at cursor 0; `start`, of any shape, is its noise times `init_noise_sigma`."""
+def init_slot(history_SKE: torch.Tensor, slot: int, start: torch.Tensor, cursor: int = 0) -> None:
+    """Initialize `slot` for an image that begins at `cursor`; `start`, of any shape, is its first sample."""
     clear_slot(history_SKE, slot)
-    history_SKE[slot, 0] = start.flatten().to(history_SKE.dtype)
+    history_SKE[slot, cursor % window_of(history_SKE.shape[_AXIS])] = start.flatten().to(history_SKE.dtype)
 
 
 def samples(history_SKE: torch.Tensor, slots_B: torch.Tensor, cursors_B: torch.Tensor) -> torch.Tensor:

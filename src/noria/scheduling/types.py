@@ -37,7 +37,7 @@ class BatchKey(NamedTuple):
     width_px: int
     height_px: int
     model: ModelKey = ModelKey()
-    stage: int = 0  # 1: the later calls of an image, which are of another denoiser
+    stage: int = 0  # 1: the later calls of an image, if they are of another denoiser
     reference_px: int = 0  # pixels of the reference images, which are in each call beside the image
 
     @property
@@ -74,7 +74,8 @@ class SchedulableRequest(Struct, frozen=True):
     call_size: tuple[int, int] | None = None  # what images of other sizes in its calls have, too; None: there are none
     # Or reference images: the same for all of its images, encoded before the first of them joins.
     has_start_image: bool = False
-    second_stage_from: int | None = None  # the first call of the second denoiser; None: all are of one
+    second_stage_from: int | None = None  # the first call of the second stage; None: all are of one
+    second_stage_px: tuple[int, int] | None = None  # its width and height; None: it has another denoiser
     # The images that are not done of a request that another engine has handed over. None: all, from the first call on.
     resumed: Mapping[int, ImageProgress] | None = None
     waited_s: float = 0.0  # since it arrived at the first engine, before it arrived at this one
@@ -88,7 +89,7 @@ class SchedulableRequest(Struct, frozen=True):
 
     def progress_of(self, index: int) -> ImageProgress:
         """How far an image of it is when it arrives."""
-        return _NOT_BEGUN if self.resumed is None else self.resumed[index]
+        return ImageProgress() if self.resumed is None else self.resumed[index]
 
     def call_key(self, step_key: BatchKey) -> BatchKey:
         """Return what calls share: the key of a step, without its size where the model mixes sizes in a call."""
@@ -99,9 +100,19 @@ class SchedulableRequest(Struct, frozen=True):
 
     def step_key(self, call: int) -> BatchKey:
         """The batch key of a call: that of its stage."""
-        if self.second_stage_from is None or call < self.second_stage_from:
-            return self.batch_key
-        return self.batch_key._replace(stage=1)
+        return self.batch_key if self.second_stage_from is None or call < self.second_stage_from else self.second_key
+
+    @property
+    def second_key(self) -> BatchKey:
+        """The batch key of the calls of the second stage."""
+        if self.second_stage_px is None:
+            return self.batch_key._replace(stage=1)
+        return self.batch_key._replace(width_px=self.second_stage_px[0], height_px=self.second_stage_px[1])
+
+    @property
+    def last_key(self) -> BatchKey:
+        """The batch key with which its images are decoded, whatever denoised them."""
+        return self.batch_key if self.second_stage_px is None else self.second_key
 
     def second_stage_calls(self, call: int) -> int:
         """How many calls of an image are of the second stage, from `call` on."""
@@ -111,10 +122,7 @@ class SchedulableRequest(Struct, frozen=True):
         """The calls of an image from `call` on, by the batch keys of their stages."""
         second = self.second_stage_calls(call)
         first = self.batch_key, self.num_calls - call - second
-        return (first, (self.batch_key._replace(stage=1), second)) if second else (first,)
-
-
-_NOT_BEGUN = ImageProgress()
+        return (first, (self.second_key, second)) if second or self.second_stage_px else (first,)
 
 
 class SlotAssignment(NamedTuple):

@@ -156,5 +156,5 @@ class FakeExecutor:
         """A flat image of the request's size."""
         request = self._accepted[image.attempt_id].request
         payload = request.payload
-        pixels = FakePixels(payload.seed + image.index, payload.width * payload.height * 3)
+        pixels = FakePixels(payload.seed + image.index, 3 * payload.result_px[0] * payload.result_px[1])
         return DecodedImage(request, image.index, pixels)

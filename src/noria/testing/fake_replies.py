@@ -36,7 +36,7 @@ def image_replies(
     num_cut = max(0, len(payload.prompt.split()) - _MAX_WORDS)
     for index in reversed(range(num_images)):  # images may come in any order
         seed = payload.seed + index
-        done = ImageDone(attempt_id, index, seed, payload.width, payload.height, num_cut)
+        done = ImageDone(attempt_id, index, seed, *payload.result_px, num_cut)
         yield done, _draw(payload, data, colour(seed))
     timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=denoise_s, decode_s=0.004)
     yield Finished(attempt_id, timings, payload.num_steps, mean_batch=2.5), None
@@ -66,7 +66,8 @@ def text_reply(request: EngineRequest[TextPayload], spec: EncoderModelSpec) -> R
 
 def _draw(payload: DiffusionPayload, data: memoryview | None, colour: tuple[int, int, int]) -> bytes:
     """Return the pixels of an image: all in `colour`, but for those that the mask of its start image keeps."""
-    pixels = np.full((payload.height, payload.width, 3), colour, np.uint8)
+    width, height = payload.result_px
+    pixels = np.full((height, width, 3), colour, np.uint8)
     if payload.has_mask:
         assert data is not None
         frame = np.frombuffer(data, np.uint8)

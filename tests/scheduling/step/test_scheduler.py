@@ -199,6 +199,37 @@ def test_images_of_both_stages_are_decoded_together():
     assert decoded == [[], ["a", "a"], ["a", "b"]]
 
 
+def test_a_second_pass_steps_and_is_decoded_with_images_of_its_size():
+    scheduler = StepScheduler(4)
+    larger = {"second_stage_px": (LARGE.width_px, LARGE.height_px)}
+    scheduler.submit(make_request("passes", calls=3, second_stage_from=1, **larger), 0)
+    scheduler.submit(make_request("small", calls=1), 0)
+    scheduler.submit(make_request("large", calls=3, batch_key=LARGE), 0)
+    steps, decodes = [], []
+    while scheduler.num_running or scheduler.num_waiting:
+        plan = run_iteration(scheduler)[0]
+        steps.append([(step.image.attempt_id, step.call) for step in plan.steps])
+        decodes += [{each.image.attempt_id for each in plan.decodes}]
+    assert steps[:2] == [[("passes", 0), ("small", 0)], [("passes", 1), ("large", 0)]]
+    assert {"small"} in decodes
+    assert not any({"small"} < decoded for decoded in decodes)
+
+
+def test_decodes_of_a_second_pass_that_do_not_fit_are_fewer_of_its_size_alone():
+    scheduler = StepScheduler(8, decode_batch=4)
+    larger = {"second_stage_px": (LARGE.width_px, LARGE.height_px)}
+    scheduler.submit(make_request("a", calls=2, images=4, second_stage_from=1, **larger), 0)
+    run_iteration(scheduler)
+    assert len(run_iteration(scheduler, oom_phase="decodes")[0].decodes) == 4
+    assert len(run_iteration(scheduler)[0].decodes) == 2
+    scheduler.submit(make_request("small", calls=1, images=4), 0)
+    decoded = []
+    while scheduler.num_running or scheduler.num_waiting:
+        decoded.append([each.image.attempt_id for each in run_iteration(scheduler)[0].decodes])
+    assert ["small"] * 4 in decoded
+    assert ["a"] * 2 in decoded
+
+
 def test_images_that_finish_together_are_decoded_in_small_batches():
     scheduler = StepScheduler(8, decode_batch=3)
     scheduler.submit(make_request("many", calls=1, images=8), 0)
@@ -781,6 +812,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(["low", "normal", "high"]),
         has_start_image=st.booleans(),
         num_first_calls=st.none() | st.integers(1, 3),
+        second_stage_px=st.sampled_from([None, (LARGE.width_px, LARGE.height_px)]),
         client=st.sampled_from(["", "a", "b"]),
         weight=st.sampled_from([1.0, 0.25]),
     )
@@ -796,6 +828,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority,
         has_start_image,
         num_first_calls,
+        second_stage_px,
         client,
         weight,
     ):
@@ -814,6 +847,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             call_size=None if batch_key == STAGED else self.call_size,
             has_start_image=has_start_image,
             second_stage_from=num_first_calls if has_stages else None,
+            second_stage_px=second_stage_px if has_stages else None,
             client=client,
             weight=weight,
         )
@@ -880,7 +914,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         keys = [request.step_key(step.call) for request, step in zip(requests, self.plan.steps, strict=True)]
         assert len({request.call_key(key) for request, key in zip(requests, keys, strict=True)}) <= 1
         assert (
-            len({self.open[assignment.image.attempt_id].batch_key.decode_key for assignment in self.plan.decodes}) <= 1
+            len({self.open[assignment.image.attempt_id].last_key.decode_key for assignment in self.plan.decodes}) <= 1
         )
         assert len(self.plan.decodes) <= 2
         self.check_encodes()

@@ -28,6 +28,7 @@ from noria.engine.diffusion.input_images.masked_images import MaskedImages
 from noria.engine.diffusion.input_images.start_latents import StartLatents
 from noria.engine.diffusion.latents import LatentSlots
 from noria.engine.diffusion.loras.model_loras import ModelLoras
+from noria.engine.diffusion.noise_streams import NoiseStreams
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer, refiner_of
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import (
@@ -46,7 +47,6 @@ from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, Ref
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
 from noria.protocol.request import ImageRequest
-from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, downscale, preview_pixels
 from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
 from noria.sampling.tables import fold, window_of
@@ -75,7 +75,7 @@ class DiffusionExecutor:
         self.model = model
         self.config = config
         self._requests: dict[str, PreparedImageRequest] = {}
-        self._noise: dict[ItemId, NoiseStream] = {}
+        self._noise = NoiseStreams(model)
         self._latents = LatentSlots(config.slots, model.device)
         self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running and evicted images, by stage
         self._evicted: dict[ItemId, BegunImage] = {}
@@ -102,8 +102,10 @@ class DiffusionExecutor:
 
     def resume(self, prepared: PreparedImageRequest, states: Sequence[StateWithBytes]) -> PreparedImageRequest:
         """Let images begin as another engine has handed them over. Raises InvalidStateError if they cannot."""
-        num_elements = math.prod(prepared.latent_shape)
-        begun = {state.index: load_image(state, data, prepared.table, num_elements) for state, data in states}
+        begun = {
+            state.index: load_image(state, data, prepared.table, math.prod(prepared.shape_at(state.call)))
+            for state, data in states
+        }
         return replace(prepared, begun=begun)
 
     def hand_over(self, released: ReleasedImage) -> tuple[ImageState, bytes]:
@@ -117,7 +119,7 @@ class DiffusionExecutor:
         """Return the state of an image that has a slot."""
         assert released.slot is not None, released
         prepared = self._requests[released.image.attempt_id]
-        history = self._latents.of(prepared.latent_shape)
+        history = self._latents.of(prepared.shape_at(released.progress.call))
         return save_image(released.progress.call, released.slot, prepared.table, history)
 
     def is_compiled(self, request: ImageRequest) -> bool:
@@ -133,8 +135,9 @@ class DiffusionExecutor:
         request = self._requests.pop(attempt_id).request
         for index in range(request.payload.n):
             image = ItemId(attempt_id, index)
-            for held in (self._noise, self._guided, self._decoded, self._evicted):
+            for held in (self._guided, self._decoded, self._evicted):
                 held.pop(image, None)
+            self._noise.end(image)
             self._masked_images.end(image)
         if request.payload.loras and not any(prepared.adapters for prepared in self._requests.values()):
             self._loras.release()
@@ -253,8 +256,9 @@ class DiffusionExecutor:
         """Let evicted images go on. Their states stay until they step: joins that run out of memory are repeated."""
         for assignment in assignments:
             prepared = self._requests[assignment.image.attempt_id]
-            history = self._latents.join(prepared.latent_shape, prepared.table.window, assignment.slot, is_first=False)
-            self._evicted[assignment.image].write(history, assignment.slot)
+            begun = self._evicted[assignment.image]
+            self._latents.join(prepared.largest_shape, prepared.table.window, assignment.slot, is_first=False)
+            begun.write(self._latents.of(prepared.shape_at(begun.call)), assignment.slot)
 
     def _begin(self, assignments: list[SlotAssignment]) -> None:
         """Let images begin, at their first call or where another engine has handed them over."""
@@ -262,19 +266,20 @@ class DiffusionExecutor:
         guided = self.conditioner.condition(requests)
         for assignment, prepared in zip(assignments, requests, strict=True):
             self._guided[assignment.image] = guided[assignment.image.attempt_id]
-            seed, shape = prepared.request.payload.seed, prepared.latent_shape
-            at = prepared.table.window, assignment.slot
-            history = self._latents.join(shape, *at, is_first=not self._noise)
-            noise = NoiseStream(seed, shape, self.model.noise_dtype, image=assignment.image.index)
-            self._noise[assignment.image] = noise
+            begun = prepared.begun.get(assignment.image.index)
+            call = 0 if begun is None else begun.call
+            window, slot = prepared.table.window, assignment.slot
+            self._latents.join(prepared.largest_shape, window, slot, is_first=not self._noise)
+            history = self._latents.of(prepared.shape_at(call))
+            self._noise[assignment.image] = noise = self._noise.open(assignment.image, prepared, call)
             if prepared.start is None:
                 first = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
             else:
                 first = self._masked_images.begin(assignment.image, prepared, noise)
-            if (begun := prepared.begun.get(assignment.image.index)) is None:
+            if begun is None:
                 init_slot(history, assignment.slot, first)
             else:
-                noise.replay(prepared.table.noise[: begun.call], self._noise_dtype(prepared))
+                noise.replay(prepared.table.noise[:call], self._noise.dtype(prepared), prepared.first_call_of(call))
                 begun.write(history, assignment.slot)
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
@@ -300,9 +305,17 @@ class DiffusionExecutor:
             if with_thumbnails:
                 thumbnails += self._make_previews(batch, range(len(batch.steps)), outputs_BCHW, THUMBNAIL_MAX_PX)
         advanced = [self._next_samples(*each) for each in zip(batches, outputs, strict=True)]
+        second = [
+            each
+            for batch, next_BE in zip(batches, advanced, strict=True)
+            for each in self._noise.second_passes(batch.steps, batch.prepared, next_BE)
+        ]
         # These come last: a step that runs out of memory is repeated, unless it has advanced.
         for batch, next_BE in zip(batches, advanced, strict=True):
             write_samples(batch.history, batch.slots_B, batch.calls_B, next_BE)
+        for step, first_CHW, noise in second:
+            init_slot(self._latents.of(first_CHW.shape), step.slot, first_CHW, step.call + 1)
+            self._noise[step.image] = noise
         self._previews += previews
         self._thumbnails += thumbnails
 
@@ -318,9 +331,9 @@ class DiffusionExecutor:
     def _gather(self, steps: list[Step]) -> _StepBatch:
         """Return the model's inputs of images of one size."""
         prepared = [self._requests[step.image.attempt_id] for step in steps]
-        shape = prepared[0].latent_shape
-        history = self._latents.of(shape)
         calls = [step.call for step in steps]
+        shape = prepared[0].shape_at(calls[0])
+        history = self._latents.of(shape)
         slots_B, calls_B = self._to_device([step.slot for step in steps]), self._to_device(calls)
         scales_B = self._to_device(
             np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
@@ -333,7 +346,7 @@ class DiffusionExecutor:
         """Return the samples [B, E] that follow; writes no sample."""
         rows = np.stack([p.table.coefficients[s.call] for p, s in zip(batch.prepared, batch.steps, strict=True)])
         coefficients_BK = self._to_device(fold(rows, window_of(batch.history.shape[1])))
-        noise_BE = self._draw_noise(batch.steps, batch.prepared)
+        noise_BE = self._noise.draw(batch.steps, batch.prepared)
         kept = self._masked_images.kept(batch.steps, batch.prepared)
         at = batch.history, batch.slots_B, batch.calls_B
         return next_samples(*at, outputs_BCHW.flatten(1), noise_BE, coefficients_BK, kept)
@@ -362,24 +375,9 @@ class DiffusionExecutor:
             for pixels_HWC, b in zip(pixels_BHWC, indices, strict=True)
         ]
 
-    def _draw_noise(self, steps: list[Step], prepared: list[PreparedImageRequest]) -> torch.Tensor | None:
-        """[B, E] of this call's noise, zero for samplers that need none; None if no image's sampler needs any."""
-        needs_noise = [p.table.noise[step.call] > 0 for step, p in zip(steps, prepared, strict=True)]
-        if not any(needs_noise):
-            return None
-        noise_BCHW = torch.zeros(len(steps), *prepared[0].latent_shape, dtype=torch.float32)
-        for b, (step, p) in enumerate(zip(steps, prepared, strict=True)):
-            if needs_noise[b]:
-                noise_BCHW[b] = self._noise[step.image].next(self._noise_dtype(p), call=step.call)
-        return noise_BCHW.flatten(1).to(self.model.device, non_blocking=True)
-
-    def _noise_dtype(self, prepared: PreparedImageRequest) -> torch.dtype:
-        """Return that of the draws of calls."""
-        return torch.float32 if prepared.table.noise_dtype == "float32" else self.model.dtype
-
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
-        shape = prepared[0].latent_shape
+        shape = prepared[0].shape_at(prepared[0].num_calls)
         history = self._latents.of(shape)
         padding = self.config.decode_batch - len(assignments) if self.config.buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding

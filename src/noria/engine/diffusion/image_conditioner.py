@@ -34,7 +34,7 @@ class ImageConditioner:
         embeddings = self._embeddings.get(
             key(text, p.adapters) for p in requests for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]
         )
-        refined = self._condition_refiner([p for p in requests if p.second_stage_from is not None])
+        refined = self._condition_refiner([p for p in requests if p.request.payload.refiner is not None])
         found: dict[str, tuple[GuidedImage, ...]] = {}
         for p in requests:
             prompt = embeddings[key(p.prompt, p.adapters)]

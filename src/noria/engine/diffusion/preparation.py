@@ -1,6 +1,7 @@
 """Prepares image requests for one loaded model, without its device: samplers, start images, LoRA adapters."""
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from noria.engine.diffusion.input_images.start_latents import StartFrameReader, 
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
+from noria.engine.diffusion.second_pass import PreparedSecondPass
 from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, short_repr
 from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel, RefinedModel
@@ -20,7 +22,7 @@ from noria.models.diffusion.unet_models.refiner import Refiner
 from noria.models.diffusion.unet_models.text_embedding import load_embedding
 from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.refiner_folders import NO_REFINER
-from noria.protocol.diffusion import DiffusionPayload
+from noria.protocol.diffusion import DiffusionPayload, SecondPass
 from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.schedule import Schedule, switch_timestep
@@ -35,7 +37,7 @@ class PreparedImageRequest(BaseImageRequest):
     """A request with its compiled sampler."""
 
     table: SamplerTable
-    latent_shape: tuple[int, int, int]  # [C, H, W] of an image
+    latent_shape: tuple[int, int, int]  # [C, H, W] of an image, in its first pass
     prompt: PromptText  # as the model encodes it, as the next
     negative_prompt: PromptText  # None: zeros, or not guided
     preview_calls: frozenset[int]  # calls after which its images get a preview
@@ -46,6 +48,7 @@ class PreparedImageRequest(BaseImageRequest):
     references: ReferenceImages | None = None
     reference_px: int = 0  # pixels of reference images in the batch key
     second_stage_from: int | None = None
+    second_pass: PreparedSecondPass | None = None
     embeddings: tuple[TextEmbedding, ...] = ()
     begun: Mapping[int, BegunImage] = field(default_factory=dict)  # images that another engine has handed over
 
@@ -61,7 +64,25 @@ class PreparedImageRequest(BaseImageRequest):
 
     def stage_of(self, call: int) -> int:
         """Return 1 for a call of the refiner, else 0."""
-        return int(self.second_stage_from is not None and call >= self.second_stage_from)
+        return int(self.second_pass is None and self._is_second(call))
+
+    def first_call_of(self, call: int) -> int:
+        """Return the first call of the pass that makes `call`."""
+        is_second = self.second_pass is not None and self._is_second(call)
+        return self.second_stage_from or 0 if is_second else 0
+
+    def shape_at(self, call: int) -> tuple[int, int, int]:
+        """[C, H, W] of the latents before a call."""
+        is_second = self.second_pass is not None and self._is_second(call)
+        return self.second_pass.latent_shape if self.second_pass is not None and is_second else self.latent_shape
+
+    @property
+    def largest_shape(self) -> tuple[int, int, int]:
+        """[C, H, W] of the latents of its largest pass."""
+        return max(self.latent_shape, self.shape_at(self.num_calls), key=math.prod)
+
+    def _is_second(self, call: int) -> bool:
+        return self.second_stage_from is not None and call >= self.second_stage_from
 
 
 class RequestPreparer:
@@ -90,11 +111,14 @@ class RequestPreparer:
             raise InvalidField(f"{request.model} takes no reference images", field="reference_images")
         shape = self._model.latent_shape(payload.width, payload.height)
         frame = self._start_frames.read(payload, data, shape, is_limited=not request.was_moved)
-        table, *of_refiner = [compile_sampler(*arguments) for arguments in self._samplers(payload, request.model)]
+        table, *of_second = [compile_sampler(*arguments) for arguments in self._samplers(payload, request.model)]
         # The start and the end of a ControlNet are parts of the calls that the model would make without its refiner.
-        num_unrefined, second_stage_from = table.num_calls, None
-        if of_refiner:
-            table, second_stage_from = self._with_refiner(payload, table, *of_refiner)
+        num_unrefined, second_stage_from, second_pass = table.num_calls, None, None
+        if payload.refiner is not None:
+            table, second_stage_from = self._with_refiner(payload, table, *of_second)
+        elif payload.second_pass is not None:
+            second_pass, second_stage_from = self._second_pass(payload.second_pass, *of_second), table.num_calls
+            table = concatenate_tables(table, table.num_calls, *of_second)
         guidance, embeddings = self._model.guidance, self._load_embeddings(payload, request.model)
         reference_px, size_px = payload.num_reference_pixels, payload.width * payload.height
         if self._model.call_size(size_px) is not None:  # else rows with equal keys must have equally many tokens
@@ -114,6 +138,7 @@ class RequestPreparer:
             reference_px=reference_px,
             controls=prepare_controls(payload.controls, frame.controls, num_unrefined, self._model, request.model),
             second_stage_from=second_stage_from,
+            second_pass=second_pass,
             embeddings=embeddings,
         )
 
@@ -149,7 +174,30 @@ class RequestPreparer:
             refiner = check_refiner(payload, self._model, model_name)
             schedule = Schedule(begins_below=switch_timestep(payload.refiner.start, refiner.scheduler_config))
             samplers.append((name, refiner.scheduler_config, num_steps, schedule, None, None))
+        elif (second := payload.second_pass) is not None:
+            self._check_second_pass(payload, model_name)
+            schedule = self._model.schedule(second.width, second.height, second.inference_steps)
+            first_step = payload.first_step_of_second_pass
+            samplers.append((name, config, second.inference_steps, schedule, first_step, None))
         return samplers
+
+    def _check_second_pass(self, payload: DiffusionPayload, model_name: str) -> None:
+        """Raise InvalidField if the model makes none for a request."""
+        width_px, height_px = payload.result_px
+        if self._model.call_size(width_px * height_px) is not None:
+            raise InvalidField(
+                f"second_pass: the calls of {model_name} take images of several sizes, and it makes no second pass. "
+                "Leave it out.",
+                field="second_pass",
+            )
+        if payload.has_images:
+            raise InvalidField("second_pass: images with others have none; leave it or them out.", field="second_pass")
+
+    def _second_pass(self, second: SecondPass, table: SamplerTable) -> PreparedSecondPass:
+        assert table.image_weights is not None, "a sampler that begins with an image"
+        of_image, of_noise = map(float, table.image_weights[0])
+        shape = self._model.latent_shape(second.width, second.height)
+        return PreparedSecondPass(shape, of_image, of_noise, second.upscaler)
 
     def _with_refiner(
         self, payload: DiffusionPayload, table: SamplerTable, of_refiner: SamplerTable

@@ -42,7 +42,7 @@ class BaseImageRequest:
 
     @property
     def second_stage_from(self) -> int | None:
-        """The first call of the model's refiner; None: the model makes all calls."""
+        """The first call of the model's refiner, or of a second pass; None: there is neither."""
         return None
 
     @property
@@ -86,6 +86,7 @@ class BaseImageRequest:
             call_size=self.call_size,
             has_start_image=payload.strength is not None or bool(payload.reference_images),
             second_stage_from=self.second_stage_from,
+            second_stage_px=None if payload.second_pass is None else payload.result_px,
             client=request.share_client,
             weight=request.share_weight,
         )

@@ -35,8 +35,7 @@ class DecodedImage:
             self.request.attempt_id,
             self.index,
             payload.seed + self.index,
-            payload.width,
-            payload.height,
+            *payload.result_px,
             self.num_cut,
         )
         return done, rgb

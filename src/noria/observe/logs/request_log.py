@@ -49,6 +49,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "reference_images": "number of reference images; absent without any",
     "loras": "names and weights of LoRAs, as `ink:0.8, detail:1`; absent without any",
     "refiner": "name and start of the refiner, as `refiner:0.8`; absent without one",
+    "second_pass": "size and strength of a second pass, as `1024x1024:0.7`; absent without one",
     "seed": "seed of the first image",
     "priority": "priority, if it is not normal",
     "deadline_s": "the client's deadline, from the arrival",
@@ -113,6 +114,9 @@ def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompt
         "controls": ", ".join(f"{each.name}:{each.scale:g}" for each in payload.controls) or None,
         "reference_images": len(payload.reference_images) or None,
         "refiner": None if payload.refiner is None else f"{payload.refiner.name}:{payload.refiner.start:g}",
+        "second_pass": None
+        if (second := payload.second_pass) is None
+        else f"{second.width}x{second.height}:{second.strength:g}",
         "seed": payload.seed,
         "priority": request.priority if request.priority != "normal" else None,
         "deadline_s": request.deadline_s,

@@ -26,7 +26,7 @@ class DeviceTime(NamedTuple):
             if client not in (None, running.client):
                 continue
             request = running.active.request
-            _, decode_s = self._per_image(request.batch_key, request.rows)
+            _, decode_s = self._per_image(request.last_key, request.rows)
             calls_s = self._calls_s(request, running.call)
             seconds += calls_s + running.calls_left / request.num_calls * decode_s
         return seconds
@@ -41,7 +41,7 @@ class DeviceTime(NamedTuple):
 
         They are `num_images` in all; None: as many as pay off together.
         """
-        _, decode_s = self._per_image(request.batch_key, request.rows, num_images)
+        _, decode_s = self._per_image(request.last_key, request.rows, num_images)
         return self._calls_s(request, call, num_images) + decode_s
 
     def _calls_s(self, request: SchedulableRequest, call: int, num_images: int | None = None) -> float:

@@ -36,6 +36,7 @@ class SimulatedImage:
     needs_encode: bool = False  # whether its request's start image is encoded when it joins
     call_work_s: float = 0.0  # device time of a call in full batches, its share of the decode included, if known
     later_calls: float = 0.0  # calls of the second stage in `calls_left`, while it is in the first
+    later_key: BatchKey | None = None  # key of these
     client: str = ""
     weight: float = 1.0  # weight of its client's share
     is_evictable: bool = False  # whether an image that precedes it may take its slot
@@ -300,7 +301,7 @@ class _Simulation:
             )
             for each in leaving:
                 if each.later_calls:
-                    each.batch_key = each.batch_key._replace(stage=1)
+                    each.batch_key = each.later_key or each.batch_key
                     each.largest_key = None  # models with stages mix no sizes
                     each.calls_left, each.later_calls = each.later_calls, 0.0
                     self._add_to_group(each)

@@ -254,6 +254,7 @@ class CompletionPredictor:
             needs_encode=active.needs_encode and running is None and image.index == active.waiting[0],  # it joins first
             call_work_s=active.image_work_s / request.num_calls,
             later_calls=request.second_stage_calls(call) if call < (request.second_stage_from or 0) else 0,
+            later_key=request.second_key,
             client=request.client,
             weight=request.weight,
             is_evictable=running is not None and self.max_running == self.table.num_slots,
@@ -331,6 +332,7 @@ class CompletionPredictor:
                 request.num_calls,
                 needs_encode=request.has_start_image and index == 0,
                 later_calls=request.second_stage_calls(0),
+                later_key=request.second_key,
             )
             for index in range(request.num_images)
         ]
@@ -383,9 +385,7 @@ class CompletionPredictor:
         ended, seconds = self._last_iteration
         self.costs.decay_slowdown(now - ended if seconds > 0.0 else 0.0)
         decay_factor = math.exp(-max(now - ended, 0.0) / (_BATCH_SIZE_ITERATIONS * seconds)) if seconds > 0.0 else 1.0
-        self._expected_batch_size = {
-            batch_key: rows * decay_factor for batch_key, rows in self._expected_batch_size.items()
-        }
+        self._expected_batch_size = {key: rows * decay_factor for key, rows in self._expected_batch_size.items()}
         self._last_iteration = now, seconds
 
     def forget_model(self, model: ModelKey) -> None:

@@ -173,8 +173,9 @@ class RequestTable:
         if self.evicted or request.resumed is not None:
             by_call = Counter(self._next_call(request, index) for index in indices)
         for call, num in by_call.items():
-            for number, (batch_key, num_calls) in enumerate(request.calls_by_key(call)):
-                self._count_work(request, batch_key, 0 if number else sign * num, sign * num * num_calls)
+            for batch_key, num_calls in request.calls_by_key(call):
+                num_images = sign * num if batch_key == request.last_key else 0
+                self._count_work(request, batch_key, num_images, sign * num * num_calls)
 
     def _count_work(
         self,
@@ -357,7 +358,7 @@ def cost_key(images: Sequence[RunningImage]) -> BatchKey:
     """Return the key of the largest size in a call, to which its rows are padded."""
     if images[0].active.request.call_size is None:
         return images[0].step_key
-    return max((running.active.request.batch_key for running in images), key=lambda key: key.area_px)
+    return max((running.step_key for running in images), key=lambda key: key.area_px)
 
 
 def count_rows(images: Iterable[RunningImage]) -> int:

@@ -291,8 +291,8 @@ class StepScheduler:
         ready = [image for image, running_image in running.items() if running_image.is_denoised] + last_steps
         if not ready:
             return ()
-        batch_key = running[ready[0]].request.batch_key.decode_key
-        same_key = [image for image in ready if running[image].request.batch_key.decode_key == batch_key]
+        batch_key = running[ready[0]].request.last_key.decode_key
+        same_key = [image for image in ready if running[image].request.last_key.decode_key == batch_key]
         limit = self._decode_limits.get(batch_key, self.decode_batch)
         return tuple(SlotAssignment(image, running[image].slot) for image in same_key[:limit])
 
@@ -315,7 +315,7 @@ class StepScheduler:
         models = {self._table.request_of(assignment.image).batch_key.model for assignment in plan.joins}
         if phase_timings is not None and len(models) == 1 and phase_timings.seconds("joins") and not plan.returns:
             self.costs.observe_text_encode(models.pop(), len(plan.joins), phase_timings.seconds("joins"))
-        decoded = self._table.request_of(plan.decodes[0].image).batch_key if plan.decodes else None
+        decoded = self._table.request_of(plan.decodes[0].image).last_key if plan.decodes else None
         if phase_timings is not None and decoded is not None and phase_timings.seconds("decodes"):
             self.costs.observe_decode(decoded, len(plan.decodes), phase_timings.seconds("decodes"))
         if plan.steps:
@@ -347,7 +347,8 @@ class StepScheduler:
             self._evictions.on_out_of_memory(len(self._table.evicted))
         if not images:
             return []
-        batch_key = self._table.request_of(images[0]).batch_key
+        request = self._table.request_of(images[0])
+        batch_key = request.last_key if result.oom_phase == "decodes" else request.batch_key
         if result.oom_phase == "steps":
             batch_key = cost_key([self._table.running[image] for image in images])
         if len(named) == 1 and (result.oom_phase not in ("encodes", "joins") or num_others == 0):

@@ -11,11 +11,14 @@ import torch
 import tiny_models
 from generating import difference, generate, moved_image
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.input_images.start_latents import StartFrameReader
+from noria.engine.diffusion.input_images.masked_images import MaskedImages
+from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents
 from noria.engine.loop import RequestEnded, StepLoop
 from noria.errors import InvalidField, QueueFull
 from noria.protocol.diffusion import min_strength
+from noria.sampling.noise import NoiseStream
 from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import ItemId
 from start_images import (
     NATURAL_TOLERANCE,
     PARITY_TOLERANCE,
@@ -138,6 +141,24 @@ def test_latents_with_mean_and_deviation_are_encoded_as_they_are_decoded(tmp_pat
         draw = torch.randn(encoded.mean_BCHW.shape, generator=torch.Generator().manual_seed(502))
         (expected,) = executor.model.decode(encoded.mean_BCHW + encoded.deviation_BCHW * draw).numpy()
     assert difference(generate(executor, [kept], None, {"r2": data})["r2", 0], expected) <= NATURAL_TOLERANCE
+
+
+def test_a_repainted_part_begins_with_noise_or_with_nothing_and_the_rest_as_the_image(tiny):
+    _, executor = tiny
+    first = {}
+    for fill in (None, "noise", "nothing"):
+        request = make_request(1, strength=0.5, has_mask=True, scheduler="ddim", mask_fill=fill)
+        prepared = executor.prepare(request, frame(request))
+        StartLatents.encode([prepared.start], executor.model, None)
+        stream = NoiseStream(501, prepared.latent_shape, torch.float32)
+        first[fill] = MaskedImages(executor.model).begin(ItemId("r1", 0), prepared, stream)
+    stream = NoiseStream(501, prepared.latent_shape, torch.float32)
+    stream.of_start_image(torch.float32)
+    noise, repainted = stream.initial(), torch.from_numpy(prepared.start.repainted_MHW[0])
+    of_image, of_noise = map(float, prepared.table.image_weights[0])
+    for fill, weight in (("noise", of_image + of_noise), ("nothing", of_noise)):
+        torch.testing.assert_close(first[fill][:, repainted], weight * noise[:, repainted])
+        assert torch.equal(first[fill][:, ~repainted], first[None][:, ~repainted])
 
 
 def test_running_out_of_memory_changes_no_image(tiny, monkeypatch):

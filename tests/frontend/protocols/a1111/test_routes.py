@@ -205,7 +205,6 @@ def test_every_listed_pair_of_sampler_and_schedule_type_works_or_is_not_combinab
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"enable_hr": True}, "enable_hr is true; the hires fix is not supported"),
         ({"styles": ["anime"]}, "styles"),
         ({"styles": [0] * 1001}, "styles is [0, "),
         ({"styles": [[0] * 500] * 2}, "styles is [[0, "),

@@ -754,14 +754,13 @@ def test_without_a_strength_it_is_a1111s(client, engine):
     [
         ({"init_images": []}, "init_images has 0 images; allowed is one"),
         ({"init_images": [b64(PHOTO)] * 2}, "init_images has 2 images"),
-        ({"resize_mode": 1}, "resize_mode is 1; cropping or filling"),
+        ({"resize_mode": 4}, "resize_mode is 4; allowed are 0 (Just resize), 1 (Crop and resize), 2 (Resize and fill)"),
+        ({"mask": b64(MASK), "mask_blur_x": 300, "mask_blur": None}, "mask_blur_x is 300.0; allowed are 0 to 256."),
+        ({"mask": b64(file_of(left_half(inside=0)))}, "mask covers nothing, so there is no part to repaint"),
         ({"initial_noise_multiplier": 0.5}, "initial_noise_multiplier is 0.5"),
         ({"denoising_strength": 0}, "denoising_strength is 0.0; allowed are 0.01 to 1.0"),
-        (WITH_MASK | {"inpaint_full_res": True}, "inpaint_full_res is true; repainting only the masked part"),
-        (WITH_MASK | {"mask_blur": 4}, "mask_blur is 4; a soft mask is not supported: leave it out, or send 0"),
-        (WITH_MASK | {"inpainting_fill": 0}, "inpainting_fill is 0; filling the masked part before"),
         (WITH_MASK | {"mask": b64(file_of(left_half((8, 8))))}, "mask has 8 × 8 pixels"),
-        ({"enable_hr": True}, "the hires fix is not supported"),
+        ({"enable_hr": True}, "the hires fix of an image is not supported"),
         ({"width": 20}, "multiple of 8"),
     ],
 )
@@ -770,6 +769,44 @@ def test_img2img_that_is_not_allowed(client, engine, fields, says):
     assert response.status_code == 400
     assert says in response.json()["detail"]
     assert engine.submitted == []
+
+
+def test_one_refusal_names_all_fields_of_images_and_masks(client, engine):
+    wrong = {"mask_blur": -1, "resize_mode": "x", "inpainting_fill": 4, "inpaint_full_res_padding": 5000}
+    response = img2img(client, mask=b64(MASK), tiling=True, latent_mask="x", steps=999, **wrong)
+    assert response.status_code == 400
+    for name in (*wrong, "tiling", "latent_mask", "steps"):
+        assert f"{name} is " in response.json()["detail"]
+    assert img2img(client, **wrong | {"resize_mode": "Just resize"}).status_code == 200  # there is no mask
+
+
+def test_what_webuiapi_repaints_is_pasted_into_the_image(client, engine):
+    """It sends a whole image and a mask of a part, which the engine gets alone and enlarged."""
+    image, mask = photo((256, 128)), Image.new("L", (256, 128))
+    mask.paste(255, (100, 40, 140, 70))
+    response = img2img(client, init_images=[b64(file_of(image))], mask=b64(file_of(mask)), seed=5, mask_blur=0)
+    assert response.status_code == 200, response.text
+    pasted = Image.open(io.BytesIO(base64.b64decode(response.json()["images"][0])))
+    assert pasted.size == (256, 128)
+    expected = image.copy()
+    expected.paste(engine.colour(5), (100, 40, 140, 70))
+    assert pasted.tobytes() == expected.tobytes()
+    (request,), (data,) = engine.submitted, engine.data
+    assert (request.payload.width, request.payload.height, request.payload.mask_fill) == (64, 48, None)
+    assert np.frombuffer(data[-64 * 48 :], np.uint8).mean() > 250
+
+
+@pytest.mark.parametrize(("number", "fill"), [(0, None), (1, None), (2, "noise"), (3, "nothing")])
+def test_the_engine_is_told_which_latents_replace_those_of_the_image(client, engine, number, fill):
+    assert img2img(client, **WITH_MASK | {"inpainting_fill": number}).status_code == 200
+    assert engine.submitted[0].payload.mask_fill == fill
+
+
+def test_an_image_of_other_proportions_is_cut(client, engine):
+    image = photo((128, 48))
+    for mode in (1, "1", "Crop and resize"):
+        assert img2img(client, init_images=[b64(file_of(image))], resize_mode=mode).status_code == 200
+    assert set(engine.data) == {image.crop((32, 0, 96, 48)).tobytes()}
 
 
 def test_hostile_files_of_img2img_and_edits_are_rejected(client, engine):

@@ -59,6 +59,11 @@ class MaskedImages:
         else:
             latents_CHW = self._sample(start.encoded, noise)
             noise_CHW = noise.initial().to(device, torch.float32)
+            if (fill := prepared.request.payload.mask_fill) is not None:
+                assert start.repainted_MHW is not None
+                repainted_1HW = torch.from_numpy(start.repainted_MHW[:1]).to(device)
+                content_CHW = noise_CHW if fill == "noise" else torch.zeros_like(latents_CHW)
+                latents_CHW = torch.where(repainted_1HW, content_CHW, latents_CHW)
             of_image, of_noise = map(float, table.image_weights[0])
             if start.begins_with_noise:
                 of_image, of_noise = 0.0, table.init_noise_sigma

@@ -1,12 +1,11 @@
 """Converts the bodies of A1111's clients to `ImageRequestBody`, or rejects them with A1111's field names.
 
-Features that would change the image and that Noria does not have (hires fix, styles, scripts, …) are rejected unless
+Features that would change the image and that Noria does not have (styles, scripts, …) are rejected unless
 they are off (`off_values.py`). Like A1111, this ignores unknown fields, and says which (`ignored.py`).
 """
 
-import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -16,12 +15,10 @@ from noria.errors.problems import Problems, each_part
 from noria.frontend.protocols.a1111.controlnet import FIELD, SCRIPT
 from noria.frontend.protocols.a1111.ignored import ignored_fields, ignored_weights
 from noria.frontend.protocols.a1111.off_values import Feature, features_on, is_empty, is_off, is_script_off
-from noria.frontend.services.images.request_images import check_num_references
-from noria.frontend.services.images.start_images import LoadFiles, control_images, decode_files
 from noria.images.a1111_metadata import loras_of, split_networks
 from noria.images.a1111_names import AUTOMATIC, select_scheduler
-from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement
-from noria.protocol.request import ControlField, ImageRequestBody, Priority
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement, SecondPass
+from noria.protocol.request import ControlField, Priority, TwoPassRequestBody
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
 _NUM_PREVIEWS = 4
@@ -53,15 +50,28 @@ class Txt2Img(Struct, frozen=True):
     metadata: bool | None = None
     refiner_checkpoint: str | None = None
     refiner_switch_at: float | None = None
+    enable_hr: bool | None = None
+    hr_scale: float | None = None
+    hr_resize_x: int | None = None
+    hr_resize_y: int | None = None
+    hr_second_pass_steps: int | None = None
+    hr_upscaler: str | None = None
+    denoising_strength: float | None = None
 
 
 class Img2Img(Txt2Img, frozen=True):
     """The supported fields of `POST /sdapi/v1/img2img`."""
 
     init_images: list[str] | None = None
+    resize_mode: int | str | None = None
     mask: str | None = None
+    mask_blur: float | None = None
+    mask_blur_x: float | None = None
+    mask_blur_y: float | None = None
+    inpainting_fill: int | None = None
+    inpaint_full_res: bool | None = None
+    inpaint_full_res_padding: int | None = None
     inpainting_mask_invert: bool | None = None
-    denoising_strength: float | None = None
 
 
 DESCRIPTIONS = {
@@ -89,15 +99,30 @@ DESCRIPTIONS = {
     "images these, with denoising_strength 1 and without a mask",
     "mask": "likewise, of the image's size; white is repainted or, if it is not opaque, what is opaque",
     "inpainting_mask_invert": "whether the mask is inverted",
-    "denoising_strength": "how much of the image is replaced; 0.75 by default",
+    "resize_mode": "how the image and its mask get other proportions: 0 stretched, 1 cut, 2 with the colours of their "
+    "edges beside them",
+    "mask_blur": "standard deviation in pixels by which the mask's edge is blurred, across and down; 4 by default",
+    "mask_blur_x": "that across, without mask_blur",
+    "mask_blur_y": "that down, without mask_blur",
+    "inpainting_fill": "what the repainted part is before: 0 the colours around it (the default), 1 the image, "
+    "2 latents of noise, 3 latents of zeros",
+    "inpaint_full_res": "whether the part around the mask alone is repainted, in the request's size; true by default",
+    "inpaint_full_res_padding": "pixels of the image that this part has around the mask; 0 by default",
+    "denoising_strength": "how much of the image is replaced; 0.75 by default, 0.7 in a second pass",
     "refiner_checkpoint": "the name of the model's refiner, which makes the last steps",
     "refiner_switch_at": "after which part of the noise's times it makes the steps (0.8); 1 is never",
+    "enable_hr": "whether there is a second pass, which begins with the enlarged latents of the first one",
+    "hr_scale": "how many times as wide and high the second pass is, with neither hr_resize_x nor hr_resize_y; 2 by "
+    "default",
+    "hr_resize_x": "its width in pixels; 0: by the proportions",
+    "hr_resize_y": "its height in pixels; 0: by the proportions",
+    "hr_second_pass_steps": "the steps that it makes; 0: steps",
+    "hr_upscaler": "how the latents are enlarged, by a name of `latent-upscale-modes`",
     "metadata": "Noria's extension: whether files contain their settings, as `enable_pnginfo` of `override_settings`",
 }
 
 # Features that would change the image and are not supported.
 _UNSUPPORTED_FIELDS: Mapping[str, Feature] = {
-    "enable_hr": ("the hires fix", ()),
     "restore_faces": ("face restoration", ()),
     "tiling": ("tiling", ()),
     "styles": ("styles", ()),
@@ -113,17 +138,9 @@ _UNSUPPORTED_FIELDS: Mapping[str, Feature] = {
     "infotext": ("settings as a text", ()),
 }
 _UNSUPPORTED_WITH_IMAGE: Mapping[str, Feature] = {
-    "resize_mode": ("cropping or filling instead of resizing", (0, "Just resize")),
+    "enable_hr": ("the hires fix of an image", ()),
     "initial_noise_multiplier": ("another amount of noise", (1,)),
     "latent_mask": ("a mask of latents", ()),
-}
-# Without a mask they have no effect, and clients send A1111's defaults.
-_UNSUPPORTED_WITH_MASK: Mapping[str, Feature] = {
-    "inpaint_full_res": ("repainting only the masked part in full resolution", (False,)),
-    "mask_blur": ("a soft mask", (0,)),
-    "mask_blur_x": ("a soft mask", (0,)),
-    "mask_blur_y": ("a soft mask", (0,)),
-    "inpainting_fill": ("filling the masked part before", (1,)),  # 1 is "original"
 }
 _DEFAULT_DENOISING_STRENGTH = 0.75  # A1111's
 _UNSUPPORTED_SETTINGS: Mapping[str, Feature] = {
@@ -149,12 +166,14 @@ _A1111_FIELD_NAMES = {
     "reference_images": "init_images",
     "strength": "denoising_strength",
     "clip_skip": CLIP_SKIP,
+    "second_pass": "enable_hr",
 }
 
 
 # Fields in which 0, false and -1 say nothing, too.
 _TEXTS_AND_OBJECTS = frozenset({
-    "init_images", "mask", "override_settings", "refiner_checkpoint", "sampler_index", "sampler_name", "scheduler",
+    "enable_hr", "hr_upscaler", "init_images", "mask", "override_settings", "refiner_checkpoint", "sampler_index",
+    "sampler_name", "scheduler",
 })  # fmt: skip
 _PROMPTS = frozenset({"prompt", "negative_prompt"})
 
@@ -184,9 +203,7 @@ def check_body(sent: Mapping[str, Any], problems: Problems, *, has_image: bool =
         problems.add(InvalidField(message, field="alwayson_scripts"), are_of_form=True)
         scripts = {}
     others = {name: each for name, each in scripts.items() if name.lower() != SCRIPT and not is_script_off(each)}
-    with_mask = has_image and not is_off(sent.get("mask"))
-    unsupported = [_UNSUPPORTED_FIELDS, *[_UNSUPPORTED_WITH_IMAGE] * has_image, *[_UNSUPPORTED_WITH_MASK] * with_mask]
-    for features in unsupported:
+    for features in [_UNSUPPORTED_FIELDS, *[_UNSUPPORTED_WITH_IMAGE] * has_image]:
         problems.add(*features_on({**sent, "alwayson_scripts": others}, features), are_of_form=True)
 
 
@@ -236,7 +253,7 @@ def own_settings(body: Txt2Img) -> dict[str, Any]:
 def ignored_in(body: Txt2Img, sent: Mapping[str, Any]) -> list[str]:
     """Return what of a body has no effect on any model: fields, and networks other than LoRAs."""
     _, networks = split_networks(body.prompt or "")
-    known = {*type(body).__struct_fields__, *_UNSUPPORTED_FIELDS, *_UNSUPPORTED_WITH_IMAGE, *_UNSUPPORTED_WITH_MASK}
+    known = {*type(body).__struct_fields__, *_UNSUPPORTED_FIELDS, *_UNSUPPORTED_WITH_IMAGE}
     settings = frozenset({"sd_model_checkpoint", "samples_format", "enable_pnginfo", CLIP_SKIP, *_UNSUPPORTED_SETTINGS})
     return [
         *ignored_fields(sent, frozenset(known | set(Img2Img.__struct_fields__))),
@@ -256,37 +273,6 @@ def ignored_by_model(payload: DiffusionPayload, settings: Mapping[str, Any], spe
     return ignored
 
 
-def has_references(body: Img2Img, spec: DiffusionModelSpec | None) -> bool:
-    """Return whether the images of `body` are shown to the model, since nothing of them is kept.
-
-    Several are, too, where there is no such model, which is then the error of the request.
-    """
-    if spec is None:
-        return len(body.init_images or ()) > 1
-    return spec.max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
-
-
-def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_references: bool) -> LoadFiles:
-    """Return what decodes the images of `body` and of its controls. Raises InvalidField if not one starts."""
-    images = body.init_images or []
-    if are_references:
-        check_num_references(images)
-        return functools.partial(
-            decode_files, None, None, control_images=control_images(controls), reference_images=images
-        )
-    if len(images) != 1:
-        others = "; several are reference images, with denoising_strength 1 and no mask" if images else ""
-        raise InvalidField(f"init_images has {len(images)} images; allowed is one{others}.", field="init_images")
-    return functools.partial(
-        decode_files,
-        images[0],
-        body.mask or None,
-        "alpha or white",
-        inverts_mask=bool(body.inpainting_mask_invert),
-        control_images=control_images(controls),
-    )
-
-
 def as_image_body(
     body: Txt2Img,
     settings: Mapping[str, Any],
@@ -294,9 +280,10 @@ def as_image_body(
     model: str | None,
     controls: tuple[ControlField, ...],
     problems: Problems,
+    second_pass: SecondPass | None,
     *,
     has_start_image: bool,
-) -> ImageRequestBody:
+) -> TwoPassRequestBody:
     """Convert `body` with its `settings`, for a model; `spec` is None if it is not served. Adds to `problems`."""
     for name in ("batch_size", "n_iter"):
         got = getattr(body, name)
@@ -306,7 +293,7 @@ def as_image_body(
     loras = () if body.disable_extra_networks else tuple(problems.attempt(lambda: loras_of(networks), []))
     file_format = settings.get("samples_format")
     pnginfo = settings.get("enable_pnginfo")
-    return ImageRequestBody(
+    return TwoPassRequestBody(
         prompt=prompt,
         negative_prompt=body.negative_prompt or None,  # A1111 guides SDXL by zeros then, too
         model=model,
@@ -332,6 +319,7 @@ def as_image_body(
         strength=_strength(body) if has_start_image else None,
         controls=controls,
         refiner=_refiner(body),
+        second_pass=second_pass,
     )
 
 

@@ -14,7 +14,7 @@ _SWITCHES = ("enabled", "enable", "is_enabled", "ad_enable", "ad_model", "soft i
 _MAX_CHARS = 64  # characters of a text that may turn something off; files in base64 are longer
 _MAX_VALUES = 1000  # values of a list or object that may be off
 _USUAL = (0, -1)
-_ZERO_IS_ON = frozenset({"initial_noise_multiplier", "inpainting_fill"})
+_ZERO_IS_ON = frozenset({"initial_noise_multiplier"})
 
 
 def is_off(value: object, *others: object, usual: Sequence[object] = _USUAL) -> bool:

@@ -11,6 +11,8 @@ from noria.frontend.http.errors import ErrorBody, ErrorDialect, error_body
 from noria.frontend.http.operations import JsonObject, Operation, Served
 from noria.frontend.protocols.a1111 import bodies
 from noria.frontend.protocols.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
+from noria.frontend.protocols.a1111.hires import HIRES_LIMITS
+from noria.frontend.protocols.a1111.init_images import IMAGE_LIMITS, RESIZE_MODES
 from noria.frontend.protocols.a1111.routes import (
     A1111Options,
     A1111Routes,
@@ -19,7 +21,7 @@ from noria.frontend.protocols.a1111.routes import (
     Txt2ImgResponse,
 )
 from noria.frontend.services.images.request_validation import Limits, limits
-from noria.images.a1111_names import samplers_and_types
+from noria.images.a1111_names import UPSCALERS, samplers_and_types
 
 _ROOT, _CONTROLNET_ROOT = "/sdapi/v1", "/controlnet"
 
@@ -46,9 +48,9 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
         f"{_ROOT}/sd-models": (routes.sd_models, "The models served."),
         f"{_ROOT}/samplers": (routes.samplers, "The samplers of the selected model."),
         f"{_ROOT}/schedulers": (routes.schedulers, "The schedule types of the selected model."),
-        f"{_ROOT}/upscalers": (routes.empty_list, "No upscaler is supported."),
-        f"{_ROOT}/latent-upscale-modes": (routes.empty_list, "Empty."),
-        f"{_ROOT}/sd-vae": (routes.empty_list, "Empty: models use their own VAE."),
+        f"{_ROOT}/upscalers": (routes.fixed_list, "None: images are not enlarged by themselves."),
+        f"{_ROOT}/latent-upscale-modes": (routes.fixed_list, "The names of `hr_upscaler`."),
+        f"{_ROOT}/sd-vae": (routes.fixed_list, "Empty: models use their own VAE."),
         f"{_ROOT}/embeddings": (routes.embeddings, "The embeddings that prompts for the selected model can name."),
         f"{_ROOT}/loras": (routes.loras, "The LoRAs of the selected model."),
         f"{_ROOT}/scripts": (controlnets.scripts, "The scripts: controlnet."),
@@ -81,7 +83,7 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             path=f"{_ROOT}/img2img",
             handler=routes.img2img,
             summary="Generate images from an image with A1111's API",
-            description="As `txt2img`. Soft masks, filling and cropping are rejected unless they are off.",
+            description="As `txt2img`. With a mask what is generated is pasted into the image.",
             body=Img2Img,
             fields=_FIELDS,
             example={"prompt": "a blue circle", "init_images": [EXAMPLE_FILE], "denoising_strength": 0.6},
@@ -164,7 +166,12 @@ def _describe(schemas: dict[str, JsonObject], served: Served) -> None:
     fields["init_images"] |= {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}
     del fields["init_images"]["anyOf"]
     body_of_image["required"] = ["init_images"]
-    fields["inpainting_mask_invert"]["anyOf"].insert(1, _BOOLEANS)
+    for name in ("inpainting_mask_invert", "inpaint_full_res"):
+        fields[name]["anyOf"].insert(1, _BOOLEANS)
+    for name, allowed in IMAGE_LIMITS.items():
+        add_bounds(fields[name], allowed)
+    fields["resize_mode"]["anyOf"] = [{"type": "integer"}, {"type": "null"}]  # names are taken, too
+    add_bounds(fields["resize_mode"], Limits(0, len(RESIZE_MODES) - 1, 0))
     if served.spec is not None:
         add_bounds(fields["denoising_strength"], limits(served.spec, served.config)["strength"])
         if served.spec.needs_mask:
@@ -177,8 +184,10 @@ def _describe_txt2img(properties: JsonObject, served: Served) -> JsonObject:
     """Add bounds and names to the fields of A1111's body; returns its condition for the number of images."""
     bound_fields(properties, served)
     spec, config = served.spec, served.config
-    for name in ("send_images", "metadata", "disable_extra_networks"):
+    for name in ("send_images", "metadata", "disable_extra_networks", "enable_hr"):
         properties[name]["anyOf"].insert(1, _BOOLEANS)
+    add_bounds(properties["hr_scale"], HIRES_LIMITS["hr_scale"])
+    properties["hr_upscaler"]["anyOf"] = [{"enum": [*UPSCALERS, ""]}, {"type": "null"}]
     if spec is None:
         return {}
     allowed = limits(spec, config)

@@ -29,10 +29,8 @@ from noria.frontend.protocols.a1111.bodies import (
     clip_skip_of,
     drop_off_values,
     error_in_a1111_terms,
-    files_of_image_body,
     find_model_name,
     has_clip_skip,
-    has_references,
     ignored_by_model,
     ignored_in,
     own_settings,
@@ -47,15 +45,18 @@ from noria.frontend.protocols.a1111.controlnet import (
     settings_of,
 )
 from noria.frontend.protocols.a1111.controlnet_routes import ControlNetRoutes
+from noria.frontend.protocols.a1111.hires import check_hires, second_pass_of
 from noria.frontend.protocols.a1111.ignored import header_of, ignored_tokens
+from noria.frontend.protocols.a1111.init_images import files_of_image_body, has_references
 from noria.frontend.protocols.a1111.off_values import is_off
 from noria.frontend.protocols.a1111.tasks import A1111Tasks
 from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult
 from noria.frontend.services.images.image_writer import preview_as_base64
+from noria.frontend.services.images.request_validation import limits
 from noria.frontend.services.images.start_images import LoadFiles
 from noria.images.a1111_metadata import to_infotext
-from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
+from noria.images.a1111_names import KARRAS, UPSCALERS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ControlField
@@ -64,9 +65,9 @@ Txt2ImgT = TypeVar("Txt2ImgT", bound=Txt2Img)
 
 # Clients request these lists when they connect; a server without the features returns them like this. SillyTavern
 # requests all of them.
-_EMPTY_LISTS: Mapping[str, list[Any]] = {
+_LISTS: Mapping[str, list[Any]] = {
     "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}],
-    "latent-upscale-modes": [],
+    "latent-upscale-modes": [{"name": name} for name in UPSCALERS],
     "sd-vae": [],
 }
 
@@ -164,6 +165,8 @@ class A1111Routes:
             body, sent = _decode(raw, body_type, problems)
             images = [*(body.init_images or ()), body.mask] if isinstance(body, Img2Img) else []
             check_body(sent, problems, has_image=isinstance(body, Img2Img))
+            if not isinstance(body, Img2Img):
+                check_hires(body, sent, problems)
             controls = problems.attempt(functools.partial(controls_of, sent), ())
             if not problems.are_there:
                 self._body_reader.check_length(raw, *images, *images_in(sent))
@@ -198,7 +201,12 @@ class A1111Routes:
         settings = self._settings_of(http) | own_settings(body)
         model = self._model_name(settings)
         spec = self._generation_service.find_model(model, http.state.context)
-        image_body = as_image_body(body, settings, spec, model, controls, problems, has_start_image=has_start_image)
+        second_pass = None
+        if spec is not None and not isinstance(body, Img2Img):
+            second_pass = second_pass_of(body, spec, limits(spec, self._generation_service.config), problems)
+        image_body = as_image_body(
+            body, settings, spec, model, controls, problems, second_pass, has_start_image=has_start_image
+        )
         image_body = apply_headers(image_body, http.headers)
         admitting = self._generation_service.admit(
             image_body,
@@ -333,9 +341,9 @@ class A1111Routes:
             task.interrupt()
         return json_response({})
 
-    async def empty_list(self, http: Request) -> Response:
-        """Return the list of a feature that this server does not have."""
-        return json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
+    async def fixed_list(self, http: Request) -> Response:
+        """Return a list that is the same for all models."""
+        return json_response(_LISTS[http.url.path.rpartition("/")[2]])
 
 
 def _decode(raw: bytes, body_type: type[Txt2ImgT], problems: Problems) -> tuple[Txt2ImgT, dict[str, Any]]:
@@ -346,7 +354,7 @@ def _decode(raw: bytes, body_type: type[Txt2ImgT], problems: Problems) -> tuple[
 def _generation_info(result: GenerationResult, body: Txt2Img, ignored: Sequence[str]) -> str:
     """Return A1111's JSON of the settings used, and what was ignored; `infotexts` are the texts in the files."""
     request, spec, num_images = result.request, result.task.spec, len(result.files)
-    seeds = [request.payload.seed + index for index in range(num_images)]
+    seeds, second = [request.payload.seed + index for index in range(num_images)], request.payload.second_pass
     info = {
         "prompt": request.payload.prompt,
         "all_prompts": [request.payload.prompt] * num_images,
@@ -366,7 +374,7 @@ def _generation_info(result: GenerationResult, body: Txt2Img, ignored: Sequence[
         "restore_faces": False,
         "sd_model_name": spec.name,
         "sd_model_hash": spec.fingerprint,
-        "denoising_strength": request.payload.strength,
+        "denoising_strength": request.payload.strength if second is None else second.strength,
         "extra_generation_params": {},
         "index_of_first_image": 0,
         "infotexts": [to_infotext(metadata_for(request, spec, seed)) for seed in seeds],

@@ -200,7 +200,7 @@ def usable_settings(
 
 
 def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
-    """Return the images that the file was made from, which it does not contain, and the controls."""
+    """Return the images that the file was made from, which it does not contain, the controls, and a second pass."""
     rejected = [
         RejectedSetting(
             "controls",
@@ -218,6 +218,9 @@ def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
                 "the file was made from reference images, which it does not contain: send them in reference_images.",
             )
         )
+    if metadata.second_pass is not None:
+        reason = "the file had a second pass, which /t2i does not make: use /sdapi/v1/txt2img or noria generate --like."
+        rejected.append(RejectedSetting("second_pass", metadata.second_pass, reason))
     if metadata.strength is None:
         return rejected
     rejected += [

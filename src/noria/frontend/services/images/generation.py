@@ -199,6 +199,9 @@ class GenerationService:
             context=context,
             body=body,
             images=facts,
+            paste=None
+            if images is None or images.pasted is None
+            else functools.partial(self._start_images.paste, client, images.pasted),
         )
 
     async def _read_pixels(
@@ -286,12 +289,13 @@ class GenerationService:
             request = self._reserve_file_time(task.request)
             result = await submit(request, on_update=on_update, data=task.data)
             generated = time.perf_counter()
+            images = result.images if task.paste is None else await task.paste(result.images)
             loop = asyncio.get_running_loop()
             in_context = contextvars.copy_context().run  # the executor does not pass the context on
             target = self.submission.versions.target_of(task.spec, versions)
             wanted = self._statistics.wanted(model)
             files, image_values = await loop.run_in_executor(
-                self._thread_pool, in_context, _write_files, task, result.images, target, wanted
+                self._thread_pool, in_context, _write_files, task, images, target, wanted
             )
             if wanted:
                 version = self.submission.versions.version_name(task.spec, versions)

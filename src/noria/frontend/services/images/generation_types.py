@@ -1,14 +1,19 @@
 """A request for images after its validation, and what it results in, for routes of any protocol and for jobs."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from msgspec import Struct
 
 from noria.frontend.engines.request_context import RequestContext
+from noria.frontend.engines.results import RawImage
 from noria.images.start_image import RequestImageFacts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
+
+Paste = Callable[[Sequence[RawImage]], Awaitable[Sequence[RawImage]]]
+"""Pastes what was generated into the start image. Raises RequestError."""
 
 
 class ResponseTimings(Struct, frozen=True):
@@ -37,6 +42,7 @@ class ImageTask:
     quality: int | None  # quality of WebP and JPEG, 0 to 100; None: the default of `image_writer.py`
     metadata: bool  # whether the files contain their generation metadata
     data: bytes | None  # the pixels of its images, as the engine gets them
+    paste: Paste | None = None  # None: the images are the result
 
     @property
     def shape(self) -> str:
@@ -67,6 +73,8 @@ class AdmittedRequest(ImageTask):
             parts.append(f"{payload.num_reference_pixels / 1e6:.1f} megapixels of references")
         if body.refiner is not None:
             parts.append(f"refiner from {body.refiner.start:g}")
+        if (second := payload.second_pass) is not None:
+            parts.append(f"second pass of {second.width}x{second.height}, {second.inference_steps} steps")
         return ", ".join(parts)
 
 

@@ -21,6 +21,7 @@ from noria.frontend.services.images.request_images import (
     default_size,
 )
 from noria.frontend.services.images.request_prompts import check_clip_skip, check_prompt, check_syntax
+from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.models.adapter_folders import AdapterFolders
@@ -37,7 +38,7 @@ from noria.protocol.diffusion import (
     min_strength,
     num_skipped_steps,
 )
-from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody
+from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, TwoPassRequestBody
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
 # front end cannot import because it imports torch; a test compares them.
@@ -110,7 +111,7 @@ def validate(
         if got is None and limit.default is not None:
             return limit.default
         # After an error: a value that causes no further one.
-        return attempt(lambda: _check_range(field, got, limit), limit.max)
+        return attempt(lambda: check_range(field, got, limit), limit.max)
 
     syntax = attempt(lambda: check_syntax(body.prompt_syntax, spec), None)
 
@@ -154,9 +155,11 @@ def validate(
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
+            mask_fill=None if start_image is None else start_image.mask_fill,
             controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
             refiner=attempt(lambda: _complete_refiner(body, start_image, spec, scheduler, folders.refiners), None),
+            second_pass=body.second_pass if isinstance(body, TwoPassRequestBody) else None,
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -165,6 +168,9 @@ def validate(
         deadline_s=None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000,
         stream_progress=body.stream,
     )
+    if request.payload.second_pass is not None:
+        has_images = start_image is not None or bool(body.controls or references)
+        attempt(lambda: check_second_pass(request.payload, spec, has_images=has_images), None)
     calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
     problems.raise_all()
     return msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, calls=calls))
@@ -249,6 +255,8 @@ def _check_skipped_calls(calls: float, payload: DiffusionPayload, spec: Diffusio
         )
     elif payload.refiner is not None:
         reason = "with a refiner no calls can be skipped. Leave the refiner out"
+    elif payload.second_pass is not None:
+        reason = "with a second pass no calls can be skipped. Leave the second pass out"
     elif spec.guidance_rescale and payload.guidance_scale > 1:
         reason = (
             f"{spec.name} rescales its guided outputs (guidance_rescale of its noria.json), so none can be "
@@ -299,7 +307,8 @@ def _complete_loras(loras: Sequence[Lora], spec: DiffusionModelSpec, folders: Lo
     return folders.complete(loras, spec.name)
 
 
-def _check_range(field: str, got: float | None, limits: Limits) -> float:
+def check_range(field: str, got: float | None, limits: Limits) -> float:
+    """Return `got`. Raises InvalidField if the limits of a field do not allow it."""
     assert got is not None, f"{field} has no default"
     if not limits.min <= got <= limits.max:  # also true for NaN
         raise InvalidField(

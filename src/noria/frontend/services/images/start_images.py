@@ -5,6 +5,7 @@ Each takes a core and up to 200 MB.
 
 import base64
 import binascii
+import dataclasses
 import functools
 import io
 import re
@@ -14,9 +15,12 @@ import msgspec
 
 from noria.errors import BodyTooLarge, DeadlineExceeded, InvalidField, UnreadableImage, short_repr
 from noria.frontend.access.fair_threads import FairThreads
+from noria.frontend.engines.results import RawImage
+from noria.frontend.services.images.image_writer import pixels_of
 from noria.frontend.services.images.request_images import check_num_controls, check_num_references
+from noria.images.inpainting import MaskUse, ResizeMode
 from noria.images.reference_size import FIELD as REFERENCES
-from noria.images.start_image import ImageFiles, MaskRule, RequestImages
+from noria.images.start_image import ImageFiles, MaskRule, RequestImages, StartImage
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ControlField, ImageRequest, ImageRequestBody
 
@@ -72,6 +76,16 @@ class StartImages:
         """Return what `RequestImages.pixels` does for a request. Raises UnreadableImage and InvalidField."""
         return await self._threads.run(client, images.pixels, request.payload.width, request.payload.height, spec)
 
+    async def paste(self, client: str, start: StartImage, images: Sequence[RawImage]) -> list[RawImage]:
+        """Return what `StartImage.paste` does with each of `images`."""
+        return [await self._threads.run(client, _paste, start, image) for image in images]
+
+
+def _paste(start: StartImage, image: RawImage) -> RawImage:
+    pasted = start.paste(pixels_of(image))
+    rgb = memoryview(pasted.tobytes())
+    return dataclasses.replace(image, width_px=pasted.width, height_px=pasted.height, rgb=rgb)
+
 
 def files_of(body: ImageRequestBody) -> LoadFiles | None:
     """Return what decodes the images of `body`; None: it has none.
@@ -111,6 +125,8 @@ def decode_files(
     inverts_mask: bool = False,
     control_images: Sequence[str] = (),
     reference_images: Sequence[str] = (),
+    resize: ResizeMode = "stretch",
+    mask_use: MaskUse | None = None,
 ) -> ImageFiles:
     """Return the files of images in base64, or as data: URLs. Raises UnreadableImage."""
     return ImageFiles(
@@ -120,6 +136,8 @@ def decode_files(
         inverts_mask,
         tuple(_decode(f"controls[{k}].image", each) for k, each in enumerate(control_images)),
         tuple(_decode(f"{REFERENCES}[{k}]", each) for k, each in enumerate(reference_images)),
+        resize,
+        mask_use,
     )
 
 

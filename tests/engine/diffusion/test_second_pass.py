@@ -1,0 +1,166 @@
+"""A second pass in another size, in the running batch: as diffusers' two pipelines, and as alone."""
+
+import warnings
+
+import diffusers
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from generating import difference, evicted_image, generate, moved_image
+from noria.engine.diffusion.second_pass import enlarge
+from noria.errors import InvalidField
+from noria.protocol.diffusion import SecondPass
+from noria.testing.requests import make_image_request
+from pipelines import set_scheduler
+from start_images import NATURAL_TOLERANCE, PARITY_TOLERANCE, load
+
+SECOND = SecondPass(width=64, height=48, inference_steps=6, strength=0.7)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    return load(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def pipelines(tiny):
+    """diffusers' pipelines for a text and for a start image."""
+    classes = diffusers.StableDiffusionPipeline, diffusers.StableDiffusionImg2ImgPipeline
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
+        pipes = [each.from_pretrained(tiny[0].folder, dtype=torch.float32) for each in classes]
+    for each in pipes:
+        each.set_progress_bar_config(disable=True)
+    return pipes
+
+
+def make_request(number, second=SECOND, **fields):
+    settings = {"prompt": ["a red circle", "a blue square"][number % 2], "guidance_scale": [1.0, 5.0][number % 2]}
+    defaults = {"seed": 700 + number, "width": 32, "height": 24, "inference_steps": 5, "second_pass": second}
+    return make_image_request(f"r{number}", **settings | defaults | fields)
+
+
+def generate_with_pipelines(pipelines, request):
+    payload, second = request.payload, request.payload.second_pass
+    options = {"prompt": payload.prompt, "guidance_scale": payload.guidance_scale}
+    of_text, of_image = pipelines
+    for pipe in pipelines:
+        set_scheduler(pipe, request, clip_sample=False, steps_offset=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+        latents = of_text(
+            num_inference_steps=payload.inference_steps,
+            width=payload.width,
+            height=payload.height,
+            output_type="latent",
+            generator=torch.Generator("cpu").manual_seed(payload.seed),
+            **options,
+        ).images
+        images = of_image(
+            image=torch.nn.functional.interpolate(latents, (second.height // 4, second.width // 4), mode="bilinear"),
+            strength=second.strength,
+            num_inference_steps=second.inference_steps,
+            output_type="np",
+            generator=torch.Generator("cpu").manual_seed(payload.seed),
+            **options,
+        ).images
+    return (images[0] * 255).round().astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", ["ddim", "euler-a", "dpm++2m", "heun"])
+def test_it_gives_the_images_of_both_pipelines(tiny, pipelines, name):
+    for number in range(2):
+        request = make_request(number, scheduler=name)
+        ours = generate(tiny[1], [request])[request.request_id, 0]
+        assert ours.shape == (48, 64, 3)
+        assert difference(ours, generate_with_pipelines(pipelines, request)) <= PARITY_TOLERANCE, request
+
+
+def test_of_the_bundled_model_it_shows_what_the_first_pass_shows(bundled_folder):
+    spec, executor = load(bundled_folder)
+    side_px = spec.default_width_px
+    second = SecondPass(side_px * 5 // 4, side_px * 5 // 4, inference_steps=20, strength=0.3)
+    texts = ["a red circle above a blue square", "a green star"]
+    requests = [
+        make_request(k, each, prompt=texts[k // 2], seed=7, guidance_scale=5.0, width=side_px, height=side_px,
+                     inference_steps=20, scheduler="dpm++2m")
+        for k, each in enumerate((second, None, None))
+    ]  # fmt: skip
+
+    images = generate(executor, requests)
+    larger = PIL.Image.fromarray(images["r0", 0])
+    assert larger.size == (second.width, second.height)
+    smaller = np.asarray(larger.resize((side_px, side_px)), int)
+    to_first, to_other = (np.abs(smaller - images[name, 0]).mean() for name in ("r1", "r2"))
+    assert to_first < 0.5 * to_other
+
+
+def mixed_requests():
+    """Images with and without a second pass, some of which are of the size of another's second pass."""
+    names = ["euler", "euler-a", "pndm", "heun", "unipc", "ddim"]
+    sizes = [{}, {"width": 64, "height": 48}]
+    return [
+        make_request(k, None if k in (1, 3) else SECOND, scheduler=names[k], n=1 + (k == 2), **sizes[k in (3, 5)])
+        for k in range(6)
+    ]
+
+
+def test_images_in_a_batch_with_others_in_any_pass_are_those_alone(tiny):
+    requests = mixed_requests()
+    together = generate(tiny[1], requests, [(5 * k) % 7 for k in range(6)])
+    for request in requests:
+        for (_, index), pixels in generate(tiny[1], [request]).items():
+            assert difference(pixels, together[request.request_id, index]) <= NATURAL_TOLERANCE, request
+
+
+def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder):
+    _, executor = load(tiny_folder, buckets=(16,))
+    requests = mixed_requests()
+    together = generate(executor, requests, [(3 * k) % 8 for k in range(6)])
+    for request in requests:
+        assert np.array_equal(generate(executor, [request])[request.request_id, 0], together[request.request_id, 0])
+
+
+@pytest.mark.parametrize("call", [3, 5, 7])
+def test_an_image_that_moves_or_is_evicted_in_either_pass_stays_the_same(tiny, call):
+    """The second pass begins with call 5."""
+    request = make_request(1, scheduler="euler-a")
+    undisturbed = generate(tiny[1], [request])["r1", 0]
+    assert difference(moved_image(tiny[1], request, call), undisturbed) <= NATURAL_TOLERANCE
+    assert difference(evicted_image(tiny[1], request, call), undisturbed) <= NATURAL_TOLERANCE
+
+
+@pytest.mark.parametrize("upscaler", ["bilinear", "bilinear antialiased", "bicubic", "nearest", "nearest-exact"])
+def test_latents_of_other_proportions_are_cut_on_both_sides(upscaler):
+    latents = torch.arange(8.0).expand(4, 6, 8)
+    assert torch.equal(enlarge(latents, (6, 8), upscaler), latents)
+    wide = enlarge(latents, (12, 8), upscaler)
+    assert wide.shape == (4, 12, 8)
+    assert torch.allclose(wide.mean(), latents.mean())
+    assert 1.5 < wide.min() < wide.max() < 5.5
+
+
+def test_a_request_with_images_has_no_second_pass(tiny):
+    with pytest.raises(InvalidField, match="second_pass: images with others have none"):
+        tiny[1].prepare(make_request(1, strength=0.5), memoryview(bytes(3 * 32 * 24)))
+
+
+def test_running_out_of_memory_at_its_beginning_changes_no_image(tiny, monkeypatch):
+    executor, request = tiny[1], make_request(1, scheduler="euler-a")
+    undisturbed = generate(executor, [request])["r1", 0]
+    failures = iter([True])
+    original = type(executor._noise).second_passes
+
+    def second_passes(self, steps, *others):
+        for each in original(self, steps, *others):
+            yield each
+            if next(failures, False):
+                raise torch.OutOfMemoryError("out of memory")
+
+    # Beside it, so that it can be planned again in a smaller batch.
+    monkeypatch.setattr(type(executor._noise), "second_passes", second_passes)
+    images = generate(executor, [request, make_request(3, None, scheduler="euler-a")])
+    assert next(failures, None) is None
+    assert difference(images["r1", 0], undisturbed) <= NATURAL_TOLERANCE
