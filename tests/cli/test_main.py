@@ -23,7 +23,7 @@ from noria.frontend.access.api_keys import generate_key, key_digest, read_keys
 from noria.frontend.engines.results import RawImage
 from noria.jobs.webhooks.signing import format_secret, secret_of_key
 from noria.protocol.diffusion import DiffusionModelSpec, Lora
-from noria.protocol.request import EngineRequest, ImageRequestBody
+from noria.protocol.request import EngineRequest, TwoPassRequestBody
 from noria.settings import list_settings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -171,7 +171,7 @@ def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch
         "--scheduler ddim -n 2 --lora ink --lora a:b:-0.5"
     )
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
-    body = ImageRequestBody(
+    body = TwoPassRequestBody(
         "a red circle", "dark", 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg",
         loras=(Lora("ink"), Lora("a:b", -0.5)),
     )  # fmt: skip

@@ -245,8 +245,8 @@ def test_very_many_slots_are_a_character_each():
 
 
 def test_slots_without_room_are_counted():
-    lines = rendered_lines(state_of(engine_view(256)), 40, 10)
-    assert "… and 96 more slots" in lines
+    assert "… and 96 more slots" in rendered_lines(state_of(engine_view(256, [slot_view(255)])), 40, 10)
+    assert not any("more slots" in line for line in rendered_lines(state_of(engine_view(256)), 40, 10))  # none is used
 
 
 def test_engines_share_the_screen_and_loading_ones_get_one_line():

@@ -58,7 +58,7 @@ def test_an_iteration_is_counted_with_its_batch_and_its_duration(metric_delta):
         metric_delta(name, **labels)
     EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration())
     assert [round(metric_delta(name, **labels), 6) for name, labels in expected] == [1, 0.03, 2, 0.03]
-    assert value("noria_slots", engine="engine-0") == 4
+    assert value("noria_slots", engine="engine-0", source="set") == 4
 
 
 def test_the_fidelity_of_a_text_encoder_is_a_gauge():
@@ -153,7 +153,7 @@ def test_each_engine_has_its_own_label(metric_delta):
         metric_delta("noria_iterations_total", engine=engine)
     EngineMetrics("engine-1", MemoryOnlyExecutor(), 8).on_iteration(make_iteration())
     assert [metric_delta("noria_iterations_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
-    assert value("noria_slots", engine="engine-1") == 8
+    assert value("noria_slots", engine="engine-1", source="set") == 8
 
 
 def test_the_time_of_an_iteration_is_divided_among_keys_by_their_images(metric_delta):

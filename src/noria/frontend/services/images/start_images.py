@@ -5,7 +5,6 @@ Each takes a core and up to 200 MB.
 
 import base64
 import binascii
-import dataclasses
 import functools
 import io
 import re
@@ -84,7 +83,7 @@ class StartImages:
 def _paste(start: StartImage, image: RawImage) -> RawImage:
     pasted = start.paste(pixels_of(image))
     rgb = memoryview(pasted.tobytes())
-    return dataclasses.replace(image, width_px=pasted.width, height_px=pasted.height, rgb=rgb)
+    return msgspec.structs.replace(image, width_px=pasted.width, height_px=pasted.height, rgb=rgb)
 
 
 def files_of(body: ImageRequestBody) -> LoadFiles | None:
