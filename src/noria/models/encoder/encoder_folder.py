@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from noria.errors import ModelError, short_list, short_repr
+from noria.errors import ModelError, short_repr
 from noria.models.encoder.architectures import CAUSAL, CLASS_PREFIXES, HEADS, POOLED_CLASSES, PRETRAINING_HEADS
 from noria.models.encoder.config_files import (
     SENTENCE_TRANSFORMERS_FILE,
@@ -22,6 +22,7 @@ from noria.models.encoder.config_files import (
     Tokenizer,
     Transformer,
     check_library_keys,
+    embedding_settings,
     embeds_tokens,
     read_config,
     read_if_there,
@@ -44,6 +45,8 @@ from noria.models.encoder.retrieval_folder import (
 )
 from noria.models.encoder.static_folder import MODEL_TYPE, describe_static, static_config
 from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length
+from noria.models.encoder.tower_config import TOWERS
+from noria.models.encoder.tower_folder import inspect_tower
 from noria.models.family import Family
 from noria.models.foreign_folders import describe_adapter
 from noria.models.weights import (
@@ -54,7 +57,7 @@ from noria.models.weights import (
     read_weights,
     weight_files,
 )
-from noria.protocol.text import EncoderModelSpec, EncoderTask, Pooling, Similarity
+from noria.protocol.text import EncoderModelSpec, EncoderTask, Pooling
 
 
 def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
@@ -66,13 +69,10 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     _check_supported(folder)
     tree = read_config(folder)
     modules = read_modules(folder)
-    if tree.get("model_type") == MODEL_TYPE:
+    if tree.get("model_type") in TOWERS:
+        return inspect_tower(folder, family, tree, modules)
+    if tree.get("model_type") == MODEL_TYPE or (modules and modules[0].name == "StaticEmbedding"):
         return _inspect_static(folder, family, tree, modules)
-    if modules and modules[0].name == "StaticEmbedding":
-        raise ModelError(
-            f"{folder / 'modules.json'}: the first module is StaticEmbedding, but config.json is of another model, "
-            f"{short_repr(tree.get('model_type'))}."
-        )
     overrides = read_if_there(folder / "noria.json", Overrides)
     reranks = is_decoder_reranker(folder, tree, modules, overrides.reranker)
     is_colbert = not modules and tree.get("architectures") == [COLBERT_CLASS]
@@ -133,6 +133,11 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
 def _inspect_static(
     folder: pathlib.Path, family: Family, tree: Mapping[str, Any], modules: list[Module]
 ) -> EncoderModelSpec:
+    if tree.get("model_type") != MODEL_TYPE:
+        raise ModelError(
+            f"{folder / 'modules.json'}: the first module is StaticEmbedding, but config.json is of another model, "
+            f"{short_repr(tree.get('model_type'))}."
+        )
     shapes = read_weights(folder, "", family.weight_stems[""])
     config = static_config(folder, shapes)
     check_tokenizer(folder, config, Transformer(), Tokenizer(tokenizer_class="TokenizersBackend"))
@@ -164,7 +169,9 @@ def _architecture(
             f"{file}: model_type is {short_repr(config.model_type)}; supported are {', '.join(CLASS_PREFIXES)}."
         )
     named = (config.architectures or (f"{prefix}Model",))[0]
-    has_pooling = len(modules) > 1  # then sentence-transformers loads the model without its head
+    has_pooling = (
+        len(modules) > 1 and modules[1].name != "Normalize"
+    )  # then sentence-transformers loads the model without its head
     if named.removeprefix(prefix) in PRETRAINING_HEADS or (has_pooling and named in POOLED_CLASSES):
         named = f"{prefix}Model"
     architecture = family.check_class(file, "", named)
@@ -179,7 +186,7 @@ def _architecture(
             f"{file.parent}: transformer_task is {short_repr(transformer.transformer_task)}, which needs the module "
             "LogitScore or SpladePooling in modules.json."
         )
-    if modules and not has_pooling and task != "classification":
+    if modules and not has_pooling and (task != "classification" or len(modules) > 1):
         raise ModelError(
             f"{file.parent / 'modules.json'}: has no Pooling; supported without one are cross-encoders, whose class is "
             f"{prefix}ForSequenceClassification, not {named}."
@@ -195,22 +202,12 @@ def _with_pooling(
     sentence_transformers: SentenceTransformers,
 ) -> EncoderModelSpec:
     """Add what only embeddings have. A folder without modules.json has mean pooling, as in sentence-transformers."""
-    file = folder / SENTENCE_TRANSFORMERS_FILE
-    if sentence_transformers.model_type != "SentenceTransformer":
-        raise ModelError(
-            f"{file}: model_type is "
-            f"{short_repr(sentence_transformers.model_type)}; supported are SentenceTransformer and CrossEncoder."
-        )
-    prompts = tuple((name, text or "") for name, text in sentence_transformers.prompts.items())
-    default = sentence_transformers.default_prompt_name
-    if default is not None and default not in dict(prompts):
-        raise ModelError(
-            f"{file}: default_prompt_name is {short_repr(default)}, which is "
-            f"not among the prompts {short_list(map(short_repr, dict(prompts))) or '(there are none)'}."
-        )
+    settings = embedding_settings(folder / SENTENCE_TRANSFORMERS_FILE, sentence_transformers)
     pooling: tuple[Pooling, ...] = ("mean",)
     if modules:
-        pooling = _read_pooling(folder / modules[1].path / "config.json", spec, has_prompts=any(dict(prompts).values()))
+        pooling = _read_pooling(
+            folder / modules[1].path / "config.json", spec, has_prompts=any(dict(settings["prompts"]).values())
+        )
     if config.model_type in CAUSAL and "lasttoken" in pooling:
         check_end_token(folder)
     width = spec.dimensions * len(pooling)
@@ -222,24 +219,9 @@ def _with_pooling(
         pooling=pooling,
         dense=dense,
         normalize=len(modules) > 2 and modules[-1].name == "Normalize",
-        prompts=prompts,
-        default_prompt=default,
         matryoshka_dimensions=config.matryoshka_dimensions,
-        similarity=_similarity(file, sentence_transformers),
+        **settings,
     )
-
-
-def _similarity(file: pathlib.Path, library: SentenceTransformers) -> Similarity:
-    match library.similarity_fn_name:
-        case None:
-            return "cosine"
-        case "MaxSim" | "maxsim" | "meanmaxsim" as name:
-            supported = ", ".join(get_args(Similarity))
-            raise ModelError(
-                f"{file}: similarity_fn_name is {name!r}, which is of vectors of tokens; supported are {supported}."
-            )
-        case name:
-            return name
 
 
 def _read_pooling(file: pathlib.Path, spec: EncoderModelSpec, *, has_prompts: bool) -> tuple[Pooling, ...]:

@@ -29,7 +29,7 @@ def check_word_embeddings(file: pathlib.Path, config: Config, shapes: Shapes) ->
     found = [
         shape
         for name, shape in shapes.items()
-        if re.search(r"(word_embeddings|tok_embeddings|embed_tokens)\.weight$", name)
+        if re.search(r"(word_embeddings|tok_embeddings|embed_tokens|token_embedding)\.weight$", name)
     ]
     if found and found[0][0] != config.vocab_size:
         raise ModelError(
@@ -72,6 +72,15 @@ def check_tokenizer(folder: pathlib.Path, config: Config, transformer: Transform
 def num_vocabulary_tokens(folder: pathlib.Path) -> int:
     """Return the number of tokens in the tokenizer's vocabulary, without those that were added to it."""
     return _read_vocabulary(folder / "tokenizer.json")[0]
+
+
+def token_id(folder: pathlib.Path, token: str) -> int | None:
+    """Return the id of a token of tokenizer.json, whose vocabulary was checked; None: it has no such token."""
+    tree = read_object(folder / "tokenizer.json")
+    added = msgspec.convert(tree.get("added_tokens") or [], list[_AddedToken])
+    words = tree["model"]["vocab"]
+    ids = words if isinstance(words, dict) else {str(each[0]): index for index, each in enumerate(words) if each}
+    return {each.content: each.id for each in added}.get(token, ids.get(token))
 
 
 def _read_vocabulary(file: pathlib.Path) -> tuple[int, int, dict[str, Any]]:
