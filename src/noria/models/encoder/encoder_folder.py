@@ -69,11 +69,9 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     _check_supported(folder)
     tree = read_config(folder)
     modules = read_modules(folder)
-    if tree.get("model_type") in TOWERS:
-        return inspect_tower(folder, family, tree, modules)
-    if tree.get("model_type") == MODEL_TYPE or (modules and modules[0].name == "StaticEmbedding"):
-        return _inspect_static(folder, family, tree, modules)
     overrides = read_if_there(folder / "noria.json", Overrides)
+    if (special := _inspect_special(folder, family, tree, modules, overrides)) is not None:
+        return special
     reranks = is_decoder_reranker(folder, tree, modules, overrides.reranker)
     is_colbert = not modules and tree.get("architectures") == [COLBERT_CLASS]
     is_sparse = overrides.pooling == "splade" or [each.name for each in modules[1:]] == [SPLADE_MODULE]
@@ -113,6 +111,8 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
             + check_library_keys(folder, of_tokens=embeds_tokens(modules))
         ),
     )
+    if overrides.pooling == "none":
+        return _of_tokens(folder, spec, sentence_transformers)
     if task == "embedding":
         return _with_pooling(folder, spec, config, modules, sentence_transformers)
     if overrides.pooling in M3_HEADS:
@@ -128,6 +128,21 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
         activation = activation_of(file, task, config, sentence_transformers)
         return msgspec.structs.replace(spec, activation=activation)
     return describe_labels(file, spec, config, sentence_transformers, shapes)
+
+
+def _inspect_special(
+    folder: pathlib.Path, family: Family, tree: Mapping[str, Any], modules: list[Module], overrides: Overrides
+) -> EncoderModelSpec | None:
+    """Return the spec of a text tower or a static embedding; None: it is none of these."""
+    is_tower, names = str(tree.get("model_type")) in TOWERS, [module.name for module in modules]
+    if not is_tower and tree.get("model_type") != MODEL_TYPE and "StaticEmbedding" not in names:
+        return None
+    if overrides.pooling is not None or overrides.reranker is not None:
+        raise ModelError(
+            f"{folder / 'noria.json'}: pooling and reranker are not for "
+            f"{short_repr(tree.get('model_type'))}. Remove them."
+        )
+    return (inspect_tower if is_tower else _inspect_static)(folder, family, tree, modules)
 
 
 def _inspect_static(
@@ -222,6 +237,17 @@ def _with_pooling(
         matryoshka_dimensions=config.matryoshka_dimensions,
         **settings,
     )
+
+
+def _of_tokens(folder: pathlib.Path, spec: EncoderModelSpec, library: SentenceTransformers) -> EncoderModelSpec:
+    """Return the spec of the states of a model's tokens, as they are before a pooling."""
+    if spec.task != "embedding":
+        raise ModelError(
+            f"{folder / 'noria.json'}: the pooling is 'none', which is of models for embeddings; this one is for "
+            f"{spec.task.replace('_', ' ')}. Remove it."
+        )
+    settings = embedding_settings(folder / SENTENCE_TRANSFORMERS_FILE, library)
+    return msgspec.structs.replace(spec, task="token_embedding", **settings)
 
 
 def _read_pooling(file: pathlib.Path, spec: EncoderModelSpec, *, has_prompts: bool) -> tuple[Pooling, ...]:

@@ -79,8 +79,9 @@ def token_id(folder: pathlib.Path, token: str) -> int | None:
     tree = read_object(folder / "tokenizer.json")
     added = msgspec.convert(tree.get("added_tokens") or [], list[_AddedToken])
     words = tree["model"]["vocab"]
-    ids = words if isinstance(words, dict) else {str(each[0]): index for index, each in enumerate(words) if each}
-    return {each.content: each.id for each in added}.get(token, ids.get(token))
+    if isinstance(words, list):
+        words = {each[0]: index for index, each in enumerate(words) if isinstance(each, list) and each[:1] == [token]}
+    return {each.content: each.id for each in added}.get(token, words.get(token))
 
 
 def _read_vocabulary(file: pathlib.Path) -> tuple[int, int, dict[str, Any]]:
