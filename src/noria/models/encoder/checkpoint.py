@@ -21,7 +21,7 @@ from noria.extras import require
 from noria.models.encoder.architectures import CAUSAL
 from noria.models.encoder.config_files import read_config
 from noria.models.encoder.dense_folder import BIAS, WEIGHT
-from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS
+from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
 from noria.models.encoder.tower_config import OTHER_TOWER, TOWERS
 from noria.models.families import FAMILIES
 from noria.models.weights import REDOWNLOAD_HINT, weight_files
@@ -84,7 +84,8 @@ class EncoderModule(torch.nn.Module):
     @property
     def end_token_id(self) -> int | None:
         """The token whose state is the embedding; None: the class does not look for one."""
-        return self.model.config.eos_token_id if self.model.config.model_type == "clip_text_model" else None
+        config = self.model.config
+        return config.eos_token_id if getattr(config, "model_type", None) == "clip_text_model" else None
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
@@ -249,7 +250,12 @@ class _Table(torch.nn.Module):
 
 
 def _load_table(spec: EncoderModelSpec, dtype: torch.dtype) -> _Table:
-    """Read a static embedding, and give each token its row."""
+    """Read a static embedding, and give each token its row; of a sparse one that is its weight."""
+    if spec.task == "sparse_embedding":
+        weights_V1 = torch.zeros(spec.vocab_size, 1)
+        for token_id, weight in read_weights_of_tokens(spec.path).items():
+            weights_V1[token_id] = weight
+        return _Table(weights_V1.to(dtype))
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}

@@ -163,9 +163,9 @@ class Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     """noria.json."""
 
     name: str | None = None  # `models/catalog.py` reads it
-    # "splade" is for masked language models, "none" for the states of tokens, the others for what bge-m3 makes beside
-    # its embeddings
-    pooling: Literal["splade", "none", "bge-m3-sparse", "bge-m3-colbert"] | None = None
+    # "splade" is for masked language models, "idf" for opensearch's queries, "none" for the states of tokens, the
+    # others for what bge-m3 makes beside its embeddings
+    pooling: Literal["splade", "idf", "none", "bge-m3-sparse", "bge-m3-colbert"] | None = None
     reranker: RerankerOverrides | None = None
 
 

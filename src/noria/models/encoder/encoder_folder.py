@@ -43,7 +43,7 @@ from noria.models.encoder.retrieval_folder import (
     describe_m3,
     describe_splade,
 )
-from noria.models.encoder.static_folder import MODEL_TYPE, describe_static, static_config
+from noria.models.encoder.static_folder import MODEL_TYPE, describe_idf, describe_static, static_config
 from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length
 from noria.models.encoder.tower_config import TOWERS
 from noria.models.encoder.tower_folder import inspect_tower
@@ -133,7 +133,12 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
 def _inspect_special(
     folder: pathlib.Path, family: Family, tree: Mapping[str, Any], modules: list[Module], overrides: Overrides
 ) -> EncoderModelSpec | None:
-    """Return the spec of a text tower or a static embedding; None: it is none of these."""
+    """Return the spec of a text tower, a static embedding or a table of weights; None: it is none of these."""
+    if overrides.pooling == "idf":
+        config, transformer = convert(folder / "config.json", dict(tree), Config), read_transformer(folder)
+        tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
+        check_tokenizer(folder, config, transformer, tokenizer)
+        return describe_idf(folder, family, config, max_length(folder, config, transformer, tokenizer))
     is_tower, names = str(tree.get("model_type")) in TOWERS, [module.name for module in modules]
     if not is_tower and tree.get("model_type") != MODEL_TYPE and "StaticEmbedding" not in names:
         return None

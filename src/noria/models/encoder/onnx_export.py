@@ -30,6 +30,7 @@ import numpy as np
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError, NoriaError, all_codes
 from noria.extras import check_installed, require
+from noria.models.encoder.static_folder import ARCHITECTURE, IDF_FILE
 from noria.models.encoder.token_rows import FloatArray, TokenRow, pad, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
@@ -86,6 +87,8 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
     if spec.late_interaction is not None:
         digest.update(b"tokens normalized" if spec.normalize else b"tokens")
     files = [spec.path / "config.json", *weight_files(spec.path, "", FAMILIES[spec.family].weight_stems[""])]
+    if spec.architecture == ARCHITECTURE and spec.task == "sparse_embedding":
+        files += [spec.path / IDF_FILE, spec.path / "tokenizer.json"]
     for layer in spec.dense:
         digest.update(msgspec.json.encode(layer))
         files += weight_files(spec.path, layer.path, layer.stem)

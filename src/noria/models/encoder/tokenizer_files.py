@@ -74,14 +74,14 @@ def num_vocabulary_tokens(folder: pathlib.Path) -> int:
     return _read_vocabulary(folder / "tokenizer.json")[0]
 
 
-def token_id(folder: pathlib.Path, token: str) -> int | None:
-    """Return the id of a token of tokenizer.json, whose vocabulary was checked; None: it has no such token."""
+def token_ids(folder: pathlib.Path) -> dict[str, int]:
+    """Return the ids of all tokens of tokenizer.json, whose vocabulary was checked."""
     tree = read_object(folder / "tokenizer.json")
-    added = msgspec.convert(tree.get("added_tokens") or [], list[_AddedToken])
-    words = tree["model"]["vocab"]
+    words: dict[str, int] | list[Any] = tree["model"]["vocab"]
     if isinstance(words, list):
-        words = {each[0]: index for index, each in enumerate(words) if isinstance(each, list) and each[:1] == [token]}
-    return {each.content: each.id for each in added}.get(token, words.get(token))
+        words = {each[0]: index for index, each in enumerate(words) if isinstance(each, list) and each}
+    added = msgspec.convert(tree.get("added_tokens") or [], list[_AddedToken])
+    return words | {each.content: each.id for each in added}
 
 
 def _read_vocabulary(file: pathlib.Path) -> tuple[int, int, dict[str, Any]]:

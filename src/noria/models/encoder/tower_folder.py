@@ -22,7 +22,7 @@ from noria.models.encoder.config_files import (
     read_transformer,
 )
 from noria.models.encoder.config_keys import check_model_keys
-from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length, token_id
+from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length, token_ids
 from noria.models.encoder.tower_config import OTHER_TOWER, TOWERS, Tower
 from noria.models.family import Family
 from noria.models.weights import convert, num_tensor_parameters, read_object, read_weights, weight_files
@@ -120,7 +120,7 @@ def _fill_id(folder: pathlib.Path, tower: Tower) -> int | None:
             "with tokens that it sees, so that padding_side is right and model_input_names are input_ids alone."
         )
     token = padding.pad_token.content if isinstance(padding.pad_token, _Token) else padding.pad_token
-    found = None if token is None else token_id(folder, token)
+    found = None if token is None else token_ids(folder).get(token)
     if found is None:
         raise ModelError(
             f"{file}: pad_token is {short_repr(token)}; needed is a token of tokenizer.json, with which SigLIP's texts "
