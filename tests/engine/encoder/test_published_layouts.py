@@ -162,7 +162,7 @@ def test_the_graph_computes_the_numbers_of_sentence_transformers(
 def test_without_a_pooling_a_model_returns_the_states_of_tokens(
     make: Callable[[pathlib.Path], None], tmp_path: pathlib.Path
 ) -> None:
-    """Those of sentence-transformers' token_embeddings, before Pooling and Dense."""
+    """They are sentence-transformers' token_embeddings, before Pooling and Dense."""
     from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Which models rank."""
+"""Models that rank, and those that cannot."""
 
 import msgspec
 import pytest
