@@ -69,6 +69,33 @@ def make_encoder(
     return folder
 
 
+def make_tower(folder: pathlib.Path, architecture: str, **text: Any) -> None:
+    """Write a small model of texts and images, or its text tower, whose texts have up to 24 tokens.
+
+    `text` adds to the configuration of the tower.
+    """
+    import torch
+    import transformers
+
+    size = make_tokenizer(folder)
+    own = {"eos_token_id": 3} if architecture.startswith("CLIP") else {"projection_size": 40}
+    text = _SMALL | {"vocab_size": size, "max_position_embeddings": 24, "bos_token_id": 2} | own | text
+    model_class = getattr(transformers, architecture)
+    if "Text" in architecture:
+        config = model_class.config_class(**text, projection_dim=16)
+    else:
+        images = {"num_patches": 16} if architecture == "Siglip2Model" else {"image_size": 32}
+        config = model_class.config_class(text_config=text, vision_config=_SMALL | images | {"patch_size": 16})
+        config.projection_dim = 16  # which SigLIP does not compute with
+    torch.manual_seed(0)
+    model = model_class(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    settings = {"pad_token": "[PAD]", "model_max_length": 24, "tokenizer_class": "PreTrainedTokenizerFast"}
+    write_json(folder / "tokenizer_config.json", settings | {"model_input_names": ["input_ids"]})
+
+
 def open_encoder(folder: pathlib.Path | str) -> EncoderModelSpec:
     """Open a text encoder."""
     return open_model_of(EncoderModelSpec, str(folder), EngineConfig())

@@ -14,6 +14,8 @@ from noria.config import EngineConfig
 from noria.errors import ModelError, SetupError, UnavailableNow
 from noria.models.location import locate
 
+INDEX = ["model_index.json", "config.json", "adapter_config.json", "modules.json", "0_CLIPModel/config.json"]
+
 
 @pytest.mark.parametrize(
     ("name", "words"),
@@ -83,7 +85,7 @@ def test_a_hub_model_is_downloaded_without_pickles_and_named_by_its_id(
 ) -> None:
     assert locate("org/tiny") == (diffusion_folder, "org/tiny")
     index, needed = downloads
-    assert index == ["model_index.json", "config.json", "adapter_config.json", "modules.json"]
+    assert index == INDEX
     endings = (".json", ".jinja", ".metadata", ".safetensors", ".txt")
     assert all(pattern.endswith(endings) and "fp16" not in pattern for pattern in needed)
 
@@ -109,13 +111,25 @@ def test_of_an_encoder_of_the_hub_its_own_files_are_downloaded(
     assert not any("unet" in pattern for pattern in needed)
 
 
+def test_a_clip_model_of_sentence_transformers_is_the_subfolder_of_its_files(
+    tmp_path: pathlib.Path, downloads: list[list[str]]
+) -> None:
+    own = tmp_path / "0_CLIPModel"
+    own.mkdir()
+    (own / "config.json").write_text('{"model_type": "clip"}')
+    (own / "model.safetensors").touch()
+    assert locate("org/tiny") == (own, "org/tiny")
+    assert {"0_CLIPModel/*.json", "0_CLIPModel/model.safetensors"} <= set(downloads[1])
+    assert locate(str(tmp_path)) == (own, tmp_path.name)
+
+
 def test_of_a_hub_model_of_no_family_no_weights_are_downloaded(
     tmp_path: pathlib.Path, downloads: list[list[str]]
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match="llama is a decoder"):
         locate("org/tiny")
-    assert downloads == [["model_index.json", "config.json", "adapter_config.json", "modules.json"]]
+    assert downloads == [INDEX]
 
 
 def test_a_file_of_the_hub_is_downloaded_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

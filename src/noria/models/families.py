@@ -12,6 +12,7 @@ from typing import Any
 
 from noria.errors import ModelError, short_repr
 from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES, DENSE_PATHS
+from noria.models.encoder.tower_config import DOUBLE_TOWERS, TOWERS
 from noria.models.family import MASKLESS_ATTENTION, Family, Part
 from noria.models.foreign_folders import describe_config, describe_folder
 from noria.models.weights import read_object
@@ -254,7 +255,7 @@ _ROWS = (
         name="text-encoder",
         description="text encoders: embeddings, classification, reranking",
         index_file="config.json",
-        class_names=(*CLASS_PREFIXES, "model2vec"),
+        class_names=(*CLASS_PREFIXES, *TOWERS, *DOUBLE_TOWERS, "model2vec"),
         parts=MappingProxyType(
             {
                 "": Part(CLASSES, "model"),

@@ -37,6 +37,9 @@ _HUB_FILE_URL = re.compile(
 HUB_FILE = re.compile(r"hf://([\w.-]+/[\w.-]+)/([\w./-]+\.safetensors)(?:@([\w./-]+))?", re.ASCII)
 """A single file on the hub: the repository, its path there, and the revision."""
 
+_CLIP = "0_CLIPModel"
+"""The subfolder in which sentence-transformers before 5.4 wrote a CLIP model, with all of its files."""
+
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
 
 
@@ -65,7 +68,7 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
         raise ModelError(f"{short_repr(name)} is a URL; give {wanted}.")
     path = pathlib.Path(name).expanduser()
     if path.is_dir():
-        return path.resolve(), _name_of(path.resolve().name)
+        return _own_folder(path.resolve()), _name_of(path.resolve().name)
     if path.exists():
         if path.suffix.lower() == SINGLE_FILE_SUFFIX:
             return _convert(path.absolute(), engine)
@@ -78,6 +81,12 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
         )
         raise ModelError(f"no such folder: {path}.{hint}")
     return _download(name), name
+
+
+def _own_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Return the folder that has the model's files: `folder`, or its subfolder of CLIP."""
+    is_nested = (folder / _CLIP / "config.json").exists() and not any((folder / name).exists() for name in INDEX_FILES)
+    return folder / _CLIP if is_nested else folder
 
 
 def _advice(file: pathlib.Path) -> str:
@@ -146,13 +155,16 @@ def _download(hub_id: str) -> pathlib.Path:
         except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
             raise hub_error(f"the model {hub_id!r}", error) from error
 
-    family = identify_family(download([*INDEX_FILES, *DESCRIBING_FILES]))
+    top = download([*INDEX_FILES, *DESCRIBING_FILES, f"{_CLIP}/config.json"])
+    own = _own_folder(top)
+    family = identify_family(own)
     needed = text_patterns(family)
     needed += [
         pattern for name, part in family.parts.items() if part.weights for pattern in weight_patterns(family, name)
     ]
-    folder = download(needed)
+    prefix = "" if own == top else f"{_CLIP}/"
+    folder = _own_folder(download([prefix + pattern for pattern in needed]))
     missing = [part for part in family.weight_stems if not any((folder / part).glob("*.safetensors"))]
     if half := [pattern for part in missing for pattern in weight_patterns(family, part, FP16)]:
-        download(needed + half)
+        download([prefix + pattern for pattern in needed + half])
     return folder

@@ -113,6 +113,8 @@ class EncoderModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", t
     truncation_side: TruncationSide = "right"  # unless a request says otherwise
     unread_keys: tuple[str, ...] = ()  # keys of its configuration, with their values: nothing here knows what they mean
     pooling: tuple[Pooling, ...] = ()  # for embeddings and decoders; several: their results, concatenated
+    fill_id: int | None = None  # the token that fills texts up to `max_length`, which the model sees; None: none does
+    lowercases: bool = False  # whether texts are made lower case before `tokenizer.json` sees them
     head: TokenHead | None = None  # for decoders that rerank
     template: PairTemplate | None = None  # likewise
     prompts: tuple[tuple[str, str], ...] = ()  # name, and the text before a text; with a template its instruction

@@ -4,6 +4,7 @@ Weights are random, and sizes small; modules, poolings, activations and attentio
 """
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -155,3 +156,33 @@ def test_the_graph_computes_the_numbers_of_sentence_transformers(
     spec, expected = made
     open_exported(spec.folder, str(tmp_path))
     assert_equal(spec, expected, msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("make", [labse, qwen3_embedding, embedding_gemma], ids=lambda make: make.__name__)
+def test_without_a_pooling_a_model_returns_the_states_of_tokens(
+    make: Callable[[pathlib.Path], None], tmp_path: pathlib.Path
+) -> None:
+    """They are sentence-transformers' token_embeddings, before Pooling and Dense."""
+    from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedTokenizerFast
+
+    make(tmp_path)
+    settings = {"pad_token": "[PAD]", "model_max_length": 64}
+    write_json(tmp_path / "tokenizer_config.json", settings)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    theirs[0].processor = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **settings)
+    write_json(tmp_path / "noria.json", {"pooling": "none"})
+    spec = open_encoder(tmp_path)
+    expected = [theirs.encode(text, output_value="token_embeddings").numpy() for text in TEXTS]
+    rows = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(TEXTS)]
+    configs = [msgspec.structs.replace(CONFIG, encoder_backend="torch")]
+    if make is labse:
+        open_exported(str(tmp_path), str(tmp_path / "cache"))
+        configs.append(msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path / "cache")))
+    for config in configs:
+        (session,) = load_sessions(spec, config, "cpu")
+        for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
+            got = [states for batch in batches for states in session.run(batch)]
+            for own, right in zip(got, expected, strict=True):
+                assert own.shape[1] == spec.dimensions
+                np.testing.assert_allclose(own, right, atol=1e-5 * max(1.0, np.abs(right).max()))

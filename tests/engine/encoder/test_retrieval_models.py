@@ -355,6 +355,64 @@ def test_the_other_outputs_of_bge_m3_are_those_of_its_authors_rule(tmp_path: pat
         np.testing.assert_allclose(got[:, 1], [weights[token] for token in sorted(weights)], atol=1e-5)
 
 
+def idf(folder: pathlib.Path) -> pathlib.Path:
+    """A folder as opensearch's encoders of documents, with the weights of queries' tokens."""
+    make_encoder(folder, "DistilBertForMaskedLM")
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    write_json(
+        folder / "idf.json", {token: 1 + row % 7 / 3 for token, row in vocabulary.items() if row % 5 and row > 3}
+    )
+    write_json(folder / "tokenizer_config.json", {"pad_token": "[PAD]", "unk_token": "[UNK]", "model_max_length": 64})
+    write_json(folder / "noria.json", {"pooling": "idf"})
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_queries_without_a_network_are_those_of_sentence_transformers(tmp_path: pathlib.Path, backend: str) -> None:
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+    from transformers import PreTrainedTokenizerFast
+
+    spec = open_encoder(idf(tmp_path))
+    assert (spec.task, spec.dimensions) == ("sparse_embedding", spec.vocab_size)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    theirs = SparseStaticEmbedding.from_json(str(tmp_path / "idf.json"), tokenizer)
+    queries = [text for text in TEXTS if text]
+    expected = theirs(theirs.preprocess(queries))["sentence_embedding"].detach().numpy()
+    if backend == "auto":
+        open_exported(str(tmp_path), str(tmp_path / "cache"))
+    config = msgspec.structs.replace(CONFIG, encoder_backend=backend, cache_dir=str(tmp_path / "cache"))
+    (session,) = load_sessions(spec, config, "cpu")
+    texts = HuggingFaceTokenizer(spec).encode(queries)
+    executor = EncoderExecutor({spec.key: (spec, [session])})
+    payload = make_payload(texts, spec, TextRequestSettings(inputs=queries))
+    prepared = executor.prepare(EngineRequest("a", spec.name, payload, 60.0, model_version=spec.fingerprint))
+    rows = tuple(ItemId("", index) for index in range(len(texts)))
+    plan = BatchPlan(0, prepared.batch_key, rows, tuple(text.num_tokens for text in texts))
+    assert not execute(plan, [(prepared, index) for index in range(len(texts))], spec, session).failed
+    executor.close()
+    for right, got in zip(expected, prepared.results, strict=True):
+        assert got[:, 0].tolist() == np.flatnonzero(right).tolist()
+        np.testing.assert_allclose(got[:, 1], right[np.flatnonzero(right)], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"unheard-of": 1.0}, "'unheard-of' has the weight 1.0; expected are tokens of tokenizer.json"),
+        ({"a": -1.0}, "'a' has the weight -1.0; expected"),
+        ({"a": "1"}, "'a' has the weight '1'; expected"),
+        (None, "idf.json: missing, so the weights of tokens are unknown"),
+    ],
+)
+def test_weights_of_other_tokens_are_rejected(tmp_path: pathlib.Path, weights: Any, words: str) -> None:
+    folder = idf(tmp_path)
+    (folder / "idf.json").unlink()
+    if weights is not None:
+        write_json(folder / "idf.json", weights)
+    with pytest.raises(ModelError, match=words):
+        open_encoder(folder)
+
+
 def test_a_layer_of_bge_m3_that_is_a_pickle_is_converted_once(tmp_path: pathlib.Path) -> None:
     folder = m3(tmp_path, "bge-m3-sparse")
     layer = load_file(folder / "sparse_linear.safetensors")

@@ -20,6 +20,7 @@ from noria.models.encoder.config_keys import (
     READ_KEYS,
     check_model_keys,
 )
+from noria.models.encoder.tower_config import TOWERS
 
 
 def rejects(key: str) -> bool:
@@ -34,16 +35,25 @@ def rejects(key: str) -> bool:
 _USE = re.compile(r'config\.(\w+)|getattr\(\s*(?:self\.)?config, "(\w+)"|kwargs\.(?:get|pop)\(\s*"(\w+)"')
 
 
-@pytest.mark.parametrize("model_type", CLASS_PREFIXES)
+CLASSES = {name: f"{prefix}Model" for name, prefix in CLASS_PREFIXES.items()}
+CLASSES |= {name: tower.architecture for name, tower in TOWERS.items()}
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
 def test_each_key_that_transformers_computes_with_is_read_or_known_as_harmless(model_type: str) -> None:
     config_class = CONFIG_MAPPING[model_type]
-    model_class = getattr(transformers, f"{CLASS_PREFIXES[model_type]}Model")
+    model_class = getattr(transformers, CLASSES[model_type])
     sources = [inspect.getsource(inspect.getmodule(each)) for each in (config_class, model_class)]
     used = {name for source in sources for found in _USE.findall(source) for name in found if name}
     used |= {field.name for field in dataclasses.fields(config_class)}
     common = {*dir(transformers.PreTrainedConfig), *inspect.signature(transformers.PreTrainedConfig).parameters}
     if model_type == "gemma3_text":  # its module has the classes for images, and for generation, too
         used -= {"image_token_id", "mm_tokens_per_image", "text_config", "token_type_ids", "vision_config"}
+    if model_type in TOWERS:  # its module has the classes for images, too
+        used -= {*dir(CONFIG_MAPPING[model_type.replace("text", "vision")]), "text_config", "vision_config"} - {
+            *dir(config_class)
+        }
+        used -= {"text_config_dict", "vision_config_dict"}
     unread = {key for key in used - common - READ_KEYS[model_type] - HARMLESS_KEYS if not rejects(key)}
     assert unread <= {"is_decoder"}
     aliases = {

@@ -213,3 +213,18 @@ def test_a_static_embedding_that_is_no_table_is_rejected(
     save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=words):
         open_encoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [("BertForTokenClassification", "the pooling is 'none'.*this one is for token classification"),
+     ("StaticModel", "pooling and reranker are not for 'model2vec'")],
+)  # fmt: skip
+def test_states_of_tokens_are_of_models_for_embeddings(tmp_path: pathlib.Path, architecture: str, words: str) -> None:
+    if architecture == "StaticModel":
+        write_json(tmp_path / "config.json", {"model_type": "model2vec"})
+    else:
+        make_encoder(tmp_path, architecture)
+    write_json(tmp_path / "noria.json", {"pooling": "none"})
+    with pytest.raises(ModelError, match=words):
+        open_encoder(tmp_path)

@@ -18,8 +18,8 @@ from noria.engine.encoder.sessions import (
 from noria.engine.resources.fidelity import Fidelity, read_fidelity
 from noria.errors import NoriaError
 from noria.folders import cache_folder
-from noria.models.encoder.encoder_folder import num_vocabulary_tokens
 from noria.models.encoder.onnx_export import ExportRecord, find
+from noria.models.encoder.tokenizer_files import num_vocabulary_tokens
 from noria.protocol.text import EncoderModelSpec
 
 _EXPORT_PACKAGES = ("torch", "transformers")
@@ -89,7 +89,7 @@ def judge(facts: EncoderFacts, spec: EncoderModelSpec, config: EngineConfig) -> 
         yield warn("model", f"keys of its configuration that are not read here: {', '.join(spec.unread_keys)}")
     if facts.num_words < spec.vocab_size // 2:
         yield warn("tokenizer", f"has {facts.num_words} tokens, the model has embeddings of {spec.vocab_size}")
-    if spec.task == "embedding" and not facts.has_modules:
+    if spec.pooling == ("mean",) and not facts.has_modules:
         yield warn(
             "pooling",
             "no modules.json: the mean of the tokens, not normalized, as sentence-transformers does without one. If "

@@ -21,7 +21,8 @@ from noria.extras import require
 from noria.models.encoder.architectures import CAUSAL
 from noria.models.encoder.config_files import read_config
 from noria.models.encoder.dense_folder import BIAS, WEIGHT
-from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS
+from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
+from noria.models.encoder.tower_config import OTHER_TOWER, TOWERS
 from noria.models.families import FAMILIES
 from noria.models.weights import REDOWNLOAD_HINT, weight_files
 from noria.protocol.text import DenseLayer, EncoderModelSpec, Pooling, Splade, TokenHead
@@ -45,6 +46,8 @@ class EncoderModule(torch.nn.Module):
     Those of tokens are [B, T, …]. Sparse embeddings are [B, tokens of the vocabulary], mostly zeros.
     """
 
+    _fill_1L: torch.Tensor | None
+
     def __init__(
         self,
         model: Any,
@@ -54,11 +57,20 @@ class EncoderModule(torch.nn.Module):
         splade: Splade | None = None,
         normalizes_tokens: bool = False,
         is_causal: bool = False,
+        output: int = 0,
+        fill: tuple[int, int] | None = None,
     ) -> None:
-        """`pooling` is empty for encoders with labels; `is_causal` says that each token sees those before it alone."""
+        """`pooling` is empty for encoders with labels, and for classes that pool themselves.
+
+        `is_causal` says that each token sees those before it alone. `output` is the place of the result among the
+        model's outputs. `fill` is the token that fills texts up, which the model sees, and their length then.
+        """
         super().__init__()
         self._normalizes_tokens = normalizes_tokens
         self.model, self.pooling, self._splade, self._is_causal = model, pooling, splade, is_causal
+        self._output = output
+        fill_1L = None if fill is None else torch.full((1, fill[1]), fill[0])
+        self.register_buffer("_fill_1L", fill_1L, persistent=False)
         self.dense = torch.nn.ModuleList(
             torch.nn.Sequential(linear, getattr(torch.nn, layer.activation)()) for layer, linear in dense
         )
@@ -69,16 +81,27 @@ class EncoderModule(torch.nn.Module):
         """The token that fills up shorter texts."""
         return self.model.config.pad_token_id or 0
 
+    @property
+    def end_token_id(self) -> int | None:
+        """The token whose state is the embedding; None: the class does not look for one."""
+        config = self.model.config
+        return config.eos_token_id if getattr(config, "model_type", None) == "clip_text_model" else None
+
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute texts [B, T] that are padded on the right, where `attention_mask` is 0."""
         inputs = {"input_ids": input_ids}
-        if not self._is_causal:  # else no token sees the padding behind it: attention is plainly causal
+        if self._fill_1L is not None:
+            fill_BL = self._fill_1L.expand(input_ids.shape[0], -1)
+            length = input_ids.shape[1]
+            filled = torch.where(attention_mask == 0, fill_BL[:, :length], input_ids)
+            inputs["input_ids"] = torch.cat([filled, fill_BL[:, length:]], dim=1)
+        elif not self._is_causal:  # else no token sees the padding behind it: attention is plainly causal
             inputs["attention_mask"] = attention_mask
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
-        result: torch.Tensor = self.model(**inputs)[0]
+        result: torch.Tensor = self.model(**inputs)[self._output]
         if self.pooling:
             mask_BT1 = attention_mask.unsqueeze(-1)
             result = torch.cat([pool(mode, result.float(), mask_BT1) for mode in self.pooling], dim=-1)
@@ -168,7 +191,9 @@ def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: s
             f"shape, the first is {name}: {list(has)}, and by config.json {list(wants)}. {REDOWNLOAD_HINT}"
         )
     unexpected = [
-        str(key) for key in info["unexpected_keys"] if _NUMBERED_LAYER.search(key) and not str(key).endswith(_BUFFERS)
+        str(key)
+        for key in info["unexpected_keys"]
+        if _NUMBERED_LAYER.search(key) and not str(key).endswith(_BUFFERS) and not str(key).startswith(OTHER_TOWER)
     ]
     if unexpected:
         raise ModelError(
@@ -180,14 +205,16 @@ def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: s
     if spec.head is not None:
         linear = _load_head(spec, spec.head)
         dense = [(DenseLayer(spec.head.tensor, linear.in_features, 1, has_bias=False, activation="Identity"), linear)]
-    is_causal = model.config.model_type in CAUSAL
+    tower = TOWERS.get(model.config.model_type)
     module = EncoderModule(
         model,
-        spec.pooling,
+        spec.pooling if tower is None else (),
         dense,
         splade=spec.splade,
         normalizes_tokens=spec.late_interaction is not None and spec.normalize,
-        is_causal=is_causal,
+        is_causal=model.config.model_type in CAUSAL or (tower is not None and not tower.fills_texts),
+        output=0 if tower is None else tower.output,
+        fill=None if spec.fill_id is None else (spec.fill_id, spec.max_length),
     )
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
@@ -223,7 +250,12 @@ class _Table(torch.nn.Module):
 
 
 def _load_table(spec: EncoderModelSpec, dtype: torch.dtype) -> _Table:
-    """Read a static embedding, and give each token its row."""
+    """Read a static embedding, and give each token its row; of a sparse one that is its weight."""
+    if spec.task == "sparse_embedding":
+        weights_V1 = torch.zeros(spec.vocab_size, 1)
+        for token_id, weight in read_weights_of_tokens(spec.path).items():
+            weights_V1[token_id] = weight
+        return _Table(weights_V1.to(dtype))
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}

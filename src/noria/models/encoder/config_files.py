@@ -6,7 +6,7 @@ Each is checked by itself. `encoder_folder.py` checks that they, the weights and
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from noria.errors import ModelError, short_list, short_repr
 from noria.models.encoder.architectures import OFFSET_POSITIONS
 from noria.models.encoder.config_keys import check_file_keys, check_module_keys
+from noria.models.encoder.tower_config import text_tower
 from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_text
 from noria.protocol.text import ProblemType, Similarity, TruncationSide
 
@@ -33,7 +34,7 @@ _MODULE_TYPE = re.compile(
 """The library's classes, which moved between its versions; group 1 is the class."""
 
 _CHAIN = re.compile(
-    r"Transformer(,LogitScore|,Pooling(,Dense|,Normalize)*)?|(MLM)?Transformer,SpladePooling"
+    r"Transformer(,LogitScore|,Normalize|,Pooling(,Dense|,Normalize)*)?|(MLM)?Transformer,SpladePooling"
     r"|Transformer(,Dense)+(,MultiVectorMask)?(,Normalize)?|StaticEmbedding(,Normalize)?",
     re.ASCII,
 )
@@ -162,8 +163,9 @@ class Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     """noria.json."""
 
     name: str | None = None  # `models/catalog.py` reads it
-    # "splade" is for masked language models, the others for what bge-m3 makes beside its embeddings
-    pooling: Literal["splade", "bge-m3-sparse", "bge-m3-colbert"] | None = None
+    # "splade" is for masked language models, "idf" for opensearch's queries, "none" for the states of tokens, the
+    # others for what bge-m3 makes beside its embeddings
+    pooling: Literal["splade", "idf", "none", "bge-m3-sparse", "bge-m3-colbert"] | None = None
     reranker: RerankerOverrides | None = None
 
 
@@ -173,7 +175,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     Raises ModelError: it is damaged, or is of an older form and says what transformers does not compute.
     """
     file = folder / "config.json"
-    tree = read_object(file)
+    tree = text_tower(file, read_object(file))
     if tree.get("model_type") != "nomic_bert" or "n_embd" not in tree:
         return tree
     for key, values in _NOMIC_VALUES.items():
@@ -208,7 +210,8 @@ def read_modules(folder: pathlib.Path) -> list[Module]:
         raise ModelError(
             f"{file}: the modules are {short_list(names) or 'none'}; supported are Transformer, Pooling and then any "
             "Dense and Normalize, in this order, Transformer alone or with LogitScore for a cross-encoder, or with "
-            "SpladePooling for a sparse encoder, or with Dense, MultiVectorMask and Normalize for ColBERT, or "
+            "Normalize for CLIP and SigLIP, or with SpladePooling for a sparse encoder, or with Dense, MultiVectorMask "
+            "and Normalize for ColBERT, or "
             "StaticEmbedding alone or with Normalize."
         )
     if modules[0].path not in ("", "."):
@@ -244,10 +247,10 @@ def _transformer_file(folder: pathlib.Path) -> pathlib.Path:
     return next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / TRANSFORMER_FILE)
 
 
-def check_library_keys(folder: pathlib.Path, *, of_tokens: bool) -> list[str]:
+def check_library_keys(folder: pathlib.Path, *, of_tokens: bool = False, of_tower: bool = False) -> list[str]:
     """Return the keys of sentence-transformers' files that nothing here knows. Raises as `check_file_keys`.
 
-    `of_tokens` says that it is a model like ColBERT.
+    `of_tokens` says that it is a model like ColBERT, `of_tower` that it is a text tower.
     """
     files = {
         _transformer_file(folder): TRANSFORMER_FILE,
@@ -257,10 +260,36 @@ def check_library_keys(folder: pathlib.Path, *, of_tokens: bool) -> list[str]:
         key
         for file, known in files.items()
         if file.exists()
-        for key in check_file_keys(file, read_object(file), known, of_tokens=of_tokens)
+        for key in check_file_keys(file, read_object(file), known, of_tokens=of_tokens, of_tower=of_tower)
     ]
 
 
 def read_if_there(file: pathlib.Path, kind: type[T]) -> T:
     """Read a file of which every field has a default, or return the defaults."""
     return convert(file, read_object(file) if file.exists() else {}, kind)
+
+
+def embedding_settings(file: pathlib.Path, library: SentenceTransformers) -> dict[str, Any]:
+    """Return what config_sentence_transformers.json says of embeddings, as fields of `EncoderModelSpec`.
+
+    Raises ModelError: it is of another kind of model, or its parts contradict each other.
+    """
+    if library.model_type != "SentenceTransformer":
+        raise ModelError(
+            f"{file}: model_type is {short_repr(library.model_type)}; supported are SentenceTransformer and "
+            "CrossEncoder."
+        )
+    prompts = {name: text or "" for name, text in library.prompts.items()}
+    default = library.default_prompt_name
+    if default is not None and default not in prompts:
+        raise ModelError(
+            f"{file}: default_prompt_name is {short_repr(default)}, which is "
+            f"not among the prompts {short_list(map(short_repr, prompts)) or '(there are none)'}."
+        )
+    name = library.similarity_fn_name
+    if name in ("MaxSim", "maxsim", "meanmaxsim"):
+        raise ModelError(
+            f"{file}: similarity_fn_name is {name!r}, which is of vectors of tokens; supported are "
+            f"{', '.join(get_args(Similarity))}."
+        )
+    return {"prompts": tuple(prompts.items()), "default_prompt": default, "similarity": name or "cosine"}

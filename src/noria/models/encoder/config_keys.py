@@ -40,10 +40,13 @@ _ROTARY = frozenset({"head_dim", "partial_rotary_factor", "rope_parameters", "ro
 _LLAMA = (_BERT - {"layer_norm_eps", "type_vocab_size"}) | _ROTARY | _keys("num_key_value_heads rms_norm_eps")
 _QWEN = _LLAMA | _keys("layer_types max_window_layers sliding_window use_sliding_window")
 
+_TOWER = _BERT - {"type_vocab_size"}
+
 READ_KEYS: Mapping[str, frozenset[str]] = {
     "albert": _BERT | {"embedding_size", "inner_group_num", "num_hidden_groups"},
     "bert": _BERT,
     "camembert": _BERT,
+    "clip_text_model": _TOWER | {"eos_token_id", "projection_dim"},
     "data2vec-text": _BERT,
     "deberta": _DEBERTA | {"talking_head"},
     "deberta-v2": _DEBERTA
@@ -82,6 +85,8 @@ READ_KEYS: Mapping[str, frozenset[str]] = {
     "roberta": _BERT,
     "roberta-prelayernorm": _BERT,
     "roformer": _BERT | {"embedding_size", "rotary_value"},
+    "siglip_text_model": _TOWER | {"projection_size"},
+    "siglip2_text_model": _TOWER | {"projection_size"},
     "squeezebert": _BERT
     | _keys("embedding_size intermediate_groups k_groups output_groups post_attention_groups q_groups v_groups"),
     "xlm-roberta": _BERT,
@@ -122,7 +127,15 @@ HARMLESS_KEYS = _keys(
     "pooler_num_fc_layers pooler_size_per_head pooler_type pretraining_tp pack_qkv num_memory_blocks "
     "summary_activation summary_proj_to_labels summary_type summary_use_proj tie_weights_ tie_word_embeddings "
     "use_cache output_past return_dict output_attentions output_hidden_states keys_to_ignore_at_inference "
-    "down_scale_factor gap_size"
+    "down_scale_factor gap_size "
+    # generation, in older configurations of a text tower
+    "bad_words_ids begin_suppress_tokens cross_attention_hidden_size diversity_penalty do_sample early_stopping "
+    "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id "
+    "length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences "
+    "output_scores prefix remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature "
+    "tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p typical_p "
+    # the scale of a text tower's logits for images
+    "logit_scale_init_value"
 )
 """Keys of config.json that change no result of an encoder."""
 
@@ -192,6 +205,20 @@ FILE_KEYS: Mapping[str, tuple[Collection[str], Mapping[str, tuple[Any, ...]]]] =
 }  # fmt: skip
 """Keys of sentence-transformers' files: those that are read or change nothing, and the values allowed of others."""
 
+_PADDED = {"padding": "max_length"}
+TOWER_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "modality_config": (
+        *_OFF,
+        *(
+            {kind: {"method": f"get_{kind}_features", "method_output_name": output} for kind in ("text", "image")}
+            for output in ("pooler_output", None)
+        ),
+    ),
+    "module_output_name": (*_OFF, "sentence_embedding"),
+    "processing_kwargs": (*_OFF, {"text": _PADDED}, {"text": _PADDED | {"truncation": True}}),
+}
+"""The values allowed in sentence-transformers' files of a text tower, in place of those of `FILE_KEYS`."""
+
 LATE_INTERACTION_KEYS = _keys(
     "attend_to_expansion_tokens do_query_expansion document_length document_prefix query_expansion query_length "
     "query_prefix skiplist_words"
@@ -241,9 +268,13 @@ def check_model_keys(file: pathlib.Path, tree: Mapping[str, Any], model_type: st
     return _check(file, tree, (*read, *_READ_HERE, *HARMLESS_KEYS), allowed)
 
 
-def check_file_keys(file: pathlib.Path, tree: Mapping[str, Any], known: str, *, of_tokens: bool) -> list[str]:
+def check_file_keys(
+    file: pathlib.Path, tree: Mapping[str, Any], known: str, *, of_tokens: bool = False, of_tower: bool = False
+) -> list[str]:
     """Do as `check_model_keys`, for a file that sentence-transformers reads; `known` is a key of `FILE_KEYS`."""
     keys, allowed = FILE_KEYS[known]
+    if of_tower:
+        allowed = {key: TOWER_VALUES.get(key, values) for key, values in allowed.items()}
     return _check(file, tree, (*keys, *LATE_INTERACTION_KEYS) if of_tokens else keys, allowed)
 
 

@@ -6,13 +6,12 @@ weights, `hf_tokenizer.py` the tokenizer.
 """
 
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
 
-from noria.errors import ModelError, short_list, short_repr
+from noria.errors import ModelError, short_repr
 from noria.models.encoder.architectures import CAUSAL, CLASS_PREFIXES, HEADS, POOLED_CLASSES, PRETRAINING_HEADS
 from noria.models.encoder.config_files import (
     SENTENCE_TRANSFORMERS_FILE,
@@ -23,6 +22,7 @@ from noria.models.encoder.config_files import (
     Tokenizer,
     Transformer,
     check_library_keys,
+    embedding_settings,
     embeds_tokens,
     read_config,
     read_if_there,
@@ -43,29 +43,21 @@ from noria.models.encoder.retrieval_folder import (
     describe_m3,
     describe_splade,
 )
-from noria.models.encoder.static_folder import MODEL_TYPE, describe_static, static_config
+from noria.models.encoder.static_folder import MODEL_TYPE, describe_idf, describe_static, static_config
+from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length
+from noria.models.encoder.tower_config import TOWERS
+from noria.models.encoder.tower_folder import inspect_tower
 from noria.models.family import Family
 from noria.models.foreign_folders import describe_adapter
 from noria.models.weights import (
     REDOWNLOAD_HINT,
-    Shapes,
     convert,
     num_tensor_parameters,
     read_object,
     read_weights,
-    shell_command,
     weight_files,
 )
-from noria.protocol.text import EncoderModelSpec, EncoderTask, Pooling, Similarity
-
-_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model", "bpe.codes")
-_MIN_VOCABULARY = 1 / 200
-"""Of the model's tokens. A tokenizer that AutoTokenizer makes without a vocabulary has five special tokens."""
-
-
-class _AddedToken(msgspec.Struct, frozen=True):
-    id: int
-    content: str
+from noria.protocol.text import EncoderModelSpec, EncoderTask, Pooling
 
 
 def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
@@ -77,14 +69,9 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     _check_supported(folder)
     tree = read_config(folder)
     modules = read_modules(folder)
-    if tree.get("model_type") == MODEL_TYPE:
-        return _inspect_static(folder, family, tree, modules)
-    if modules and modules[0].name == "StaticEmbedding":
-        raise ModelError(
-            f"{folder / 'modules.json'}: the first module is StaticEmbedding, but config.json is of another model, "
-            f"{short_repr(tree.get('model_type'))}."
-        )
     overrides = read_if_there(folder / "noria.json", Overrides)
+    if (special := _inspect_special(folder, family, tree, modules, overrides)) is not None:
+        return special
     reranks = is_decoder_reranker(folder, tree, modules, overrides.reranker)
     is_colbert = not modules and tree.get("architectures") == [COLBERT_CLASS]
     is_sparse = overrides.pooling == "splade" or [each.name for each in modules[1:]] == [SPLADE_MODULE]
@@ -102,10 +89,10 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     else:
         architecture, task = _architecture(file, config, modules, transformer, family)
     shapes = read_weights(folder, "", family.weight_stems[""])
-    _check_word_embeddings(weight_files(folder, "", family.weight_stems[""])[0], config, shapes)
+    check_word_embeddings(weight_files(folder, "", family.weight_stems[""])[0], config, shapes)
     sentence_transformers = read_if_there(folder / SENTENCE_TRANSFORMERS_FILE, SentenceTransformers)
     tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
-    _check_tokenizer(folder, config, transformer, tokenizer)
+    check_tokenizer(folder, config, transformer, tokenizer)
     spec = EncoderModelSpec(
         name="",  # the catalog sets name and fingerprint
         folder=str(folder),
@@ -115,7 +102,7 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
         task=task,
         architecture=architecture,
         dimensions=config.hidden_size or config.dim or 0,
-        max_length=_max_length(folder, config, transformer, tokenizer),
+        max_length=max_length(folder, config, transformer, tokenizer),
         vocab_size=config.vocab_size,
         inputs=("input_ids", "attention_mask") + (("token_type_ids",) if config.type_vocab_size > 1 else ()),
         truncation_side=tokenizer.truncation_side,
@@ -124,6 +111,8 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
             + check_library_keys(folder, of_tokens=embeds_tokens(modules))
         ),
     )
+    if overrides.pooling == "none":
+        return _of_tokens(folder, spec, sentence_transformers)
     if task == "embedding":
         return _with_pooling(folder, spec, config, modules, sentence_transformers)
     if overrides.pooling in M3_HEADS:
@@ -141,12 +130,37 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     return describe_labels(file, spec, config, sentence_transformers, shapes)
 
 
+def _inspect_special(
+    folder: pathlib.Path, family: Family, tree: Mapping[str, Any], modules: list[Module], overrides: Overrides
+) -> EncoderModelSpec | None:
+    """Return the spec of a text tower, a static embedding or a table of weights; None: it is none of these."""
+    if overrides.pooling == "idf":
+        config, transformer = convert(folder / "config.json", dict(tree), Config), read_transformer(folder)
+        tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
+        check_tokenizer(folder, config, transformer, tokenizer)
+        return describe_idf(folder, family, config, max_length(folder, config, transformer, tokenizer))
+    is_tower, names = str(tree.get("model_type")) in TOWERS, [module.name for module in modules]
+    if not is_tower and tree.get("model_type") != MODEL_TYPE and "StaticEmbedding" not in names:
+        return None
+    if overrides.pooling is not None or overrides.reranker is not None:
+        raise ModelError(
+            f"{folder / 'noria.json'}: pooling and reranker are not for "
+            f"{short_repr(tree.get('model_type'))}. Remove them."
+        )
+    return (inspect_tower if is_tower else _inspect_static)(folder, family, tree, modules)
+
+
 def _inspect_static(
     folder: pathlib.Path, family: Family, tree: Mapping[str, Any], modules: list[Module]
 ) -> EncoderModelSpec:
+    if tree.get("model_type") != MODEL_TYPE:
+        raise ModelError(
+            f"{folder / 'modules.json'}: the first module is StaticEmbedding, but config.json is of another model, "
+            f"{short_repr(tree.get('model_type'))}."
+        )
     shapes = read_weights(folder, "", family.weight_stems[""])
     config = static_config(folder, shapes)
-    _check_tokenizer(folder, config, Transformer(), Tokenizer(tokenizer_class="TokenizersBackend"))
+    check_tokenizer(folder, config, Transformer(), Tokenizer(tokenizer_class="TokenizersBackend"))
     library = read_if_there(folder / SENTENCE_TRANSFORMERS_FILE, SentenceTransformers)
     return describe_static(folder, family, tree, config, modules, library, shapes)
 
@@ -175,7 +189,9 @@ def _architecture(
             f"{file}: model_type is {short_repr(config.model_type)}; supported are {', '.join(CLASS_PREFIXES)}."
         )
     named = (config.architectures or (f"{prefix}Model",))[0]
-    has_pooling = len(modules) > 1  # then sentence-transformers loads the model without its head
+    has_pooling = (
+        len(modules) > 1 and modules[1].name != "Normalize"
+    )  # then sentence-transformers loads the model without its head
     if named.removeprefix(prefix) in PRETRAINING_HEADS or (has_pooling and named in POOLED_CLASSES):
         named = f"{prefix}Model"
     architecture = family.check_class(file, "", named)
@@ -190,127 +206,12 @@ def _architecture(
             f"{file.parent}: transformer_task is {short_repr(transformer.transformer_task)}, which needs the module "
             "LogitScore or SpladePooling in modules.json."
         )
-    if modules and not has_pooling and task != "classification":
+    if modules and not has_pooling and (task != "classification" or len(modules) > 1):
         raise ModelError(
             f"{file.parent / 'modules.json'}: has no Pooling; supported without one are cross-encoders, whose class is "
             f"{prefix}ForSequenceClassification, not {named}."
         )
     return architecture, "reranking" if task == "classification" and len(labels_of(file, config)) == 1 else task
-
-
-def _check_word_embeddings(file: pathlib.Path, config: Config, shapes: Shapes) -> None:
-    """Check the first tensor: weights of another model would fail only when loaded, with a stack trace."""
-    found = [
-        shape
-        for name, shape in shapes.items()
-        if re.search(r"(word_embeddings|tok_embeddings|embed_tokens)\.weight$", name)
-    ]
-    if found and found[0][0] != config.vocab_size:
-        raise ModelError(
-            f"{file}: the word embeddings have {found[0][0]} rows, but config.json has vocab_size {config.vocab_size}: "
-            f"weights and configuration belong to two models. {REDOWNLOAD_HINT}"
-        )
-
-
-def _check_tokenizer(folder: pathlib.Path, config: Config, transformer: Transformer, settings: Tokenizer) -> None:
-    """Check that there is a tokenizer.json whose token ids the model has, and that other files agree with it."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        # Without a vocabulary, AutoTokenizer would write one of special tokens alone.
-        has_vocabulary = any((folder / name).exists() for name in _VOCABULARIES)
-        code = (
-            f"from transformers import AutoTokenizer as T; p = {str(folder)!r}; T.from_pretrained(p).save_pretrained(p)"
-        )
-        raise ModelError(
-            f"{file}: missing. "
-            + (f"Write it once: {shell_command(code)}" if has_vocabulary else "Copy it from the model's source.")
-        )
-    num_words, max_id, tree = _read_vocabulary(file)
-    if max_id >= config.vocab_size:
-        raise ModelError(
-            f"{file}: has token ids up to {max_id}, but the model has {config.vocab_size} tokens. {REDOWNLOAD_HINT}"
-        )
-    if num_words < config.vocab_size * _MIN_VOCABULARY:
-        raise ModelError(
-            f"{file}: has a vocabulary of {num_words} tokens, but the model has embeddings of {config.vocab_size}: it "
-            "is not the model's tokenizer. Copy it from the model's source."
-        )
-    _check_tokenizer_settings(folder / "tokenizer_config.json", settings, tree)
-    if transformer.do_lower_case and not _lowercases(tree.get("normalizer")):
-        raise ModelError(
-            f"{folder / 'sentence_bert_config.json'}: do_lower_case is true, but tokenizer.json has no normalizer that "
-            "makes lower case. Add one to it."
-        )
-
-
-def num_vocabulary_tokens(folder: pathlib.Path) -> int:
-    """Return the number of tokens in the tokenizer's vocabulary, without those that were added to it."""
-    return _read_vocabulary(folder / "tokenizer.json")[0]
-
-
-def _read_vocabulary(file: pathlib.Path) -> tuple[int, int, dict[str, Any]]:
-    """Return the number of tokens in the vocabulary, the largest id of any token (-1: there is none), and the file."""
-    tree = read_object(file)
-    model = tree.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(vocabulary, dict | list):
-        raise ModelError(f"{file}: contains no vocabulary. {REDOWNLOAD_HINT}")
-    try:  # a Unigram model has a list of tokens, of which the position is the id
-        ids = (
-            msgspec.convert(list(vocabulary.values()), list[int])
-            if isinstance(vocabulary, dict)
-            else [len(vocabulary) - 1]
-        )
-        ids += [token.id for token in msgspec.convert(tree.get("added_tokens") or [], list[_AddedToken])]
-        return len(vocabulary), max(ids, default=-1), tree
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: contains no vocabulary from words to token ids. {REDOWNLOAD_HINT}") from error
-
-
-def _check_tokenizer_settings(file: pathlib.Path, settings: Tokenizer, tree: Mapping[str, Any]) -> None:
-    """Check that tokenizer_config.json contradicts nothing in tokenizer.json, which alone is used.
-
-    transformers' classes of BERT and RoBERTa change the latter by the former.
-    """
-    if settings.tokenizer_class in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-        return
-    normalizer, pre_tokenizer = tree.get("normalizer"), tree.get("pre_tokenizer")
-    pairs: list[tuple[str, object, object]] = []
-    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        pairs = [
-            ("do_lower_case", settings.do_lower_case, normalizer.get("lowercase")),
-            ("strip_accents", settings.strip_accents, normalizer.get("strip_accents")),
-            ("tokenize_chinese_chars", settings.tokenize_chinese_chars, normalizer.get("handle_chinese_chars")),
-        ]
-    if isinstance(pre_tokenizer, dict) and pre_tokenizer.get("type") == "ByteLevel":
-        pairs.append(("add_prefix_space", settings.add_prefix_space, pre_tokenizer.get("add_prefix_space")))
-    for key, said, found in pairs:
-        if said is not None and said != found:
-            raise ModelError(
-                f"{file}: {key} is {short_repr(said)}, but tokenizer.json has {short_repr(found)}, and transformers "
-                "would go by the former. Make them agree."
-            )
-
-
-def _lowercases(normalizer: object) -> bool:
-    """Whether a normalizer of tokenizer.json makes lower case."""
-    if not isinstance(normalizer, dict):
-        return False
-    parts = normalizer.get("normalizers")
-    return (
-        normalizer.get("type") == "Lowercase"
-        or bool(normalizer.get("lowercase"))
-        or (isinstance(parts, list) and any(map(_lowercases, parts)))
-    )
-
-
-def _max_length(folder: pathlib.Path, config: Config, transformer: Transformer, tokenizer: Tokenizer) -> int:
-    """Return the maximum length of a text in tokens: sentence-transformers', else the tokenizer's, else the model's."""
-    lengths = [transformer.max_seq_length or tokenizer.model_max_length or config.num_positions, config.num_positions]
-    shortest = int(min(lengths))
-    if shortest < 3:  # two special tokens and one of a text
-        raise ModelError(f"{folder / 'config.json'}: texts could have {shortest} tokens; at least 3 are needed.")
-    return shortest
 
 
 def _with_pooling(
@@ -321,22 +222,12 @@ def _with_pooling(
     sentence_transformers: SentenceTransformers,
 ) -> EncoderModelSpec:
     """Add what only embeddings have. A folder without modules.json has mean pooling, as in sentence-transformers."""
-    file = folder / SENTENCE_TRANSFORMERS_FILE
-    if sentence_transformers.model_type != "SentenceTransformer":
-        raise ModelError(
-            f"{file}: model_type is "
-            f"{short_repr(sentence_transformers.model_type)}; supported are SentenceTransformer and CrossEncoder."
-        )
-    prompts = tuple((name, text or "") for name, text in sentence_transformers.prompts.items())
-    default = sentence_transformers.default_prompt_name
-    if default is not None and default not in dict(prompts):
-        raise ModelError(
-            f"{file}: default_prompt_name is {short_repr(default)}, which is "
-            f"not among the prompts {short_list(map(short_repr, dict(prompts))) or '(there are none)'}."
-        )
+    settings = embedding_settings(folder / SENTENCE_TRANSFORMERS_FILE, sentence_transformers)
     pooling: tuple[Pooling, ...] = ("mean",)
     if modules:
-        pooling = _read_pooling(folder / modules[1].path / "config.json", spec, has_prompts=any(dict(prompts).values()))
+        pooling = _read_pooling(
+            folder / modules[1].path / "config.json", spec, has_prompts=any(dict(settings["prompts"]).values())
+        )
     if config.model_type in CAUSAL and "lasttoken" in pooling:
         check_end_token(folder)
     width = spec.dimensions * len(pooling)
@@ -348,24 +239,20 @@ def _with_pooling(
         pooling=pooling,
         dense=dense,
         normalize=len(modules) > 2 and modules[-1].name == "Normalize",
-        prompts=prompts,
-        default_prompt=default,
         matryoshka_dimensions=config.matryoshka_dimensions,
-        similarity=_similarity(file, sentence_transformers),
+        **settings,
     )
 
 
-def _similarity(file: pathlib.Path, library: SentenceTransformers) -> Similarity:
-    match library.similarity_fn_name:
-        case None:
-            return "cosine"
-        case "MaxSim" | "maxsim" | "meanmaxsim" as name:
-            supported = ", ".join(get_args(Similarity))
-            raise ModelError(
-                f"{file}: similarity_fn_name is {name!r}, which is of vectors of tokens; supported are {supported}."
-            )
-        case name:
-            return name
+def _of_tokens(folder: pathlib.Path, spec: EncoderModelSpec, library: SentenceTransformers) -> EncoderModelSpec:
+    """Return the spec of the states of a model's tokens, as they are before a pooling."""
+    if spec.task != "embedding":
+        raise ModelError(
+            f"{folder / 'noria.json'}: the pooling is 'none', which is of models for embeddings; this one is for "
+            f"{spec.task.replace('_', ' ')}. Remove it."
+        )
+    settings = embedding_settings(folder / SENTENCE_TRANSFORMERS_FILE, library)
+    return msgspec.structs.replace(spec, task="token_embedding", **settings)
 
 
 def _read_pooling(file: pathlib.Path, spec: EncoderModelSpec, *, has_prompts: bool) -> tuple[Pooling, ...]:

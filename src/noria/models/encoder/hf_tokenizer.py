@@ -42,6 +42,9 @@ class HuggingFaceTokenizer:
         for marker in spec.late_interaction.markers if spec.late_interaction is not None else ():
             if self._tokenizer.encode(marker, add_special_tokens=False).tokens != [marker]:
                 self._tokenizer.add_special_tokens([tokenizers.AddedToken(marker, normalized=False, special=True)])
+        if spec.lowercases:
+            own = [self._tokenizer.normalizer] if self._tokenizer.normalizer is not None else []
+            self._tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *own])
         self._has_types = "token_type_ids" in spec.inputs
         self._has_spans = spec.task == "token_classification"
         # The fast one knows no characters.

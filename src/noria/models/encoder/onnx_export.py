@@ -30,6 +30,7 @@ import numpy as np
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError, NoriaError, all_codes
 from noria.extras import check_installed, require
+from noria.models.encoder.static_folder import ARCHITECTURE, IDF_FILE
 from noria.models.encoder.token_rows import FloatArray, TokenRow, pad, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
@@ -81,9 +82,13 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
     for head in (spec.head, spec.splade):
         if head is not None:
             digest.update(msgspec.json.encode(head))
+    if spec.fill_id is not None:
+        digest.update(msgspec.json.encode((spec.fill_id, spec.max_length)))
     if spec.late_interaction is not None:
         digest.update(b"tokens normalized" if spec.normalize else b"tokens")
     files = [spec.path / "config.json", *weight_files(spec.path, "", FAMILIES[spec.family].weight_stems[""])]
+    if spec.architecture == ARCHITECTURE and spec.task == "sparse_embedding":
+        files += [spec.path / IDF_FILE, spec.path / "tokenizer.json"]
     for layer in spec.dense:
         digest.update(msgspec.json.encode(layer))
         files += weight_files(spec.path, layer.path, layer.stem)
@@ -152,7 +157,7 @@ def export(spec: EncoderModelSpec, cache: pathlib.Path) -> OnnxFile:
 
     # In ONNX Runtime, the graph of plain attention is 5 % quicker than that of torch's fused one.
     module = checkpoint.load(spec, EngineConfig(dtype="float32"), "cpu", "eager")
-    rows = _sample_rows(spec, module.pad_token_id)
+    rows = _sample_rows(spec, module.pad_token_id, module.end_token_id)
     expected = _compute_alone(module, spec, rows)
     folder, rejected = model_cache(spec, cache), list[str]()
     with _temporary_folder(folder) as temporary:
@@ -234,7 +239,7 @@ def _export(spec: EncoderModelSpec, module: "EncoderModule", file: pathlib.Path,
     import torch
 
     # With padding and two rows: what is 1 or without padding in an example may become a constant of the graph.
-    example = pad(_sample_rows(spec, module.pad_token_id)[:2])
+    example = pad(_sample_rows(spec, module.pad_token_id, module.end_token_id)[:2])
     axes = {name: {0: "batch", 1: "tokens"} for name in spec.inputs}
     options: dict[str, Any] = (
         {"dynamic_shapes": axes, "opset_version": 20, "external_data": _is_large(spec), "verbose": False}
@@ -259,13 +264,18 @@ def _is_large(spec: EncoderModelSpec) -> bool:
     return spec.num_parameters * 4 > _MAX_INLINE_BYTES
 
 
-def _sample_rows(spec: EncoderModelSpec, pad_token_id: int) -> list[TokenRow]:
-    """Random tokens of several lengths; if the model tells pairs apart, the second half is of the second text."""
+def _sample_rows(spec: EncoderModelSpec, pad_token_id: int, end_token_id: int | None = None) -> list[TokenRow]:
+    """Random tokens of several lengths; if the model tells pairs apart, the second half is of the second text.
+
+    `end_token_id` ends each row; None: any token does.
+    """
     rng = np.random.default_rng(0)
     rows = []
     for length in sorted({min(length, spec.max_length) for length in _CHECKED_LENGTHS}):
         ids = rng.integers(0, spec.vocab_size - 1, length)
         ids += ids >= pad_token_id  # which is no token of a text
+        if end_token_id is not None:
+            ids[-1] = end_token_id
         types = np.arange(length) * 2 // length if "token_type_ids" in spec.inputs else None
         rows.append(TokenRow(ids, types))
     return rows

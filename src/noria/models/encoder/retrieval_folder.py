@@ -23,6 +23,7 @@ from noria.models.encoder.config_files import (
 )
 from noria.models.encoder.decoder_folder import ends_texts
 from noria.models.encoder.dense_folder import WEIGHT, read_dense
+from noria.models.encoder.tokenizer_files import token_ids
 from noria.models.weights import Shapes, convert, num_tensor_parameters, read_header, read_object, shell_command
 from noria.protocol.text import (
     DenseActivation,
@@ -268,12 +269,8 @@ class _TokenIds:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder, self._file = folder, folder / "tokenizer.json"
-        tree = read_object(self._file)
-        vocabulary = tree["model"]["vocab"]  # `encoder_folder.py` has checked it
-        if isinstance(vocabulary, list):
-            vocabulary = {each[0]: index for index, each in enumerate(vocabulary)}
-        self.ids: dict[str, int] = vocabulary | {each["content"]: each["id"] for each in tree.get("added_tokens") or ()}
-        self.ends_texts = ends_texts(tree.get("post_processor"))
+        self.ids = token_ids(folder)
+        self.ends_texts = ends_texts(read_object(self._file).get("post_processor"))
 
     def special_ids(self) -> tuple[int, ...]:
         """Return the ids of the tokens that begin, end and fill up texts, and of the unknown one."""

@@ -1,4 +1,7 @@
-"""Describes static embeddings (model2vec): tables of vectors, whose mean over a text's tokens is the text's."""
+"""Describes what needs no network: tables of vectors (model2vec), or of a weight for each token (opensearch's queries).
+
+The mean of a text's vectors is its embedding; the weights of its tokens are a sparse one.
+"""
 
 import pathlib
 from collections.abc import Mapping
@@ -6,14 +9,19 @@ from typing import Any
 
 from noria.errors import ModelError, short_repr
 from noria.models.encoder.config_files import Config, Module, SentenceTransformers
+from noria.models.encoder.tokenizer_files import token_ids
 from noria.models.family import Family
-from noria.models.weights import REDOWNLOAD_HINT, Shapes, num_tensor_parameters
+from noria.models.weights import REDOWNLOAD_HINT, Shapes, num_tensor_parameters, read_object
 from noria.protocol.text import EncoderModelSpec
 
 MODEL_TYPE, ARCHITECTURE = "model2vec", "StaticModel"
 TABLE, MAPPING, WEIGHTS = "embeddings", "mapping", "weights"
 """The tensors: vectors [rows, D]; optional are the row of each token [V], and the factor of each token's vector [V]."""
 
+IDF_FILE = "idf.json"
+"""A weight for each token, by its text."""
+
+_MAX_WEIGHT = 1e30
 _MAX_LENGTH = 131_072  # tokens: nothing limits them
 _KNOWN_KEYS = (
     *("_name_or_path", "apply_pca", "apply_zipf", "architectures", "base_model_name", "embedding_dtype", "hidden_dim"),
@@ -33,6 +41,40 @@ def static_config(folder: pathlib.Path, shapes: Shapes) -> Config:
             f"{MAPPING} and {WEIGHTS} [tokens]. {REDOWNLOAD_HINT}"
         )
     return Config(MODEL_TYPE, tokens[0], hidden_size=table[1])
+
+
+def read_weights_of_tokens(folder: pathlib.Path) -> dict[int, float]:
+    """Return the weights in idf.json by the tokens' ids.
+
+    Raises ModelError: it is missing or damaged, or has a token that tokenizer.json has not.
+    """
+    file, ids = folder / IDF_FILE, token_ids(folder)
+    weights = {}
+    for token, weight in read_object(file, "the weights of tokens are unknown").items():
+        if token not in ids or not isinstance(weight, int | float) or not 0 <= weight < _MAX_WEIGHT:
+            raise ModelError(
+                f"{file}: {short_repr(token)} has the weight {short_repr(weight)}; expected are tokens of "
+                f"tokenizer.json, with weights from 0 to {_MAX_WEIGHT:g}. {REDOWNLOAD_HINT}"
+            )
+        weights[ids[token]] = float(weight)
+    return weights
+
+
+def describe_idf(folder: pathlib.Path, family: Family, config: Config, max_length: int) -> EncoderModelSpec:
+    """Return the spec of the weights in idf.json, without name and fingerprint. Raises as `read_weights_of_tokens`."""
+    return EncoderModelSpec(
+        name="",  # the catalog sets name and fingerprint
+        folder=str(folder),
+        fingerprint="",
+        family=family.name,
+        num_parameters=len(read_weights_of_tokens(folder)),
+        task="sparse_embedding",
+        architecture=ARCHITECTURE,
+        dimensions=config.vocab_size,
+        max_length=max_length,
+        vocab_size=config.vocab_size,
+        inputs=("input_ids", "attention_mask"),
+    )
 
 
 def describe_static(

@@ -23,6 +23,8 @@ MAY_CHANGE = frozenset(
         *(
             "architecture",
             "pooling",
+            "fill_id",
+            "lowercases",
             "dense",
             "head",
             "template",

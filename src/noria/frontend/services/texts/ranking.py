@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from noria.errors import InvalidField
 from noria.frontend.services.texts.encoding_result import EncodingResult
 from noria.protocol.text import EncoderModelSpec, EncoderTask
 
@@ -11,7 +12,16 @@ RANKING_TASKS: Sequence[EncoderTask] = ("reranking", "token_embedding")
 
 
 def ranking_inputs(spec: EncoderModelSpec, query: str, documents: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `TextRequestSettings` for a model of `RANKING_TASKS`."""
+    """Return the fields of `TextRequestSettings` for a model of `RANKING_TASKS`.
+
+    Raises InvalidField: the model's vectors of tokens are not made for MaxSim.
+    """
+    if spec.task == "token_embedding" and spec.late_interaction is None:
+        raise InvalidField(
+            f"model {spec.name!r} returns the states of tokens, which do not rank; name a reranker or a model like "
+            "ColBERT.",
+            field="model",
+        )
     if spec.task == "token_embedding":
         return {"inputs": [query, *documents], "is_ranking": True}
     return {"inputs": [(query, document) for document in documents]}

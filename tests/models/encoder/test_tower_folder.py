@@ -1,0 +1,87 @@
+"""Folders of CLIP and SigLIP that cannot be served are rejected in one sentence."""
+
+import pathlib
+import re
+import shutil
+from typing import Any
+
+import pytest
+
+from encoders import change_json, make_tower, open_encoder, sentence_transformer, write_json
+from noria.errors import ModelError
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    root = tmp_path_factory.mktemp("towers")
+    for name in ("CLIPModel", "SiglipModel"):
+        make_tower(root / name, name)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "changes", "words"),
+    [
+        ("CLIPModel", "config", {"architectures": ["CLIPForImageClassification"]}, "only CLIPModel is served"),
+        (
+            "CLIPModel",
+            "config",
+            {"text_config": [1]},
+            "text_config is [1]; an object of the model_type clip_text_model",
+        ),
+        ("CLIPModel", "config", {"text_config": {"model_type": "bert"}}, "an object of the model_type clip_text_model"),
+        ("CLIPModel", "config", {"text_config": {"eos_token_id": [3]}}, "eos_token_id is [3]; "),
+        ("CLIPModel", "config", {"text_config": {}}, "the word embeddings have "),
+        ("CLIPModel", "tokenizer", {"post_processor": None}, "adds no token to the end of a text, and the embedding"),
+        (
+            "CLIPModel",
+            "tokenizer",
+            {"post_processor": {"type": "BertProcessing", "sep": ["[CLS]", 2], "cls": ["[CLS]", 2]}},
+            "ends texts with the token 2, and the embedding is the state of the token 3",
+        ),
+        ("SiglipModel", "tokenizer_config", {"pad_token": None}, "pad_token is null; needed is a token"),
+        ("SiglipModel", "tokenizer_config", {"pad_token": {"content": "<no>"}}, "pad_token is '<no>'; needed"),
+        ("SiglipModel", "tokenizer_config", {"padding_side": "left"}, "padding_side is 'left'; the texts of SigLIP"),
+        (
+            "SiglipModel",
+            "tokenizer_config",
+            {"model_input_names": ["input_ids", "attention_mask"]},
+            "model_input_names is ['input_ids', 'attention_mask']; the texts of SigLIP",
+        ),
+        (
+            "SiglipModel",
+            "sentence_bert_config",
+            {"transformer_task": "fill-mask"},
+            "supported of siglip_text_model is",
+        ),
+        (
+            "SiglipModel",
+            "sentence_bert_config",
+            {"processing_kwargs": {"text": {"padding": "longest"}}},
+            "processing_kwargs is ",
+        ),
+    ],
+)
+def test_a_tower_that_is_not_served_is_rejected(
+    towers: pathlib.Path, tmp_path: pathlib.Path, name: str, file: str, changes: dict[str, Any], words: str
+) -> None:
+    folder = shutil.copytree(towers / name, tmp_path / "model")
+    if not (folder / f"{file}.json").exists():
+        write_json(folder / f"{file}.json", {})
+    change_json(folder / f"{file}.json", **changes)
+    with pytest.raises(ModelError, match=re.escape(words)):
+        open_encoder(folder)
+
+
+def test_a_tower_with_a_pooling_is_rejected(towers: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = shutil.copytree(towers / "CLIPModel", tmp_path / "model")
+    for name, content in sentence_transformer().items():
+        write_json(folder / f"{name.replace('__', '/')}.json", content)
+    with pytest.raises(ModelError, match="the modules are Transformer, Pooling, Normalize; supported of clip_text"):
+        open_encoder(folder)
+
+
+def test_parameters_for_images_do_not_count(towers: pathlib.Path) -> None:
+    """Sessions and exports are sized by the parameters that compute."""
+    spec = open_encoder(towers / "CLIPModel")
+    assert spec.num_parameters < 32 * (spec.vocab_size + 24 + 32) + 2 * 9000
