@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from noria.config.auto import Auto
 
 MAX_SLOTS = 512
-"""The largest number of slots: a view of that many has some 400 kB."""
+"""The largest number of slots; a bound for views, which grow with them, and not a measured optimum."""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Derives `engine.slots` = auto from the memory that is free once the models are loaded and warm.
 
-A slot holds the state of one image, a thousandth of what a call needs for a row of it. So nearly all free memory stays
-for calls, and there are still hundreds of slots. What limits a call is the rows that pay off or fit, not the slots.
+A slot holds the state of one image, far less than what a call needs for a row of it. So most free memory stays for
+calls, and there are still hundreds of slots. What limits a call is the rows that pay off or fit, not the slots.
 """
 
 from collections.abc import Callable, Mapping, Sequence
