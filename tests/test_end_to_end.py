@@ -181,17 +181,18 @@ def test_images_from_an_image_by_every_route(address, either):
     a1111 = either.post(
         "/sdapi/v1/img2img",
         json={"prompt": "a green star", "init_images": [image], "mask": mask, "seed": 3, "steps": 8}
-        | {"denoising_strength": 0.9},
+        | {"denoising_strength": 0.9, "mask_blur": 0, "inpaint_full_res": False, "inpainting_fill": 1},
     ).json()
     job = either.post("/v1/jobs", json={"input": body}).json()
     wait_until(lambda: either.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
     others = [
         base64.b64decode(answer.data[0].b64_json),
-        base64.b64decode(a1111["images"][0]),
         either.get(f"/v1/jobs/{job['id']}/images/0").content,
     ]
     for other in others:
         assert np.abs(pixels(other) - pixels(edited)).max() <= 1
+    pasted = np.concatenate([pixels(edited)[:half], start[half:]])  # A1111 pastes it into the image
+    assert np.abs(pixels(base64.b64decode(a1111["images"][0])) - pasted).max() <= 1
 
 
 def as_png(image):

@@ -187,9 +187,9 @@ def test_warming_up_fills_each_bucket_of_a_model_with_one_row_an_image(tmp_path,
     spec, executor = load(folder, buckets=(2, 4), slots=4)
     images, real = [], loading.run_warmup_request
 
-    def run(executor, spec, config, costs, num_images, **options):
+    def run(executor, spec, config, costs, num_images, *more):
         images.append(num_images)
-        real(executor, spec, config, costs, num_images, **options)
+        real(executor, spec, config, costs, num_images, *more)
 
     monkeypatch.setattr(loading, "run_warmup_request", run)
     loading.warm_up(executor, spec, executor.config)
