@@ -33,10 +33,14 @@ exec chroot {folder}/root bash -eu {tmp}/steps
 
 
 def enter(script, tmp_path):
-    """Run a shell script as root on an overlay of this machine's root; returns the finished process."""
+    """Run a shell script as root on an overlay of this machine's root; returns the finished process.
+
+    Its mounts are in a namespace of its own, which ends with its processes: at the latest with this one.
+    """
     (tmp_path / "steps").write_text(script)
     (tmp_path / "overlay").mkdir(exist_ok=True)
     command = [
+        *("setpriv", "--pdeathsig", "KILL"),
         "unshare",
         "--mount",
         "--pid",

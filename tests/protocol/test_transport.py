@@ -103,6 +103,35 @@ def test_messages_are_sent_together_and_in_order_until_a_turn_of_the_loop_has_no
     channel.close()
 
 
+def block_while_connected(connection, is_connected):
+    """Block the loop as long as the connection has an engine, or has none."""
+    while bool(connection._socket.get(zmq.EVENTS) & zmq.POLLOUT) == is_connected:
+        time.sleep(0.001)
+
+
+def test_what_waits_for_a_lost_engine_is_not_sent_to_its_successor(address):
+    channel, _ = open_channel(address)
+
+    async def scenario():
+        nonlocal channel
+        connection = EngineConnection(address)
+        events = connection.events()
+        assert await anext(events) == Connected()
+        connection.send(Cancel("lost"))
+        channel.close()
+        block_while_connected(connection, True)
+        channel, inbox = open_channel(address)
+        block_while_connected(connection, False)
+        assert [await anext(events), await anext(events)] == [Disconnected(), Connected()]
+        connection.send(Hello("a"))
+        _, message, _ = await asyncio.to_thread(inbox.get)
+        assert message == Hello("a")
+        connection.close()
+
+    run(scenario)
+    channel.close()
+
+
 def test_no_message_is_missed_while_both_sides_send(address):
     (channel, inbox), count = open_channel(address), 2000
 

@@ -13,6 +13,7 @@ from noria.errors import ModelError, SetupError, UnavailableNow, did_you_mean, s
 from noria.extras import check_installed
 from noria.folders import cache_folder
 from noria.models.diffusion.single_file.checkpoint_header import SUFFIX as SINGLE_FILE_SUFFIX
+from noria.models.encoder.tower_config import CLIP_FOLDER
 from noria.models.families import INDEX_FILES, identify_family
 from noria.models.foreign_folders import DESCRIBING_FILES
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
@@ -36,9 +37,6 @@ _HUB_FILE_URL = re.compile(
 
 HUB_FILE = re.compile(r"hf://([\w.-]+/[\w.-]+)/([\w./-]+\.safetensors)(?:@([\w./-]+))?", re.ASCII)
 """A single file on the hub: the repository, its path there, and the revision."""
-
-_CLIP = "0_CLIPModel"
-"""The subfolder in which sentence-transformers before 5.4 wrote a CLIP model, with all of its files."""
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
 
@@ -85,8 +83,9 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
 
 def _own_folder(folder: pathlib.Path) -> pathlib.Path:
     """Return the folder that has the model's files: `folder`, or its subfolder of CLIP."""
-    is_nested = (folder / _CLIP / "config.json").exists() and not any((folder / name).exists() for name in INDEX_FILES)
-    return folder / _CLIP if is_nested else folder
+    own = folder / CLIP_FOLDER
+    is_nested = (own / "config.json").exists() and not any((folder / name).exists() for name in INDEX_FILES)
+    return own if is_nested else folder
 
 
 def _advice(file: pathlib.Path) -> str:
@@ -155,14 +154,14 @@ def _download(hub_id: str) -> pathlib.Path:
         except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
             raise hub_error(f"the model {hub_id!r}", error) from error
 
-    top = download([*INDEX_FILES, *DESCRIBING_FILES, f"{_CLIP}/config.json"])
+    top = download([*INDEX_FILES, *DESCRIBING_FILES, f"{CLIP_FOLDER}/config.json"])
     own = _own_folder(top)
     family = identify_family(own)
     needed = text_patterns(family)
     needed += [
         pattern for name, part in family.parts.items() if part.weights for pattern in weight_patterns(family, name)
     ]
-    prefix = "" if own == top else f"{_CLIP}/"
+    prefix = "" if own == top else f"{CLIP_FOLDER}/"
     folder = _own_folder(download([prefix + pattern for pattern in needed]))
     missing = [part for part in family.weight_stems if not any((folder / part).glob("*.safetensors"))]
     if half := [pattern for part in missing for pattern in weight_patterns(family, part, FP16)]:

@@ -1,9 +1,9 @@
 """The message transport between processes: a ZeroMQ ROUTER socket at the engine, a DEALER socket at each client.
 
 In both directions a message is a MessagePack frame (`messages.py`) and an optional second frame of raw bytes. Several
-that are sent together, by a client all of one turn of its event loop, share three frames (`pack`). At the engine's end
-a thread receives, so that a long iteration never delays a reply, and any thread sends; a client's end runs in an
-asyncio loop. This module does not depend on what the messages mean.
+that are sent together share three frames (`pack`). At the engine's end a thread receives, so that a long iteration
+never delays a reply, and any thread sends; a client's end runs in an asyncio loop. This module does not depend on what
+the messages mean.
 
 On one machine (`ipc://`) a folder's mode protects the socket, and a lost engine is detected by its closed connection.
 Between machines (`tcp://`) both ends have one secret key, by which CurveZMQ encrypts and authenticates; and since a
@@ -242,7 +242,7 @@ class EngineConnection:
         outgoing, self._outgoing = self._outgoing, []
         if not outgoing or self._socket.closed:
             return
-        with contextlib.suppress(zmq.Again):  # the engine ended in this turn; `Disconnected` follows
+        with contextlib.suppress(zmq.Again):  # the engine has ended; `Disconnected` follows
             _send(self._socket, pack(outgoing), _DONTWAIT, copy=True)
         # Sending handles what has arrived, and then the descriptor does not become readable for it (zmq_getsockopt(3)).
         if self._is_read and self._socket.get(_EVENTS) & _POLLIN:  # type: ignore[operator]
@@ -296,6 +296,8 @@ class EngineConnection:
             event = zmq.utils.monitor.parse_monitor_message(frames)
             # The messages that came before a disconnect are handled before it.
             self._read_messages()
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._outgoing.clear()  # the engine's successor knows nothing of it
             self._on_event(Connected() if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else Disconnected())
 
 

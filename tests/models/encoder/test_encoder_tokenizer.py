@@ -8,6 +8,7 @@ import pytest
 
 from encoders import change_json, make_encoder, open_encoder, write_json
 from noria.errors import ModelError
+from noria.models.encoder.tokenizer_files import token_ids
 
 
 def test_a_missing_tokenizer_is_rejected_with_how_to_get_it(folder: pathlib.Path) -> None:
@@ -29,6 +30,7 @@ def test_a_missing_tokenizer_is_rejected_with_how_to_get_it(folder: pathlib.Path
     [
         ({"model": {"type": "WordPiece"}}, "contains no vocabulary"),
         ({"model": {"vocab": {"a": "b"}}}, "no vocabulary from words to token ids"),
+        ({"model": {"vocab": {"a": -1}}}, "no vocabulary from words to token ids"),
         ({"model": {"vocab": [["a", 0.0]] * 5000}}, "token ids up to 4999"),
         ({"added_tokens": [{"id": 70_000, "content": "a"}]}, "token ids up to 70000"),
         ({"added_tokens": [{"id": 7}]}, "no vocabulary from words"),
@@ -39,6 +41,11 @@ def test_a_tokenizer_of_another_model_is_rejected(folder: pathlib.Path, changes:
     change_json(folder / "tokenizer.json", **changes)
     with pytest.raises(ModelError, match=words):
         open_encoder(folder)
+
+
+def test_entries_of_a_vocabulary_that_are_no_texts_have_no_ids(folder: pathlib.Path) -> None:
+    change_json(folder / "tokenizer.json", model={"vocab": [[{}, 0.0], [[], 0.0], 7, ["a", 0.0]]}, added_tokens=[])
+    assert token_ids(folder) == {"a": 3}
 
 
 def test_lower_case_must_be_made_by_the_tokenizer(folder: pathlib.Path) -> None:

@@ -32,6 +32,12 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         ("CLIPModel", "config", {"text_config": {"model_type": "bert"}}, "an object of the model_type clip_text_model"),
         ("CLIPModel", "config", {"text_config": {"eos_token_id": [3]}}, "eos_token_id is [3]; "),
         ("CLIPModel", "config", {"text_config": {}}, "the word embeddings have "),
+        (
+            "SiglipModel",
+            "config",
+            {"text_config": {"hidden_size": None, "vocab_size": 300}},
+            "projection_size and hidden_size are null; a number is expected",
+        ),
         ("CLIPModel", "tokenizer", {"post_processor": None}, "adds no token to the end of a text, and the embedding"),
         (
             "CLIPModel",
@@ -79,6 +85,17 @@ def test_a_tower_with_a_pooling_is_rejected(towers: pathlib.Path, tmp_path: path
         write_json(folder / f"{name.replace('__', '/')}.json", content)
     with pytest.raises(ModelError, match="the modules are Transformer, Pooling, Normalize; supported of clip_text"):
         open_encoder(folder)
+
+
+def test_what_follows_clip_in_the_older_layout_is_rejected(towers: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(towers / "CLIPModel", tmp_path / "0_CLIPModel")
+    modules = [
+        {"idx": index, "name": str(index), "path": f"{index}_{name}", "type": f"sentence_transformers.models.{name}"}
+        for index, name in enumerate(["CLIPModel", "Dense"])
+    ]
+    write_json(tmp_path / "modules.json", modules)
+    with pytest.raises(ModelError, match="the modules are CLIPModel, Dense; supported in a folder with 0_CLIPModel is"):
+        open_encoder(tmp_path)
 
 
 def test_parameters_for_images_do_not_count(towers: pathlib.Path) -> None:

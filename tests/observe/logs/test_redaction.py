@@ -78,9 +78,11 @@ def test_text_around_a_secret_is_kept() -> None:
 
 
 def test_values_of_fields_with_secret_names_are_removed() -> None:
-    assert redact_fields({"Authorization": "x", "webhook_secret": "x", "key": "alice", "n": 2}) == {
+    named = {"Authorization": "x", "webhook_secret": "x", "token": None, "key": "alice", "n": 2}
+    assert redact_fields(named) == {
         "Authorization": "[redacted]",
         "webhook_secret": "[redacted]",
+        "token": None,  # which is left out of the line
         "key": "alice",
         "n": 2,
     }

@@ -255,7 +255,9 @@ def _load_table(spec: EncoderModelSpec, dtype: torch.dtype) -> _Table:
         weights_V1 = torch.zeros(spec.vocab_size, 1)
         for token_id, weight in read_weights_of_tokens(spec.path).items():
             weights_V1[token_id] = weight
-        return _Table(weights_V1.to(dtype))
+        table = _Table(weights_V1.to(dtype))
+        _check_finite(spec.path, table)
+        return table
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}

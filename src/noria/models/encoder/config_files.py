@@ -192,10 +192,7 @@ def read_modules(folder: pathlib.Path) -> list[Module]:
     file = folder / "modules.json"
     if not file.exists():
         return []
-    try:
-        modules = msgspec.json.decode(read_text(file), type=list[Module])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file}: not a list of sentence-transformers' modules: {error}. {REDOWNLOAD_HINT}") from error
+    modules = decode_modules(file)
     for module in modules:
         if not module.name:
             raise ModelError(
@@ -211,8 +208,7 @@ def read_modules(folder: pathlib.Path) -> list[Module]:
             f"{file}: the modules are {short_list(names) or 'none'}; supported are Transformer, Pooling and then any "
             "Dense and Normalize, in this order, Transformer alone or with LogitScore for a cross-encoder, or with "
             "Normalize for CLIP and SigLIP, or with SpladePooling for a sparse encoder, or with Dense, MultiVectorMask "
-            "and Normalize for ColBERT, or "
-            "StaticEmbedding alone or with Normalize."
+            "and Normalize for ColBERT, or StaticEmbedding alone or with Normalize."
         )
     if modules[0].path not in ("", "."):
         raise ModelError(
@@ -224,6 +220,14 @@ def read_modules(folder: pathlib.Path) -> list[Module]:
         if module.path and settings.exists():
             check_module_keys(settings, read_object(settings), module.name, of_tokens=embeds_tokens(modules))
     return modules
+
+
+def decode_modules(file: pathlib.Path) -> list[Module]:
+    """Return the entries of a modules.json, of any types. Raises ModelError: it is damaged."""
+    try:
+        return msgspec.json.decode(read_text(file), type=list[Module])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file}: not a list of sentence-transformers' modules: {error}. {REDOWNLOAD_HINT}") from error
 
 
 def embeds_tokens(modules: Sequence[Module]) -> bool:

@@ -134,7 +134,7 @@ def _inspect_special(
     folder: pathlib.Path, family: Family, tree: Mapping[str, Any], modules: list[Module], overrides: Overrides
 ) -> EncoderModelSpec | None:
     """Return the spec of a text tower, a static embedding or a table of weights; None: it is none of these."""
-    if overrides.pooling == "idf":
+    if overrides.pooling == "idf" and overrides.reranker is None:
         config, transformer = convert(folder / "config.json", dict(tree), Config), read_transformer(folder)
         tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
         check_tokenizer(folder, config, transformer, tokenizer)

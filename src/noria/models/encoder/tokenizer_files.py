@@ -6,7 +6,7 @@
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,8 +19,11 @@ _MIN_VOCABULARY = 1 / 200
 """Of the model's tokens. A tokenizer that AutoTokenizer makes without a vocabulary has five special tokens."""
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _AddedToken(msgspec.Struct, frozen=True):
-    id: int
+    id: _TokenId
     content: str
 
 
@@ -79,7 +82,8 @@ def token_ids(folder: pathlib.Path) -> dict[str, int]:
     tree = read_object(folder / "tokenizer.json")
     words: dict[str, int] | list[Any] = tree["model"]["vocab"]
     if isinstance(words, list):
-        words = {each[0]: index for index, each in enumerate(words) if isinstance(each, list) and each}
+        pairs = ((index, each[0]) for index, each in enumerate(words) if isinstance(each, list) and each)
+        words = {word: index for index, word in pairs if isinstance(word, str)}
     added = msgspec.convert(tree.get("added_tokens") or [], list[_AddedToken])
     return words | {each.content: each.id for each in added}
 
@@ -93,7 +97,7 @@ def _read_vocabulary(file: pathlib.Path) -> tuple[int, int, dict[str, Any]]:
         raise ModelError(f"{file}: contains no vocabulary. {REDOWNLOAD_HINT}")
     try:  # a Unigram model has a list of tokens, of which the position is the id
         ids = (
-            msgspec.convert(list(vocabulary.values()), list[int])
+            msgspec.convert(list(vocabulary.values()), list[_TokenId])
             if isinstance(vocabulary, dict)
             else [len(vocabulary) - 1]
         )

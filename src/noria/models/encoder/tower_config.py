@@ -48,6 +48,9 @@ DOUBLE_TOWERS: Mapping[str, tuple[str, str]] = {
 }
 """The class of a model of texts and images, and the `model_type` of its text tower, by its own `model_type`."""
 
+CLIP_FOLDER = "0_CLIPModel"
+"""The subfolder in which sentence-transformers before 5.4 wrote a CLIP model, with all of its files."""
+
 _PARTS = ("text_config", "text_config_dict", "vision_config", "vision_config_dict")
 OTHER_TOWER = ("vision_model.", "visual_projection.", "logit_scale", "logit_bias")
 """The start of the names of tensors that texts do not need."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from noria.errors import ModelError, short_repr
+from noria.errors import ModelError, short_list, short_repr
 from noria.models.encoder.config_files import (
     SENTENCE_TRANSFORMERS_FILE,
     Config,
@@ -17,15 +17,23 @@ from noria.models.encoder.config_files import (
     SentenceTransformers,
     Tokenizer,
     check_library_keys,
+    decode_modules,
     embedding_settings,
     read_if_there,
     read_transformer,
 )
 from noria.models.encoder.config_keys import check_model_keys
 from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length, token_ids
-from noria.models.encoder.tower_config import OTHER_TOWER, TOWERS, Tower
+from noria.models.encoder.tower_config import CLIP_FOLDER, OTHER_TOWER, TOWERS, Tower
 from noria.models.family import Family
-from noria.models.weights import convert, num_tensor_parameters, read_object, read_weights, weight_files
+from noria.models.weights import (
+    REDOWNLOAD_HINT,
+    convert,
+    num_tensor_parameters,
+    read_object,
+    read_weights,
+    weight_files,
+)
 from noria.protocol.text import EncoderModelSpec
 
 _LEGACY_END_ID = 2
@@ -61,6 +69,7 @@ def inspect_tower(
     """
     file, model_type = folder / "config.json", str(tree["model_type"])
     tower = TOWERS[model_type]
+    _check_outer_modules(folder)
     names = [module.name for module in modules]
     if names not in ([], ["Transformer"], ["Transformer", "Normalize"]):
         raise ModelError(
@@ -85,6 +94,9 @@ def inspect_tower(
     if not tower.fills_texts:
         _check_end_token(folder, own.eos_token_id)
     library = read_if_there(folder / SENTENCE_TRANSFORMERS_FILE, SentenceTransformers)
+    dimensions = getattr(own, tower.width)
+    if dimensions is None:
+        raise ModelError(f"{file}: {tower.width} and hidden_size are null; a number is expected. {REDOWNLOAD_HINT}")
     return EncoderModelSpec(
         name="",  # the catalog sets name and fingerprint
         folder=str(folder),
@@ -93,7 +105,7 @@ def inspect_tower(
         num_parameters=num_tensor_parameters(shapes),
         task="embedding",
         architecture=tower.architecture,
-        dimensions=getattr(own, tower.width),
+        dimensions=dimensions,
         max_length=max_length(folder, config, transformer, tokenizer),
         vocab_size=config.vocab_size,
         inputs=("input_ids", "attention_mask"),
@@ -105,6 +117,19 @@ def inspect_tower(
         lowercases=tower.fills_texts and tokenizer.do_lower_case is not False,
         **embedding_settings(folder / SENTENCE_TRANSFORMERS_FILE, library),
     )
+
+
+def _check_outer_modules(folder: pathlib.Path) -> None:
+    """Check that nothing follows CLIP in a folder whose subfolder `CLIP_FOLDER` is `folder`."""
+    file = folder.parent / "modules.json"
+    if folder.name != CLIP_FOLDER or not file.exists():
+        return
+    names = [module.type.rpartition(".")[2] for module in decode_modules(file)]
+    if names != ["CLIPModel"]:
+        raise ModelError(
+            f"{file}: the modules are {short_list(names) or 'none'}; supported in a folder with {CLIP_FOLDER} is "
+            "CLIPModel alone, since it has a pooling and a projection itself."
+        )
 
 
 def _fill_id(folder: pathlib.Path, tower: Tower) -> int | None:

@@ -69,11 +69,11 @@ def redact(text: str) -> str:
 
 
 def redact_fields(fields: Mapping[str, object]) -> Mapping[str, object]:
-    """Return `fields` with the values of those replaced whose names say that they are secret."""
-    redacted = _redacted(tuple(fields))
-    return {**fields, **redacted} if redacted else fields
+    """Return `fields` with the values of those replaced whose names say that they are secret; None stays None."""
+    names = _secret_names(tuple(fields))
+    return {**fields, **{name: REDACTED for name in names if fields[name] is not None}} if names else fields
 
 
 @functools.lru_cache  # most fields are named by code, so there are few combinations of names
-def _redacted(names: tuple[str, ...]) -> dict[str, str]:
-    return {name: REDACTED for name in names if _SECRET_NAME.search(name)}
+def _secret_names(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if _SECRET_NAME.search(name)]

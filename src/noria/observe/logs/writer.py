@@ -3,8 +3,8 @@
 A `NonBlockingWriter` is a thread with a bounded queue. When the reader is too slow, lines are lost and their number is
 logged. Lines go to a `Sink`: the server's stderr may block for any time, so only the thread writes there; the pipe to
 the supervisor nearly always has room, and a line in it outlives its process, so the logging code writes there directly
-while there is room. The lines of requests that end in one turn of an event loop are written at its end, together: each
-write wakes the reader. A process that is killed in that turn loses them.
+while there is room. The lines of requests that end in an event loop within some milliseconds are written together: each
+write wakes the reader. A process that is killed before loses them, as does one whose loop is blocked meanwhile.
 """
 
 import asyncio
