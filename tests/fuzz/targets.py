@@ -430,7 +430,8 @@ def open_start_images():
             files = ImageFiles(data, data, controls=(data,), references=(data,) * (len(data) % 2))
             images = RequestImages(files)
             pixels = images.pixels(3, 2, EDITOR)
-            RequestImages(ImageFiles(data, data, mask_use=MaskUse((1, 2), 1, "surroundings"))).pixels(3, 2, EDITOR)
+            with contextlib.suppress(InvalidField):  # the mask covers nothing
+                RequestImages(ImageFiles(data, data, mask_use=MaskUse((1, 2), 1, "surroundings"))).pixels(3, 2, EDITOR)
         except (UnreadableImage, InvalidField) as error:
             error.message.encode()  # it is sent
             return False

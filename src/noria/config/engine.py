@@ -30,7 +30,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="images in the running batch, those that are paused included; further ones wait, and take the "
             "slots of images that step later. They do not limit a call: the rows that pay off or fit do. `auto` is as "
-            "many as a quarter of the memory holds that is free once the models are loaded and warm, at most 512: "
+            "many as a quarter of the memory holds that is free once the models are loaded and warm, at most 32: "
             "docs/scheduling.md"
         ),
     ] = "auto"

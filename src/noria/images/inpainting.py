@@ -19,7 +19,7 @@ MaskContent = Literal["surroundings", "original", "noise", "nothing"]
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom in pixels, as Pillow has them."""
 
-_IS_KNOWN = 32  # of 255, the mean over 2 × 2 pixels: at least one of them is kept
+_IS_KNOWN = 32  # the mean of 2 × 2 pixels, up to 255: at least one of them is kept
 
 
 class MaskUse(NamedTuple):

@@ -31,7 +31,7 @@ _KNEE_THROUGHPUT = 0.95  # throughput at the knee, as a fraction of the best
 _MAX_STRETCH = 1.4
 # After this many iterations one tries twice the knee's rows: without that, a knee that is too low is never corrected.
 _EXPLORATION_INTERVAL = 100
-_MIN_EXPLORED_ROWS = 4  # of two guided images: from one row, twice as many would always be the same single image
+_MIN_EXPLORED_ROWS = 4  # two guided images: from one row, twice as many would always be the same single image
 # Rows beyond the knee are measured that rarely. Each such measurement counts more, because a start on a busy machine
 # may have measured them wrong, and its costs are cached.
 _EXPLORATION_WINDOW = 5

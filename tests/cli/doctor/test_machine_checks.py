@@ -201,9 +201,9 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
         "--quantize int8: 0.60 GiB, too much",
     ),
     ("ok", "slots", {"engine.slots": "7"}, {}, "7, as engine.slots says: "),
-    ("ok", "slots", {}, {"gpus": (GPU,)}, "about 512 (auto: the maximum; "),
+    ("ok", "slots", {}, {"gpus": (GPU,)}, "about 32 (auto: the maximum; "),
     ("ok", "slots", {}, {"memory_bytes": GIB // 2}, "about 2 (auto: the minimum; "),
-    ("ok", "slots", {"engine.devices": "cuda"}, {}, "auto: up to 512, by the memory that is free when"),
+    ("ok", "slots", {"engine.devices": "cuda"}, {}, "auto: up to 32, by the memory that is free when"),
     ("ok", "quantize", {}, {"quantization": "int8; fidelity 0.9"}, "int8; fidelity 0.9"),
     ("fail", "quantize", {}, {"quantization_error": "needs torchao"}, "needs torchao"),
     (

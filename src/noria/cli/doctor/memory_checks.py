@@ -7,8 +7,7 @@ from noria.cli.doctor.finding import Finding, Verdict, fail, ok
 from noria.cli.doctor.machine_facts import MEMORY_SHARE, Facts, available_bytes
 from noria.config import EngineConfig
 from noria.config.auto import Auto
-from noria.config.engine import MAX_SLOTS
-from noria.engine.diffusion.sizing.slot_count import count_slots
+from noria.engine.diffusion.sizing.slot_count import MAX_AUTO_SLOTS, count_slots
 from noria.protocol.diffusion import DiffusionModelSpec
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def check_slots(
         return ok("slots", f"{slots}, as engine.slots says: {_gib(slots * estimate.slot)} GiB if all are used")
     available = available_bytes(facts.memory_bytes, facts.gpus, devices)
     if available is None:
-        return ok("slots", f"auto: up to {MAX_SLOTS}, by the memory that is free when the engine has started")
+        return ok("slots", f"auto: up to {MAX_AUTO_SLOTS}, by the memory that is free when the engine has started")
     loaded = sum(estimate.weights.values()) + sum(facts.weight_bytes.values())
     count = count_slots(
         max(available - loaded, 0),
@@ -123,7 +122,7 @@ def _describe_changes(facts: Facts, usable: int, slots: int, num_engines: int) -
     """Yield the changes by which more than `slots` fit; all of them together only if none is enough alone."""
     is_one_enough = False
     for change in facts.changes:
-        fitting = min(change.estimate.slots_in(usable), MAX_SLOTS)
+        fitting = min(change.estimate.slots_in(usable), MAX_AUTO_SLOTS)
         elsewhere = num_engines * sum(change.estimate.elsewhere.values())
         if fitting <= slots or elsewhere > facts.memory_bytes or (is_one_enough and len(change.names) > 1):
             continue

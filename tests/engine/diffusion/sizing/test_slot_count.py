@@ -13,13 +13,14 @@ MIB, GIB = 2**20, 2**30
 @pytest.mark.parametrize(
     ("free", "calls", "slot", "images", "slots", "source"),
     [
-        (120 * GIB, GIB, MIB, 1, 512, "maximum"),
-        (400 * MIB, 0, MIB, 1, 100, "memory"),  # a quarter of what is free
-        (400 * MIB, 170 * MIB, MIB, 1, 60, "memory"),  # the calls need more than three quarters
+        (120 * GIB, GIB, MIB, 1, 32, "maximum"),
+        (100 * MIB, 0, MIB, 1, 25, "memory"),  # a quarter of what is free
+        (400 * MIB, 190 * MIB, MIB, 1, 20, "memory"),  # the calls need more than three quarters
         (400 * MIB, 300 * MIB, MIB, 1, 2, "minimum"),  # or all
         (0, 0, MIB, 1, 2, "minimum"),
-        (0, 0, MIB, 32, 32, "minimum"),  # as many as the largest bucket has images
+        (0, 0, MIB, 24, 24, "minimum"),  # as many as the largest bucket has images
         (400 * MIB, 0, 20 * MIB, 1, 5, "memory"),
+        (GIB, 0, 0, 64, 64, "maximum"),
         (GIB, 0, 0, 1024, 512, "maximum"),
     ],
 )
@@ -29,8 +30,8 @@ def test_slots_take_a_quarter_of_the_free_memory_less_what_calls_need(free, call
 
 
 def test_the_reason_has_the_bytes_that_decided():
-    reason = count_slots(400 * MIB, 170 * MIB, 3 * MIB // 2).reason
-    assert reason == "auto: by memory; 1.50 MiB each, 400 MiB free, 340 kept for calls"
+    reason = count_slots(400 * MIB, 185 * MIB, 3 * MIB // 2).reason
+    assert reason == "auto: by memory; 1.50 MiB each, 400 MiB free, 370 kept for calls"
 
 
 def test_a_real_engine_has_the_slots_that_fit_its_memory(bundled_folder, tmp_path):
@@ -39,7 +40,7 @@ def test_a_real_engine_has_the_slots_that_fit_its_memory(bundled_folder, tmp_pat
 
     def free_bytes(device):
         read.append(device)
-        return 20 * MIB
+        return 4 * MIB
 
     def load(**settings):
         config = EngineConfig(dtype="float32", threads=1, cache_dir=str(tmp_path), **settings)
@@ -48,7 +49,7 @@ def test_a_real_engine_has_the_slots_that_fit_its_memory(bundled_folder, tmp_pat
     runtime = load()
     slots = runtime.scheduler.num_slots
     assert read == ["cpu"]
-    assert (2 < slots < 512, runtime.slots_source) == (True, "memory")
+    assert (4 < slots < 32, runtime.slots_source) == (True, "memory")
     assert runtime.resolved_settings["slots"].startswith(f"{slots} (auto: by memory; ")
     assert load(devices=("cpu", "cpu")).scheduler.num_slots == slots // 2
     assert runtime.scheduler.costs.max_rows == 2 * slots

@@ -1,7 +1,7 @@
 """Derives `engine.slots` = auto from the memory that is free once the models are loaded and warm.
 
 A slot holds the state of one image, far less than what a call needs for a row of it. So most free memory stays for
-calls, and there are still hundreds of slots. What limits a call is the rows that pay off or fit, not the slots.
+calls. What limits a call is the rows that pay off or fit, not the slots.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SLOTS_SHARE = 0.25
 """Part of the free memory that slots may take: they grow by doubling, beside the old ones, and calls need the rest."""
 _CALL_FACTOR = 2  # an iteration in a hundred tries up to twice as many rows
-_MIN_SLOTS = 2
+_MIN_SLOTS, MAX_AUTO_SLOTS = 2, 32  # an operator may set up to 512 (docs/scheduling.md)
 
 
 class SlotCount(NamedTuple):
@@ -40,9 +40,10 @@ def count_slots(free_bytes: int, call_bytes: int, slot_bytes: int, call_images: 
     """
     usable = max(0, min(int(SLOTS_SHARE * free_bytes), free_bytes - _CALL_FACTOR * call_bytes))
     fitting, least = usable // max(slot_bytes, 1), min(max(call_images, _MIN_SLOTS), MAX_SLOTS)
+    most = max(least, MAX_AUTO_SLOTS)
     facts = f"{_mib(slot_bytes)} MiB each, {_mib(free_bytes)} MiB free, {_mib(free_bytes - usable)} kept for calls"
-    if fitting >= MAX_SLOTS:
-        return SlotCount(MAX_SLOTS, "maximum", f"auto: the maximum; {facts}")
+    if fitting >= most:
+        return SlotCount(most, "maximum", f"auto: the maximum; {facts}")
     if fitting <= least:
         return SlotCount(least, "minimum", f"auto: the minimum; {facts}")
     return SlotCount(fitting, "memory", f"auto: by memory; {facts}")

@@ -85,7 +85,7 @@ def _steps(body: Txt2Img, limit: Limits) -> tuple[int, float]:
             field=name,
         )
     num_steps = math.ceil(num_made / strength - _ROUNDING)
-    return num_steps + (int(num_steps * strength) < num_made), strength  # of which diffusers rounds down
+    return num_steps + (int(num_steps * strength) < num_made), strength  # diffusers rounds it down
 
 
 def _size(body: Txt2Img, spec: DiffusionModelSpec, limits: Mapping[str, Limits]) -> tuple[int, int]:
