@@ -10,7 +10,7 @@ from PIL import Image
 
 from noria.errors import InvalidField
 from noria.images.inpainting import MaskUse, box_around, resized, softened, with_surroundings
-from noria.images.start_image import ImageFiles, StartImage
+from noria.images.start_image import ImageFiles, RequestImages, StartImage
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -103,3 +103,19 @@ def test_with_an_image_larger_than_the_request_all_of_it_is_made_smaller_unless_
     white = Image.new("RGB", (40, 24), "white")
     assert StartImage(ImageFiles(*files, mask_use=MaskUse())).paste(white).size == (40, 24)
     assert StartImage(ImageFiles(*files, mask_use=MaskUse(padding_px=0))).paste(white).size == (80, 60)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_of_the_images_of_controls_the_same_part_is_taken(scale):
+    image, mask = halves((80, 60)), mask_of((48, 20, 64, 32), (80, 60))
+    control = Image.new("RGB", (80 * scale, 60 * scale), "black")
+    control.paste("white", tuple(side * scale for side in (48, 20, 64, 32)))
+    files = file_of(image), file_of(mask)
+
+    def of_control(use):
+        images = RequestImages(ImageFiles(*files, controls=(file_of(control),), mask_use=use))
+        pixels = images.pixels(32, 24, spec=None)  # which only references need
+        return np.frombuffer(pixels, np.uint8)[-3 * 32 * 24 :].mean()
+
+    assert of_control(MaskUse(padding_px=0)) == 255
+    assert of_control(MaskUse()) < 30

@@ -83,6 +83,13 @@ def box_around(mask: Image.Image, padding_px: int, size_px: tuple[int, int]) -> 
     return left, top, right, bottom
 
 
+def scaled_box(box: Box, size_px: tuple[int, int], other_px: tuple[int, int]) -> Box:
+    """Return the part of an image of `other_px` that `box` is of one of `size_px`, in whole pixels."""
+    left, top = (box[k] * other_px[k] // size_px[k] for k in range(2))
+    right, bottom = (-(-box[2 + k] * other_px[k] // size_px[k]) for k in range(2))
+    return left, top, right, bottom
+
+
 def _widened(start: int, end: int, length: int, most: int) -> tuple[int, int]:
     """Return a span that is at least as long, around the same middle where it fits between 0 and `most`."""
     length = min(max(length, end - start), most)
