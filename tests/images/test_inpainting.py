@@ -62,9 +62,11 @@ def test_the_box_around_a_mask_covers_it_and_has_the_proportions_that_fit(left, 
         assert abs(across * size_px[1] - down * size_px[0]) < max(size_px)
 
 
-def test_a_mask_of_nothing_has_no_box():
-    with pytest.raises(InvalidField, match="mask covers nothing, so there is no part to repaint in full resolution"):
-        box_around(Image.new("L", (4, 4)), 1, (8, 8))
+@pytest.mark.parametrize("blur_px", [0.0, 200.0])
+def test_a_mask_of_nothing_or_of_less_than_its_blur_shows_has_no_box(blur_px):
+    mask = mask_of((20, 20, 20 + bool(blur_px), 21), (400, 400))
+    with pytest.raises(InvalidField, match=r"covers nothing, so there is no part to repaint .* small beside mask_blur"):
+        box_around(softened(mask, (blur_px, blur_px)), 1, (8, 8))
 
 
 def test_a_masked_part_gets_the_colours_around_it():

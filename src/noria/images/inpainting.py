@@ -71,8 +71,8 @@ def box_around(mask: Image.Image, padding_px: int, size_px: tuple[int, int]) -> 
     box = mask.getbbox()
     if box is None:
         raise InvalidField(
-            "mask covers nothing, so there is no part to repaint in full resolution. Send a mask with a white part, or "
-            "inpaint_full_res false.",
+            "mask covers nothing, so there is no part to repaint in full resolution. Send a mask with a white part "
+            "that is not small beside mask_blur, or inpaint_full_res false.",
             field="mask",
         )
     left, top = max(0, box[0] - padding_px), max(0, box[1] - padding_px)
