@@ -10,7 +10,7 @@ from PIL import Image
 
 from noria.errors import InvalidField
 from noria.images.inpainting import MaskUse, box_around, resized, softened, with_surroundings
-from noria.images.start_image import ImageFiles, StartImage
+from noria.images.start_image import ImageFiles, RequestImages, StartImage
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -62,9 +62,11 @@ def test_the_box_around_a_mask_covers_it_and_has_the_proportions_that_fit(left, 
         assert abs(across * size_px[1] - down * size_px[0]) < max(size_px)
 
 
-def test_a_mask_of_nothing_has_no_box():
-    with pytest.raises(InvalidField, match="mask covers nothing, so there is no part to repaint in full resolution"):
-        box_around(Image.new("L", (4, 4)), 1, (8, 8))
+@pytest.mark.parametrize("blur_px", [0.0, 200.0])
+def test_a_mask_of_nothing_or_of_less_than_its_blur_shows_has_no_box(blur_px):
+    mask = mask_of((20, 20, 20 + bool(blur_px), 21), (400, 400))
+    with pytest.raises(InvalidField, match=r"covers nothing, so there is no part to repaint .* small beside mask_blur"):
+        box_around(softened(mask, (blur_px, blur_px)), 1, (8, 8))
 
 
 def test_a_masked_part_gets_the_colours_around_it():
@@ -103,3 +105,19 @@ def test_with_an_image_larger_than_the_request_all_of_it_is_made_smaller_unless_
     white = Image.new("RGB", (40, 24), "white")
     assert StartImage(ImageFiles(*files, mask_use=MaskUse())).paste(white).size == (40, 24)
     assert StartImage(ImageFiles(*files, mask_use=MaskUse(padding_px=0))).paste(white).size == (80, 60)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_of_the_images_of_controls_the_same_part_is_taken(scale):
+    image, mask = halves((80, 60)), mask_of((48, 20, 64, 32), (80, 60))
+    control = Image.new("RGB", (80 * scale, 60 * scale), "black")
+    control.paste("white", tuple(side * scale for side in (48, 20, 64, 32)))
+    files = file_of(image), file_of(mask)
+
+    def of_control(use):
+        images = RequestImages(ImageFiles(*files, controls=(file_of(control),), mask_use=use))
+        pixels = images.pixels(32, 24, spec=None)  # which only references need
+        return np.frombuffer(pixels, np.uint8)[-3 * 32 * 24 :].mean()
+
+    assert of_control(MaskUse(padding_px=0)) == 255
+    assert of_control(MaskUse()) < 30

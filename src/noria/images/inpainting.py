@@ -71,8 +71,8 @@ def box_around(mask: Image.Image, padding_px: int, size_px: tuple[int, int]) -> 
     box = mask.getbbox()
     if box is None:
         raise InvalidField(
-            "mask covers nothing, so there is no part to repaint in full resolution. Send a mask with a white part, or "
-            "inpaint_full_res false.",
+            "mask covers nothing, so there is no part to repaint in full resolution. Send a mask with a white part "
+            "that is not small beside mask_blur, or inpaint_full_res false.",
             field="mask",
         )
     left, top = max(0, box[0] - padding_px), max(0, box[1] - padding_px)
@@ -80,6 +80,13 @@ def box_around(mask: Image.Image, padding_px: int, size_px: tuple[int, int]) -> 
     width, height = right - left, bottom - top
     left, right = _widened(left, right, math.ceil(height * size_px[0] / size_px[1]), mask.width)
     top, bottom = _widened(top, bottom, math.ceil(width * size_px[1] / size_px[0]), mask.height)
+    return left, top, right, bottom
+
+
+def scaled_box(box: Box, size_px: tuple[int, int], other_px: tuple[int, int]) -> Box:
+    """Return the part of an image of `other_px` that `box` is of one of `size_px`, in whole pixels."""
+    left, top = (box[k] * other_px[k] // size_px[k] for k in range(2))
+    right, bottom = (-(-box[2 + k] * other_px[k] // size_px[k]) for k in range(2))
     return left, top, right, bottom
 
 

@@ -22,6 +22,7 @@ from noria.images.inpainting import (
     ResizeMode,
     box_around,
     resized,
+    scaled_box,
     softened,
     with_surroundings,
 )
@@ -140,13 +141,16 @@ class RequestImages:
     def pixels(self, width_px: int, height_px: int, spec: DiffusionModelSpec) -> bytes:
         """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each control and reference.
 
-        Images of controls are resized as start images are, and changed in no other way; references as the model is
-        shown them, by `reference_size.py`. Raises as `StartImage.pixels`.
+        Images of controls are resized as start images are, and changed in no other way; if a part of the start image is
+        repainted alone, they are that part, too. References are as the model is shown them, by `reference_size.py`.
+        Raises as `StartImage.pixels`.
         """
-        frames = [] if self._start is None else [self._start.pixels(width_px, height_px)]
+        size_px = width_px, height_px
+        frames = [] if self._start is None else [self._start.pixels(*size_px)]
         for control in self._controls:
+            box = None if self._start is None else self._start.part_of(control.size_px, size_px)
             with control.decode() as image:
-                frames.append(_rgb(image, (width_px, height_px)).tobytes())
+                frames.append(_rgb(_part(image, box), size_px, "stretch" if box is None else "fill").tobytes())
         for reference in self._references:
             placement = place_reference(reference.name, reference.size_px, spec)
             with reference.decode() as image:
@@ -210,6 +214,13 @@ class StartImage:
         if self._mask_use is not None and self._mask_use.content != "original":
             pixels = with_surroundings(pixels, mask)
         return pixels.tobytes() + mask.point([255 * (value >= _HALF) for value in range(256)]).tobytes()
+
+    def part_of(self, other_px: tuple[int, int], size_px: tuple[int, int]) -> Box | None:
+        """Return the part of an image of `other_px` that gets `size_px` as this one's does; None: all of it."""
+        if self._mask_use is None or self._mask_use.padding_px is None:
+            return None
+        box, _ = self._box(self._soft_mask(), size_px)
+        return None if box is None else scaled_box(box, self._image.size_px, other_px)
 
     def paste(self, repainted: Image.Image) -> Image.Image:
         """Return the start image with what was generated of `pixels` where the mask is, softly if it is blurred.

@@ -120,6 +120,8 @@ class SchedulableRequest(Struct, frozen=True):
 
     def calls_by_key(self, call: int) -> tuple[tuple[BatchKey, int], ...]:
         """The calls of an image from `call` on, by the batch keys of their stages."""
+        if self.second_key == self.batch_key:  # a second pass in the size of the first one
+            return ((self.batch_key, self.num_calls - call),)
         second = self.second_stage_calls(call)
         first = self.batch_key, self.num_calls - call - second
         return (first, (self.second_key, second)) if second or self.second_stage_px else (first,)

@@ -72,6 +72,16 @@ def test_a_second_pass_takes_as_long_as_predicted():
     assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(4.0 + 2.0)
 
 
+def test_a_second_pass_in_the_size_of_the_first_one_is_decoded_once():
+    predictor = make_predictor()
+    predictor.costs.decodes = {SMALL: CostCurve({1: 0.5})}
+    request = make_request("a", 5, second_stage_from=3, second_stage_px=(SMALL.width_px, SMALL.height_px))
+    predictor.table.add(request, 0.0)
+    expected_s = pytest.approx(5.0 + 0.5)
+    assert (predictor.backlog_s, predictor.device_time_s(request), predictor.unloaded_s(request)) == (expected_s,) * 3
+    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == expected_s
+
+
 def test_a_stage_without_measurements_costs_as_the_other_and_work_counts_both():
     predictor = make_predictor()
     request = make_request("a", 5, second_stage_from=3)

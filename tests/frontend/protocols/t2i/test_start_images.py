@@ -26,7 +26,7 @@ from noria.frontend.access.api_keys import generate_key
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.fair_threads import FairTurns
 from noria.frontend.protocols.t2i.metadata import MAX_UPLOADS_PER_CLIENT
-from noria.frontend.services.images import start_images
+from noria.frontend.services.images import generation, start_images
 from noria.frontend.services.images.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImages, StartImage
@@ -794,6 +794,19 @@ def test_what_webuiapi_repaints_is_pasted_into_the_image(client, engine):
     (request,), (data,) = engine.submitted, engine.data
     assert (request.payload.width, request.payload.height, request.payload.mask_fill) == (64, 48, None)
     assert np.frombuffer(data[-64 * 48 :], np.uint8).mean() > 250
+
+
+def test_an_image_is_written_before_the_next_is_pasted(client, engine, monkeypatch):
+    """Pasted images may be much larger than generated ones: one of a request is held at once."""
+    events = []
+    paste, write = StartImage.paste, generation.write_images
+    monkeypatch.setattr(StartImage, "paste", lambda *args: events.append("paste") or paste(*args))
+    monkeypatch.setattr(generation, "write_images", lambda *args: events.append(len(args[0])) or write(*args))
+    response = img2img(client, mask=b64(MASK), batch_size=3, seed=5, mask_blur=0, inpainting_mask_invert=1)
+    assert response.status_code == 200, response.text
+    assert events == ["paste", 1] * 3
+    files = [Image.open(io.BytesIO(base64.b64decode(each))) for each in response.json()["images"]]
+    assert [file.getpixel((SIZE[0] - 1, 0)) for file in files] == [engine.colour(seed) for seed in (5, 6, 7)]
 
 
 @pytest.mark.parametrize(("number", "fill"), [(0, None), (1, None), (2, "noise"), (3, "nothing")])

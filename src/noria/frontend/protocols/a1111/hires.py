@@ -69,14 +69,15 @@ def second_pass_of(
 def _steps(body: Txt2Img, limit: Limits) -> tuple[int, float]:
     """Return the steps of a second pass, those that it leaves out included, and its strength. Raises InvalidField."""
     strength = _DEFAULT_STRENGTH if body.denoising_strength is None else body.denoising_strength
-    if not 0 < strength <= 1:  # also true for NaN
+    least = 1 / limit.max  # with less no step would be left
+    if not least <= strength <= 1:  # also true for NaN
         raise InvalidField(
-            f"denoising_strength is {short_repr(strength)}; allowed are numbers above 0 to 1 with enable_hr.",
+            f"denoising_strength is {short_repr(strength)}; allowed are {least:g} to 1 with enable_hr.",
             field="denoising_strength",
         )
     name = "hr_second_pass_steps" if body.hr_second_pass_steps else "steps"
     num_made = body.hr_second_pass_steps or body.steps or int(limit.default or 1)
-    num_most = int(limit.max * strength)
+    num_most = int(limit.max * strength + _ROUNDING)
     if not 1 <= num_made <= num_most:
         raise InvalidField(
             f"{name} is {short_repr(num_made)}, of which the second pass makes all: with denoising_strength "

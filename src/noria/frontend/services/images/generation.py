@@ -35,6 +35,7 @@ from noria.frontend.services.images.generation_types import (
     GenerationResult,
     ImageTask,
     ResponseTimings,
+    Written,
 )
 from noria.frontend.services.images.image_writer import to_base64, write_images
 from noria.frontend.services.images.request_validation import NO_IMAGES, validate
@@ -61,7 +62,6 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest, ImageRequestBody
 from noria.protocol.routes import Target
-from noria.statistics.values import Values
 
 _NUM_FILE_THREADS = 2  # that read LoRA files: not those for uploads, which take longer
 _STAGES = ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess")
@@ -289,17 +289,13 @@ class GenerationService:
             request = self._reserve_file_time(task.request)
             result = await submit(request, on_update=on_update, data=task.data)
             generated = time.perf_counter()
-            images = result.images if task.paste is None else await task.paste(result.images)
-            loop = asyncio.get_running_loop()
-            in_context = contextvars.copy_context().run  # the executor does not pass the context on
             target = self.submission.versions.target_of(task.spec, versions)
             wanted = self._statistics.wanted(model)
-            files, image_values = await loop.run_in_executor(
-                self._thread_pool, in_context, _write_files, task, images, target, wanted
-            )
+            write = functools.partial(_write_files, task, target, wanted)
+            files, values = await self._write(task, result.images, write)
             if wanted:
                 version = self.submission.versions.version_name(task.spec, versions)
-                values = [*request_values(task.request.payload, wanted), *image_values]
+                values = [*request_values(task.request.payload, wanted), *values]
                 self._statistics.record(model, version, wanted, values, versions)
             done = time.perf_counter()
             if (span := current_span()).is_recording():
@@ -321,6 +317,16 @@ class GenerationService:
             )
             num_cut = max((image.num_truncated_tokens for image in result.images), default=0)
             return GenerationResult(task, files, timings, result.num_steps_run, result.mean_batch, num_cut)
+
+    async def _write(
+        self, task: ImageTask, images: Sequence[RawImage], write: Callable[[Sequence[RawImage]], Written]
+    ) -> Written:
+        """Return what `write` does, in threads."""
+        if task.paste is None:
+            in_context = contextvars.copy_context().run  # the executor does not pass the context on
+            return await asyncio.get_running_loop().run_in_executor(self._thread_pool, in_context, write, images)
+        written = [await task.paste(image, write) for image in images]
+        return [file for files, _ in written for file in files], [value for _, values in written for value in values]
 
     def _copier(self, admitted: AdmittedRequest) -> PrepareCopy:
         """Return what prepares the same request, with its seed, for another version of its model."""
@@ -356,9 +362,7 @@ class GenerationService:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
 
 
-def _write_files(
-    task: ImageTask, images: Sequence[RawImage], target: Target | None, wanted: Container[str]
-) -> tuple[list[bytes], Values]:
+def _write_files(task: ImageTask, target: Target | None, wanted: Container[str], images: Sequence[RawImage]) -> Written:
     """Return the files, and the values of the `wanted` variables of their pixels."""
     metadata = (
         [metadata_for(task.request, task.spec, image.seed, target) for image in images] if task.metadata else None

@@ -11,9 +11,13 @@ from noria.frontend.engines.results import RawImage
 from noria.images.start_image import RequestImageFacts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
+from noria.statistics.values import Values
 
-Paste = Callable[[Sequence[RawImage]], Awaitable[Sequence[RawImage]]]
-"""Pastes what was generated into the start image. Raises RequestError."""
+Written = tuple[list[bytes], Values]
+"""Files of images, and the values of the variables of their pixels."""
+
+Paste = Callable[[RawImage, Callable[[Sequence[RawImage]], Written]], Awaitable[Written]]
+"""Pastes what was generated into the start image; returns what the function returns for the result."""
 
 
 class ResponseTimings(Struct, frozen=True):

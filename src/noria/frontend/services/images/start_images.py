@@ -9,6 +9,7 @@ import functools
 import io
 import re
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +38,8 @@ _MAX_LOCATION_CHARS = 600
 _URL = re.compile(r"(?:blob:)?(?!data:)[a-z][a-z0-9+.-]{0,20}://|[a-z]:[\\/]", re.IGNORECASE)
 # A file in base64 has no dots, and so short a one begins with a slash only if it is the start of a JPEG.
 _PATH = re.compile(r"(?!/9j/)[./~][^\n]{0,78}|[^\n]{1,500}\.\w{2,5}", re.IGNORECASE)
+
+T = TypeVar("T")
 
 LoadFiles = Callable[[], ImageFiles]
 """Returns the files of a request; is called once, in a thread. Raises RequestError."""
@@ -75,9 +78,11 @@ class StartImages:
         """Return what `RequestImages.pixels` does for a request. Raises UnreadableImage and InvalidField."""
         return await self._threads.run(client, images.pixels, request.payload.width, request.payload.height, spec)
 
-    async def paste(self, client: str, start: StartImage, images: Sequence[RawImage]) -> list[RawImage]:
-        """Return what `StartImage.paste` does with each of `images`."""
-        return [await self._threads.run(client, _paste, start, image) for image in images]
+    async def paste(
+        self, client: str, start: StartImage, image: RawImage, write: Callable[[Sequence[RawImage]], T]
+    ) -> T:
+        """Return what `write` returns, in the same thread, for the result of `StartImage.paste`, which may be large."""
+        return await self._threads.run(client, lambda: write([_paste(start, image)]))
 
 
 def _paste(start: StartImage, image: RawImage) -> RawImage:
