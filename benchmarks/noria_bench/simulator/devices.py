@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from noria.config.engine import MAX_AUTO_SLOTS
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.types import BatchKey
@@ -102,8 +103,8 @@ def read_device(file: pathlib.Path) -> Device:
 
 
 def _with_settings(device: Device, file: pathlib.Path) -> Device:
-    """Return the device of an engine's file, with what its key says of the engine."""
-    key = device.key
+    """Return the device of an engine's file, with what its key says of the engine; its slots are those of `auto`."""
+    key = {"slots": str(MAX_AUTO_SLOTS)} | device.key
     try:
         settings: dict[str, Any] = {"slots": int(key["slots"]), "decode_batch": int(key["decode_batch"])}
         buckets = [int(rows) for rows in re.findall(r"\d+", key["buckets"])]

@@ -18,10 +18,10 @@ def test_the_file_of_an_engine_has_its_settings_and_the_costs_of_plain_calls(tmp
     costs = CostModel()
     for stage, reference_px, seconds in ((0, 0, 0.1), (1, 0, 0.7), (0, 4096, 0.9)):
         costs.steps[BatchKey(128, 128, spec.key, stage, reference_px)] = CostCurve({1: seconds})
-    cache = CostCache(tmp_path, spec, EngineConfig(slots=6, decode_batch=2, buckets=(4, 16)), "a device")
+    cache = CostCache(tmp_path, spec, EngineConfig(decode_batch=2, buckets=(4, 16)), "a device")
     cache.save(costs)
     device = read_device(cache.path)
-    assert (device.name, device.slots, device.decode_batch, device.max_rows) == ("a device", 6, 2, 16)
+    assert (device.name, device.slots, device.decode_batch, device.max_rows) == ("a device", 32, 2, 16)
     assert device.sizes == [(128, 128)]
     assert [curve.points for curve in device.costs().steps.values()] == [{1: 0.1}]
 

@@ -6,8 +6,8 @@ from msgspec import Meta, Struct
 
 from noria.config.auto import Auto
 
-MAX_SLOTS = 512
-"""The largest number of slots; a bound for views, which grow with them, and not a measured optimum."""
+MAX_SLOTS, MAX_AUTO_SLOTS = 512, 32
+"""The largest number of slots, a bound for views, which grow with them; and the largest that `auto` finds."""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,8 @@ from noria.cli.doctor.finding import Finding, Verdict, fail, ok
 from noria.cli.doctor.machine_facts import MEMORY_SHARE, Facts, available_bytes
 from noria.config import EngineConfig
 from noria.config.auto import Auto
-from noria.engine.diffusion.sizing.slot_count import MAX_AUTO_SLOTS, count_slots
+from noria.config.engine import MAX_AUTO_SLOTS
+from noria.engine.diffusion.sizing.slot_count import count_slots
 from noria.protocol.diffusion import DiffusionModelSpec
 
 if TYPE_CHECKING:

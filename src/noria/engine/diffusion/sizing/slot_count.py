@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from noria.config import EngineConfig
-from noria.config.engine import MAX_SLOTS
+from noria.config.engine import MAX_AUTO_SLOTS, MAX_SLOTS
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_device
 from noria.engine.resources.memory import free_memory_bytes
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SLOTS_SHARE = 0.25
 """Part of the free memory that slots may take: they grow by doubling, beside the old ones, and calls need the rest."""
 _CALL_FACTOR = 2  # an iteration in a hundred tries up to twice as many rows
-_MIN_SLOTS, MAX_AUTO_SLOTS = 2, 32  # an operator may set up to 512 (docs/scheduling.md)
+_MIN_SLOTS = 2
 
 
 class SlotCount(NamedTuple):
