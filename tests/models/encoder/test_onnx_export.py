@@ -26,7 +26,7 @@ class WithoutMask(torch.nn.Module):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module, self.pad_token_id = module, module.pad_token_id
+        self.module, self.pad_token_id, self.end_token_id = module, module.pad_token_id, module.end_token_id
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> Any:
         return self.module(ids, mask * 0 + 1, types)

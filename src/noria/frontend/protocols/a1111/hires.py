@@ -41,7 +41,7 @@ def check_hires(body: Txt2Img, sent: Mapping[str, Any], problems: Problems) -> N
         if not is_off(sent.get(name), same) and sent[name] != getattr(body, own):
             message = f"{name} is not {own}; another one in the second pass is not supported: leave it out."
             errors.append(InvalidField(message, field=name))
-    if (upscaler := body.hr_upscaler) is not None and upscaler not in UPSCALERS:
+    if (upscaler := body.hr_upscaler) and upscaler not in UPSCALERS:
         allowed = short_list(map(short_repr, UPSCALERS), len(UPSCALERS))
         errors.append(
             InvalidField(f"hr_upscaler is {short_repr(upscaler)}; allowed are {allowed}.", field="hr_upscaler")

@@ -11,7 +11,6 @@ from noria.frontend.http.errors import ErrorBody, ErrorDialect, error_body
 from noria.frontend.http.operations import JsonObject, Operation, Served
 from noria.frontend.protocols.a1111 import bodies
 from noria.frontend.protocols.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
-from noria.frontend.protocols.a1111.hires import HIRES_LIMITS
 from noria.frontend.protocols.a1111.init_images import IMAGE_LIMITS, RESIZE_MODES
 from noria.frontend.protocols.a1111.routes import (
     A1111Options,
@@ -21,7 +20,7 @@ from noria.frontend.protocols.a1111.routes import (
     Txt2ImgResponse,
 )
 from noria.frontend.services.images.request_validation import Limits, limits
-from noria.images.a1111_names import UPSCALERS, samplers_and_types
+from noria.images.a1111_names import samplers_and_types
 
 _ROOT, _CONTROLNET_ROOT = "/sdapi/v1", "/controlnet"
 
@@ -186,8 +185,6 @@ def _describe_txt2img(properties: JsonObject, served: Served) -> JsonObject:
     spec, config = served.spec, served.config
     for name in ("send_images", "metadata", "disable_extra_networks", "enable_hr"):
         properties[name]["anyOf"].insert(1, _BOOLEANS)
-    add_bounds(properties["hr_scale"], HIRES_LIMITS["hr_scale"])
-    properties["hr_upscaler"]["anyOf"] = [{"enum": [*UPSCALERS, ""]}, {"type": "null"}]
     if spec is None:
         return {}
     allowed = limits(spec, config)
