@@ -112,8 +112,8 @@ DESCRIPTIONS = {
     "refiner_checkpoint": "the name of the model's refiner, which makes the last steps",
     "refiner_switch_at": "after which part of the noise's times it makes the steps (0.8); 1 is never",
     "enable_hr": "whether there is a second pass, which begins with the enlarged latents of the first one",
-    "hr_scale": "how many times as wide and high the second pass is, with neither hr_resize_x nor hr_resize_y: 1 to 4; 2 by "
-    "default",
+    "hr_scale": "how many times as wide and high the second pass is, with neither hr_resize_x nor hr_resize_y: 1 to 4, "
+    "2 by default",
     "hr_resize_x": "its width in pixels; 0: by the proportions",
     "hr_resize_y": "its height in pixels; 0: by the proportions",
     "hr_second_pass_steps": "the steps that it makes; 0: steps",
