@@ -41,7 +41,9 @@ class Init:
         (self.process,) = psutil.Process(self.unshare.pid).children()
 
     def has_zombies(self) -> bool:
-        return any(child.status() == psutil.STATUS_ZOMBIE for child in self.process.children())
+        """Whether what it adopted waits to be reaped; the shell reaps its own child before it becomes the server."""
+        children = self.process.children()
+        return any(child.name() == "sleep" and child.status() == psutil.STATUS_ZOMBIE for child in children)
 
     def stop(self, signum: signal.Signals) -> int:
         self.process.send_signal(signum)
