@@ -86,7 +86,7 @@ def test_one_order_that_comes_as_two_signals_does_not_interrupt_what_is_done_at_
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
         for words in ("up", "ending"):
-            assert process.stdout.readline() == f"{words}\n"
+            assert (line := process.stdout.readline()) == f"{words}\n", line or process.stderr.read()
             process.send_signal(number)
         assert process.stdout.readline() == "removed\n"
         time.sleep(SAME_ORDER_S)
