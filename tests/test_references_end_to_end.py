@@ -21,7 +21,9 @@ pytestmark = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tiny_models.save_flux_2_klein(tmp_path_factory.mktemp("klein") / "klein")
-    arguments = [str(folder), "--slots", "4", "--threads", "1", "--queue-limit-s", "600", "--loras", ""]
+    # With one bucket a call of one image takes as long as one of four, so that images share calls on any machine.
+    arguments = [str(folder), "--slots", "4", "--buckets", "4", "--threads", "1", "--queue-limit-s", "600"]
+    arguments += ["--loras", ""]
     with running_server([*arguments, "--data-dir", str(tmp_path_factory.mktemp("data"))]) as running:
         yield running
 
