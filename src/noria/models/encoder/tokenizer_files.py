@@ -16,7 +16,7 @@ from noria.models.weights import REDOWNLOAD_HINT, Shapes, read_object, shell_com
 
 _VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model", "bpe.codes")
 _MIN_VOCABULARY = 1 / 200
-"""Of the model's tokens. A tokenizer that AutoTokenizer makes without a vocabulary has five special tokens."""
+"""Share of the model's tokens. A tokenizer that AutoTokenizer makes without a vocabulary has five special tokens."""
 
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0)]

@@ -14,7 +14,7 @@ from noria.registry.lineage.trace import Graph, Role, trace
 from noria.registry.schema import runs
 
 _MAX_BYTES = 2 * 2**20
-"""Of the nodes of each direction, and of the runs that have steps among them, in JSON."""
+"""Bytes, in JSON, of the nodes of each direction, and of the runs that have steps among them."""
 
 _UP: dict[Role, Role] = {"read by": "input", "output": "made by", "part of": "step", "deployed as": "version"}
 """The role of an edge of the way down, seen from its other end; of "serves" it is the deployment's state."""

@@ -35,7 +35,7 @@ from noria.registry.schema import lineage_events, lineage_senders, runs
 from noria.storage.database import dialect_insert, insert_new, write_transaction
 
 MAX_EVENTS, MAX_BYTES, MAX_ENTRIES = 10_000, 16 * 2**20, 10_000
-"""Of a run: its events, the bytes of their bodies, and its parameters, metrics, inputs and outputs together."""
+"""Limits of a run: its events, the bytes of their bodies, and its parameters, metrics, inputs and outputs together."""
 
 MAX_ROWS = 10_000
 """Rows that the events of one call write (`num_rows_of`). All other writers of SQLite wait until they are written."""
