@@ -11,6 +11,8 @@ ARGS ?=
 # own. 0 is one process, as plain pytest is.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 SPREAD = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A test that hangs in C code, where its own timeout does not reach it, ends its worker, and fails with all stacks.
+SPREAD += -o faulthandler_timeout=450 -o faulthandler_exit_on_timeout=true
 # pip does not compile what it installs (below), so Python has to keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv

@@ -127,6 +127,7 @@ class _Load:
         self.kept: list[tuple[int, bytes]] = []
         self.loop, self.start_s, self.in_flight = asyncio.get_running_loop(), 0.0, 0
         self.connections, self.idle = list[_Connection](), deque[_Connection]()
+        self.reconnections = set[asyncio.Task[None]]()
         self.ended = asyncio.Event()
         self.sends_more = True
         self.numbers: Iterator[int] = iter(())
@@ -140,7 +141,9 @@ class _Load:
         return connection
 
     async def close(self) -> None:
-        """Close all connections; uvloop does not end with open ones."""
+        """Close all connections, also those that are being made; uvloop does not end with open ones."""
+        if self.reconnections:
+            await asyncio.wait(self.reconnections, timeout=GRACE_S)
         for connection in self.connections:
             if connection.transport is not None:
                 connection.transport.abort()
@@ -167,7 +170,8 @@ class _Load:
             self.send_next(connection)
         elif self.sends_more:
             task = self.loop.create_task(self.reconnect())
-            task.add_done_callback(lambda done: done.cancelled() or done.result())
+            self.reconnections.add(task)
+            task.add_done_callback(self.reconnected)
         self.end_if_done()
 
     def count_failure(self, reason: str) -> None:
@@ -178,6 +182,11 @@ class _Load:
     def end_if_done(self) -> None:
         if not self.sends_more and not self.in_flight:
             self.ended.set()
+
+    def reconnected(self, task: asyncio.Task[None]) -> None:
+        self.reconnections.remove(task)
+        if not task.cancelled():
+            task.result()
 
     async def reconnect(self) -> None:
         try:
