@@ -133,11 +133,13 @@ def test_mixed_traffic_is_shown_and_accessible(url, send, open_page, check_acces
         body = {"prompt": PROMPTS[k % 4], "scheduler": schedulers[k % 7], "inference_steps": steps[k % 10], "seed": k}
         send(body | ({"deadline_ms": 60_000} if k % 5 == 3 else {}))
     expect(page.locator(".departures li").nth(8)).to_be_visible()
-    if os.environ.get("NORIA_SCREENSHOTS"):  # takes as long as the timeline
+    takes_screenshots = bool(os.environ.get("NORIA_SCREENSHOTS"))
+    if takes_screenshots:  # takes as long as the timeline
         page.wait_for_function(FILLED)
     expect(page.locator(".queue li").nth(1)).to_be_visible()
     expect(page.locator(".deadline:not(:empty)").first).to_be_visible()
-    page.wait_for_function(HAS_THUMBNAILS, arg=7)
+    # On a busy machine the page asks for few views, and short images leave before one shows them.
+    page.wait_for_function(HAS_THUMBNAILS, arg=7 if takes_screenshots else 3)
     screenshot(page, f"live-{scheme}.png")
     page.get_by_role("button", name="Pause").click()
     check_accessibility(page)
