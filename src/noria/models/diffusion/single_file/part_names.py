@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 
 class Pieces(NamedTuple):
-    """Rows of a tensor that is cut into `count` pieces of as many rows: those `taken`, in this order."""
+    """Rows of a tensor that is cut into `num_pieces` of as many rows: those `taken`, in this order."""
 
-    count: int
+    num_pieces: int
     taken: tuple[int, ...]
 
 
