@@ -106,11 +106,13 @@ def _name_of(stem: str) -> str:
 
 def _convert(file: pathlib.Path, engine: EngineConfig) -> tuple[pathlib.Path, str]:
     from noria.models.diffusion.single_file.conversion import converted_folder  # with numpy: 0.1 s
+    from noria.models.diffusion.single_file.transformer_file import TransformerFile, read_single_file
 
     folders = cache_folder(engine.cache_dir, os.environ) / "checkpoints"
     match = HUB_FILE.fullmatch(engine.vae)
     vae = str(download_file(*match.groups())) if match else engine.vae
-    parts = [str(_parts_folder(each)) for each in engine.parts]
+    needs_parts = engine.parts and isinstance(read_single_file(file), TransformerFile)
+    parts = [str(_parts_folder(each)) for each in engine.parts] if needs_parts else []
     return converted_folder(file, folders.absolute(), vae, parts), _name_of(file.stem)
 
 
@@ -154,7 +156,7 @@ def hub_error(what: str, error: Exception) -> SetupError:
     )
 
 
-def _download(hub_id: str, without: str = "") -> pathlib.Path:
+def _download(hub_id: str, without: str | None = None) -> pathlib.Path:
     """Download the files that serving a model needs, or find them in the hub's cache.
 
     The weights of the part `without` are left out. What the model is comes first: of one that no family has, nothing

@@ -122,13 +122,18 @@ def test_the_shift_is_that_of_the_file_beside_the_other_variant(made, name, part
     assert read_json(folder / "transformer/config.json") == read_json(made(name) / "transformer/config.json")
 
 
-@pytest.mark.parametrize(("name", "encoders"), [("flux", ["clip_l", "t5xxl"]), ("sd3", ["clip_l", "clip_g", "t5xxl"])])
+@pytest.mark.parametrize(
+    ("name", "encoders"),
+    [("flux", ["clip_l", "t5xxl"]), ("sd3", ["clip_l", "clip_g", "t5xxl"]), ("z-image", ["qwen3_4b"])],
+)
 def test_text_encoders_and_vae_of_a_file_are_its_own(made, name, encoders, tmp_path):
     source, bundle = shutil.copytree(made(name), tmp_path / "parts"), {}
     parts = single_files.load_parts(source)
     for part, encoder in zip(["text_encoder", "text_encoder_2", "text_encoder_3"], encoders, strict=False):
         for each, tensor in parts[part].items():
-            inner = "" if encoder == "t5xxl" or each.startswith("text_") else "text_model."
+            inner = (
+                "model." if encoder == "qwen3_4b" else "" if encoder == "t5xxl" or "text_" in each else "text_model."
+            )
             bundle[f"text_encoders.{encoder}.transformer.{inner}{each}"] = tensor + 1
     bundle |= {f"vae.{each}": tensor for each, tensor in single_files.vae_tensors(parts["vae"]).items()}
     file = write_file(tmp_path / "a.safetensors", source, name, **bundle)
@@ -139,8 +144,10 @@ def test_text_encoders_and_vae_of_a_file_are_its_own(made, name, encoders, tmp_p
     for part, tensors in parts.items():
         if part != "transformer":
             (weights,) = (folder / part).glob("*.safetensors")
-            found = {each.removeprefix("text_model."): tensor for each, tensor in load_file(weights).items()}
-            expected = {each.removeprefix("text_model."): tensor for each, tensor in tensors.items()}
+            found = {
+                each.removeprefix("text_").removeprefix("model."): tensor for each, tensor in load_file(weights).items()
+            }
+            expected = {each.removeprefix("text_").removeprefix("model."): tensor for each, tensor in tensors.items()}
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[each], expected[each] + (part != "vae")) for each in found)
 

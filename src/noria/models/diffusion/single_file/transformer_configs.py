@@ -13,6 +13,7 @@ from noria.models.diffusion.single_file.part_names import Origins
 from noria.models.weights import Shapes
 
 _PATCH = 2  # latents of a token along one side
+_HEAD_WIDTH = 64  # channels of a head in all published models of Stable Diffusion 3, where no norm says it
 
 
 class _Sizes:
@@ -73,7 +74,9 @@ def _stable_diffusion_3(sizes: _Sizes) -> dict[str, Any]:
     width, patch = sizes.length(patches, 0), sizes.length(patches, 2)
     num_layers = sizes.count(f"{block}attn.to_q.weight")
     has_norms = f"{block.format(0)}attn.norm_q.weight" in sizes.shapes
-    head_width = sizes.length(f"{block.format(0)}attn.norm_q.weight", 0) if has_norms else 64  # of all published
+    head_width = (
+        sizes.length(f"{block.format(0)}attn.norm_q.weight", 0) if has_norms else 64
+    )  # that of all published ones
     return {
         "in_channels": sizes.length(patches, 1),
         "out_channels": sizes.length("proj_out.weight", 0) // patch**2,

@@ -33,7 +33,7 @@ class TransformerFile:
     file: pathlib.Path
     header: CheckpointHeader | GgufHeader
     kind: TransformerKind
-    prefix: str  # of the names of the transformer's tensors
+    prefix: str  # the start of the names of the transformer's tensors
 
     @property
     def shapes(self) -> Shapes:

@@ -1,6 +1,6 @@
 """Says by names whether a file has a transformer, of which family, and which tensor becomes which of diffusers' layers.
 
-A file has the author's names, of which `loras/lora_layouts.py` has the table, or diffusers'; both can have a prefix.
+A file has the author's names, of which `../author_layers.py` has the table, or diffusers'; both can have a prefix.
 """
 
 import itertools
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from noria.errors import ModelError, short_repr
-from noria.models.diffusion.loras.lora_layouts import authors_layers
+from noria.models.diffusion.author_layers import authors_layers
 from noria.models.diffusion.single_file.part_names import Origin, Origins, Pieces
 from noria.models.diffusion.single_file.stored_numbers import BESIDE_LAYERS
 
