@@ -235,6 +235,7 @@ MLP = f"{PREFIX}double_blocks.0.img_mlp.0"
             ["flux"],
             r"1 tensors that no FLUX\.1 has, the first is 'img_mid",
         ),
+        ({f"{PREFIX}double_blocks.{n}.a": torch.zeros(1) for n in range(9999)}, ["flux"], r"\d{4} tensors of FLUX\.1"),
         ({f"{MLP}.weight": torch.zeros(4, 4, dtype=torch.uint8)}, ["flux"], "is in U8; read are"),
         ({f"{PREFIX}img_in.weight": torch.zeros(4)}, ["flux"], r"x_embedder\.weight, .* has the shape \[4\]"),
         ({f"{PREFIX}single_blocks.0.linear1.bias": torch.zeros(5)}, ["flux"], r"shape \[5\] is not several matrices"),

@@ -12,6 +12,7 @@ from noria.models.diffusion.author_layers import authors_layers
 from noria.models.diffusion.single_file.part_names import Origin, Origins, Pieces
 from noria.models.diffusion.single_file.stored_numbers import BESIDE_LAYERS
 
+_MAX_BLOCKS = 256  # blocks of one kind; published models have at most 60
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "")
 
 # Layers in diffusers' names, by block. With * a layer has no bias; with ? not every model of the family has it.
@@ -169,11 +170,11 @@ def find_transformer_tensors(kind: TransformerKind, names: Collection[str]) -> O
 
 
 def _count_blocks(kind: TransformerKind, stack: str, names: Collection[str]) -> int:
-    """Return how many blocks there are of a kind, without a gap, in diffusers' names or the author's."""
+    """Return how many blocks there are of a kind, without a gap, in diffusers' names or the author's, up to a limit."""
     first = [name for name, _ in _block_layers(kind, stack, 0)]
     starts = {f"{stack}.", *(author.partition("0.")[0] for author, _ in authors_layers(kind.class_name, first))}
     numbers = {name[len(each) :].partition(".")[0] for each in starts for name in names if name.startswith(each)}
-    return next(number for number in itertools.count() if str(number) not in numbers)
+    return next(number for number in itertools.count() if number == _MAX_BLOCKS or str(number) not in numbers)
 
 
 def _layers(kind: TransformerKind, blocks: Mapping[str, int]) -> Iterator[tuple[str, str]]:
