@@ -201,3 +201,76 @@ def _open_clip(stored: Tensors, *, has_unused: bool) -> Tensors:
         last = {name: tensor for name, tensor in found.items() if f"resblocks.{number - 1}." in name}
         found |= {name.replace(f".{number - 1}.", f".{number}."): tensor + 1 for name, tensor in last.items()}
     return found
+
+
+# The authors' names of a transformer's tensors, by patterns of diffusers' names; several tensors of one name are one.
+_DOUBLE = [
+    (r"attn\.to_[qkv]\.", "img_attn.qkv."), (r"attn\.add_[qkv]_proj\.", "txt_attn.qkv."),
+    (r"attn\.to_out\.0\.", "img_attn.proj."), (r"attn\.to_add_out\.", "txt_attn.proj."),
+    (r"attn\.norm_q\.weight", "img_attn.norm.query_norm.scale"),
+    (r"attn\.norm_k\.weight", "img_attn.norm.key_norm.scale"),
+    (r"attn\.norm_added_q\.weight", "txt_attn.norm.query_norm.scale"),
+    (r"attn\.norm_added_k\.weight", "txt_attn.norm.key_norm.scale"),
+    (r"ff\.net\.0\.proj\.", "img_mlp.0."), (r"ff\.net\.2\.", "img_mlp.2."),
+    (r"ff_context\.net\.0\.proj\.", "txt_mlp.0."), (r"ff_context\.net\.2\.", "txt_mlp.2."),
+    (r"norm1\.linear\.", "img_mod.lin."), (r"norm1_context\.linear\.", "txt_mod.lin."),
+]  # fmt: skip
+_SINGLE = [
+    (r"attn\.to_[qkv]\.", "linear1."), (r"proj_mlp\.", "linear1."), (r"proj_out\.", "linear2."),
+    (r"attn\.norm_q\.weight", "norm.query_norm.scale"), (r"attn\.norm_k\.weight", "norm.key_norm.scale"),
+    (r"norm\.linear\.", "modulation.lin."),
+]  # fmt: skip
+_FLUX = [
+    *((rf"^transformer_blocks\.(\d+)\.{ours}", rf"double_blocks.\1.{author}") for ours, author in _DOUBLE),
+    *((rf"^single_transformer_blocks\.(\d+)\.{ours}", rf"single_blocks.\1.{author}") for ours, author in _SINGLE),
+    (r"^x_embedder\.", "img_in."), (r"^context_embedder\.", "txt_in."),
+    (r"^norm_out\.linear\.", "final_layer.adaLN_modulation.1."),
+    (r"^proj_out\.", "final_layer.linear."), (r"linear_1\.", "in_layer."), (r"linear_2\.", "out_layer."),
+    (r"^time_text_embed\.timestep_embedder", "time_in"), (r"^time_text_embed\.text_embedder", "vector_in"),
+    (r"^time_text_embed\.guidance_embedder", "guidance_in"),
+    (r"^(distilled_guidance_layer\.norms\.\d+)\.weight", r"\1.scale"),
+]  # fmt: skip
+_JOINT = [
+    (r"attn\.add_[qkv]_proj\.", "context_block.attn.qkv."), (r"(attn2?)\.to_[qkv]\.", r"x_block.\1.qkv."),
+    (r"(attn2?)\.to_out\.0\.", r"x_block.\1.proj."), (r"attn\.to_add_out\.", "context_block.attn.proj."),
+    (r"attn\.norm_added_([qk])\.", r"context_block.attn.ln_\1."), (r"(attn2?)\.norm_([qk])\.", r"x_block.\1.ln_\2."),
+    (r"ff\.net\.0\.proj\.", "x_block.mlp.fc1."), (r"ff\.net\.2\.", "x_block.mlp.fc2."),
+    (r"ff_context\.net\.0\.proj\.", "context_block.mlp.fc1."), (r"ff_context\.net\.2\.", "context_block.mlp.fc2."),
+    (r"norm1\.linear\.", "x_block.adaLN_modulation.1."),
+    (r"norm1_context\.linear\.", "context_block.adaLN_modulation.1."),
+]  # fmt: skip
+_AUTHORS: Mapping[str, list[tuple[str, str]]] = {
+    "flux": _FLUX,
+    "chroma": _FLUX,
+    "sd3": [
+        (r"^transformer_blocks\.(\d+)\.", r"joint_blocks.\1."),
+        *((rf"(?<=\d\.){ours}", author) for ours, author in _JOINT),
+        (r"^pos_embed\.pos_embed$", "pos_embed"), (r"^pos_embed\.proj\.", "x_embedder.proj."),
+        (r"^norm_out\.linear\.", "final_layer.adaLN_modulation.1."), (r"^proj_out\.", "final_layer.linear."),
+        (r"^time_text_embed\.timestep_embedder", "t_embedder"), (r"^time_text_embed\.text_embedder", "y_embedder"),
+        (r"linear_1\.", "mlp.0."), (r"linear_2\.", "mlp.2."),
+    ],
+    "z-image": [
+        (r"attention\.to_[qkv]\.", "attention.qkv."), (r"attention\.to_out\.0\.", "attention.out."),
+        (r"attention\.norm_([qk])\.", r"attention.\1_norm."), (r"^all_(x_embedder|final_layer)\.2-1\.", r"\1."),
+    ],
+    "qwen-image": [],
+}  # fmt: skip
+_ORDER = ("to_q", "add_q", "to_k", "add_k", "to_v", "add_v", "proj_mlp")
+
+
+def transformer_tensors(transformer: Tensors, family: str) -> Tensors:
+    """Return the tensors of a transformer in the names of its author."""
+    last = max(
+        (int(match[1]) for name in transformer if (match := re.match(r"transformer_blocks\.(\d+)", name))), default=0
+    )
+    swapped = ["norm_out.linear.", *([f"transformer_blocks.{last}.norm1_context.linear."] if family == "sd3" else [])]
+    fused: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(transformer, key=lambda name: [each not in name for each in _ORDER]):
+        new, tensor = name, transformer[name]
+        for ours, author in _AUTHORS[family]:
+            new = re.sub(ours, author, new)
+        if family in ("flux", "sd3") and name.startswith(tuple(swapped)):
+            tensor = tensor.roll(len(tensor) // 2, 0)
+        fused.setdefault(new, []).append(tensor)
+    return {name: torch.cat(tensors) if len(tensors) > 1 else tensors[0] for name, tensors in fused.items()}

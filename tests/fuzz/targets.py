@@ -717,14 +717,19 @@ def checkpoint_seeds():
     }
     yield save(tensors, {"modelspec.prediction_type": "v", "modelspec.resolution": "64x64"})
     yield save({"lora_unet_a.lora_down.weight": np.ones((1, 1), np.float32)})
+    names = ("double_blocks.0.img_mod.lin", "vector_in.in_layer", "single_blocks.0.linear1", "final_layer.linear")
+    yield save({f"{unet}{name}.weight": np.ones((7, 1), np.float16) for name in names})
 
 
 @contextlib.contextmanager
 def open_checkpoints():
     """Read headers, and plan what becomes of them."""
-    from noria.models.diffusion.single_file.checkpoint import read_checkpoint
+    from noria.models.diffusion.single_file.checkpoint import Checkpoint
     from noria.models.diffusion.single_file.checkpoint_header import read_checkpoint_header
     from noria.models.diffusion.single_file.folder_plan import FolderPlan
+    from noria.models.diffusion.single_file.transformer_configs import transformer_settings
+    from noria.models.diffusion.single_file.transformer_file import read_single_file
+    from noria.models.diffusion.single_file.transformer_names import find_transformer_tensors
 
     with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
         file = pathlib.Path(name) / "a.safetensors"
@@ -738,7 +743,12 @@ def open_checkpoints():
                 return False
             assert sum(tensor.num_bytes for tensor in header.tensors.values()) < len(data)
             with contextlib.suppress(ModelError):
-                FolderPlan(read_checkpoint(file), None)
+                source = read_single_file(file)
+                if isinstance(source, Checkpoint):
+                    FolderPlan(source, None)
+                else:
+                    origins = find_transformer_tensors(source.kind, source.shapes)
+                    transformer_settings(source.kind.family, source.shapes, origins)
             return True
 
         yield read

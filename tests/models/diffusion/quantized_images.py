@@ -23,6 +23,7 @@ from torchao.quantization import (
     Int8WeightOnlyConfig,
 )
 
+import single_files
 import tiny_models
 from generating import difference, generate, moved_image
 from lora_files import save_diffusers_lora
@@ -61,41 +62,22 @@ def torchao(config: type, dtype: torch.dtype = torch.float32) -> Callable[[pathl
     return quantize
 
 
-def gguf_of(kind: str, *, original: bool = False) -> Callable[[pathlib.Path], None]:
-    """Replace a folder's transformer by a GGUF file, with the names of the original checkpoint or of diffusers."""
+def gguf_of(kind: str, *, author: str = "") -> Callable[[pathlib.Path], None]:
+    """Replace a folder's transformer by a GGUF file, with diffusers' names or those of the author of a family."""
 
     def quantize(folder: pathlib.Path) -> None:
         class_name = json.loads((folder / "model_index.json").read_text())["transformer"][1]
         part = getattr(diffusers, class_name).from_pretrained(folder / "transformer")
         linear = {f"{name}.weight" for name, each in part.named_modules() if isinstance(each, torch.nn.Linear)}
-        tensors = {name: (tensor.numpy(), name in linear) for name, tensor in part.state_dict().items()}
+        tensors, prefix = part.state_dict(), "model.diffusion_model." if author else ""
+        is_linear = {name: torch.tensor([name in linear]) for name in tensors}
+        if author:
+            tensors, is_linear = (single_files.transformer_tensors(each, author) for each in (tensors, is_linear))
         (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
-        write_gguf(folder / "transformer" / f"model-{kind}.gguf", z_image_names(tensors) if original else tensors, kind)
+        named = {prefix + name: (tensor.numpy(), bool(is_linear[name].all())) for name, tensor in tensors.items()}
+        write_gguf(folder / "transformer" / f"model-{kind}.gguf", named, kind)
 
     return quantize
-
-
-def z_image_names(tensors):
-    """The tensors of diffusers' Z-Image as its authors name them, with queries, keys and values in one."""
-    renamed = {}
-    for name, (tensor, is_linear) in tensors.items():
-        if ".to_k." in name or ".to_v." in name:
-            continue
-        if ".to_q." in name:
-            parts = [tensors[name.replace("to_q", each)][0] for each in ("to_q", "to_k", "to_v")]
-            renamed[name.replace("to_q", "qkv")] = np.concatenate(parts), is_linear
-            continue
-        renamed_as = name
-        for theirs, ours in (
-            ("all_x_embedder.2-1.", "x_embedder."),
-            ("all_final_layer.2-1.", "final_layer."),
-            (".norm_q.", ".q_norm."),
-            (".norm_k.", ".k_norm."),
-            (".to_out.0.", ".out."),
-        ):
-            renamed_as = renamed_as.replace(theirs, ours)
-        renamed[f"model.diffusion_model.{renamed_as}"] = tensor, is_linear
-    return renamed
 
 
 def write_gguf(file, tensors, kind):
@@ -132,7 +114,12 @@ CASES = {
     "lumina-2 gguf Q8_0": (tiny_models.save_lumina2, gguf_of("Q8_0"), "float32"),
     "krea-2 gguf Q8_0": (tiny_models.save_krea2, gguf_of("Q8_0"), "float32"),
     "stable-diffusion-3 gguf Q5_1": (tiny_models.save_stable_diffusion_3, gguf_of("Q5_1"), "float32"),
-    "z-image gguf Q8_0, original names": (tiny_models.save_z_image, gguf_of("Q8_0", original=True), "float32"),
+    "stable-diffusion-3 gguf Q8_0, original names": (
+        tiny_models.save_stable_diffusion_3,
+        gguf_of("Q8_0", author="sd3"),
+        "float32",
+    ),
+    "z-image gguf Q8_0, original names": (tiny_models.save_z_image, gguf_of("Q8_0", author="z-image"), "float32"),
 }
 
 

@@ -7,6 +7,7 @@ import huggingface_hub.constants
 import pytest
 
 import single_files
+import tiny_models
 from noria.errors import ModelError
 from noria.models.location import locate
 from noria.registry.manifest import read_manifest
@@ -154,6 +155,14 @@ def test_a_single_file_is_converted_to_a_folder_but_not_for_clients(read, tmp_pa
     for source in (str(file), file.as_uri(), "hf://org/name/a.safetensors"):
         with pytest.raises(ModelError, match="may not be read over HTTP"):
             read_source(source, "shapes", tmp_path / "data", {}, print, limits)
+
+
+def test_the_file_of_a_transformer_takes_its_other_parts_from_a_folder(tmp_path):
+    parts = tiny_models.save_flux(tmp_path / "flux")
+    file = parts / "transformer" / "diffusion_pytorch_model.safetensors"
+    model = read_source(str(file), "flux", tmp_path / "data", {}, print, parts=[str(parts)])
+    (folder,) = (tmp_path / "data" / "checkpoints").iterdir()
+    assert (model.url, model.manifest.digests.keys()) == (folder.as_uri(), read_manifest(parts).digests.keys())
 
 
 def test_a_local_folder_is_used_where_it_is(read, bundled_folder, tmp_path):

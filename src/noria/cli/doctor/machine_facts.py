@@ -25,10 +25,10 @@ from noria.frontend.access.api_keys import read_keys
 from noria.frontend.server.tls import check_certificate
 from noria.models.catalog import count_parameters, open_model
 from noria.models.controlnet_folders import ControlNetFolders
-from noria.models.diffusion.single_file.checkpoint import read_checkpoint
-from noria.models.diffusion.single_file.checkpoint_header import SUFFIX
+from noria.models.diffusion.single_file.transformer_file import read_single_file
 from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.hub_adapters import download_hub_adapters
+from noria.models.location import SINGLE_FILES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.observe.cgroup import cpu_limit
@@ -182,9 +182,9 @@ def _describe_checkpoints(models: Sequence[str]) -> Iterator[str]:
     """Yield what the models in files are, also of those that cannot be served because a part is missing."""
     for name in models:
         file = pathlib.Path(name).expanduser()
-        if file.suffix.lower() == SUFFIX and file.is_file():
+        if file.suffix.lower() in SINGLE_FILES and file.is_file():
             with contextlib.suppress(NoriaError):  # which opening the model says
-                yield f"{name}: {read_checkpoint(file).describe()}"
+                yield f"{name}: {read_single_file(file).describe()}"
 
 
 def _open_additional_models(

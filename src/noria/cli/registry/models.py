@@ -43,6 +43,13 @@ def add_to(commands: Any) -> list[Parser]:
         "mlflow:models:/NAME@ALIAS, mlflow:models:/NAME/NUMBER, or the URL of a folder, such as s3://BUCKET/FOLDER",
     )
     add.add_argument("--vae", metavar="FILE", default="", help="of a single file: the VAE in place of its own")
+    add.add_argument(
+        "--parts",
+        metavar="FOLDER",
+        action="append",
+        default=[],
+        help="of a transformer's single file: the folder, or hub id, with the model's other parts; may be repeated",
+    )
     add.add_argument("--alias", metavar="ALIAS", help="let ALIAS name this version")
     add.add_argument(
         "--run", dest="run_id", metavar="RUN_ID", help="the run that made it, if its events do not name its digest"
@@ -108,6 +115,7 @@ def run_add(arguments: argparse.Namespace) -> int:
             lambda sentence: print(escape_for_terminal(sentence), file=sys.stderr),
             on_read=on_read,
             vae=arguments.vae,
+            parts=arguments.parts,
         )
     with _store(arguments, if_missing="create") as store:
         version, was_there = store.add(

@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from noria.config import EngineConfig
@@ -37,11 +37,12 @@ def read_source(
     limits: SourceLimits | None = None,
     on_read: OnRead = report_nothing,
     vae: str = "",
+    parts: Sequence[str] = (),
 ) -> ModelFolder:
     """Return the folder that a source of `model` names, or a copy of it in `data_folder`; `report` says what is copied.
 
-    A single file is converted to a folder there, with the VAE in the file `vae`. `limits` are those of what is read for
-    others than the operator.
+    A single file is converted to a folder there, with the VAE in the file `vae` and what it lacks from a folder of
+    `parts`. `limits` are those of what is read for others than the operator.
 
     Raises:
         MissingExtra: a package that serving the model needs is not installed.
@@ -66,7 +67,7 @@ def read_source(
         case LocalSource():
             return read_model(source.name, on_read)
         case FileSource(name):
-            engine = EngineConfig(cache_dir=str(data_folder), vae=vae)
+            engine = EngineConfig(cache_dir=str(data_folder), vae=vae, parts=tuple(parts))
             return replace(read_model(str(locate(name, engine)[0]), on_read), source=text)
         case HubSource():
             return copied(open_hub(source))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from noria.models.diffusion.loras.lora_layouts import authors_layers
+from noria.models.diffusion.author_layers import authors_layers
 
 _WRAPPERS = r"(?:(?:base_model\.model|_orig_mod|module|pipe\.dit)\.)*"
 _PREFIX = re.compile(

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from noria.errors import ModelError, short_repr
+from noria.models.diffusion.folders.pipeline_folder import OverridesT
 from noria.models.diffusion.folders.unet_models.unet_folder import UnetOverrides
 from noria.models.diffusion.single_file.checkpoint_header import (
     CheckpointHeader,
@@ -107,8 +108,12 @@ def read_checkpoint(file: pathlib.Path) -> Checkpoint:
 
     Raises ModelError: it is damaged, or no checkpoint of a family that is converted, or its noria.json is not valid.
     """
-    header = read_checkpoint_header(file)
-    tensors = header.tensors
+    return checkpoint_of(read_checkpoint_header(file))
+
+
+def checkpoint_of(header: CheckpointHeader) -> Checkpoint:
+    """Return what the file with this header is. Raises as `read_checkpoint`, of which it is the part behind reading."""
+    file, tensors = header.file, header.tensors
     first = tensors.get(_FIRST_CONVOLUTION)
     if first is None or len(first.shape) != 4:
         raise ModelError(f"{file} {describe_other_file(tensors)}")
@@ -130,13 +135,18 @@ def read_checkpoint(file: pathlib.Path) -> Checkpoint:
 
 def _overrides(header: CheckpointHeader, family: str) -> bytes:
     """Return the noria.json of a file, with the clip skip that the metadata says unless it has one; b"": none."""
-    beside = header.file.with_suffix(".noria.json")
-    text = read_text(beside) if beside.exists() else b""
-    given = read_struct(beside, UnetOverrides) if text else UnetOverrides()
+    text, given = read_beside(header.file, UnetOverrides)
     clip_skip = _clip_skip(header, family)
     if clip_skip is None or given.default_clip_skip is not None:
         return text
     return json.dumps(json.loads(text or "{}") | {"default_clip_skip": clip_skip}).encode()
+
+
+def read_beside(file: pathlib.Path, kind: type[OverridesT]) -> tuple[bytes, OverridesT]:
+    """Return the MODEL.noria.json beside a file, as text and as what it says; b"": there is none. Raises ModelError."""
+    beside = file.with_suffix(".noria.json")
+    text = read_text(beside) if beside.exists() else b""
+    return text, read_struct(beside, kind) if text else kind()
 
 
 def _clip_skip(header: CheckpointHeader, family: str) -> int | None:

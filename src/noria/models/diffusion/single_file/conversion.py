@@ -1,7 +1,7 @@
 """Converts a checkpoint to a folder in diffusers format, once.
 
     FOLDER/DIGEST/            a complete folder; DIGEST is that of the files that it is made of, without
-                              noria.json, which is written again when it has changed
+                              noria.json and links to another folder, which are made again when they change
     FOLDER/.DIGEST.partial/   one that is being written
 
 It is written in a process of its own (`python -m noria.models.diffusion.single_file.conversion`), which is interrupted
@@ -16,18 +16,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import msgspec
 
 from noria.errors import ModelError, NoriaError
-from noria.models.diffusion.single_file.checkpoint import Checkpoint, read_checkpoint
-from noria.models.diffusion.single_file.checkpoint_header import (
-    CheckpointHeader,
-    content_digest,
-    read_checkpoint_header,
-)
+from noria.models.diffusion.single_file.checkpoint import Checkpoint
+from noria.models.diffusion.single_file.checkpoint_header import read_checkpoint_header
 from noria.models.diffusion.single_file.folder_plan import FolderPlan
+from noria.models.diffusion.single_file.transformer_file import TransformerFile, read_single_file
+from noria.models.diffusion.single_file.transformer_plan import TransformerPlan, choose_parts
 from noria.models.weights import read_text, short_digest
 from noria.observe.terminal_text import escape_for_terminal
 from noria.protocol.process_signals import die_with_parent
@@ -43,25 +42,29 @@ class _Task(msgspec.Struct, frozen=True):
 
     file: str
     vae: str
+    parts: tuple[str, ...]
     parent: str  # the folder of folders
     parent_pid: int
 
 
-def converted_folder(file: pathlib.Path, parent: pathlib.Path, vae: str = "") -> pathlib.Path:
+def converted_folder(
+    file: pathlib.Path, parent: pathlib.Path, vae: str = "", parts: Sequence[str] = ()
+) -> pathlib.Path:
     """Return the folder below `parent` that a checkpoint was or is now converted to; `vae` is a file with another VAE.
+
+    `parts` are folders in diffusers format: the file of a transformer takes what it lacks from the first of its family.
 
     Raises ModelError: a file is damaged or no such model, the disk is full, or the process ended.
     """
-    checkpoint, other_vae = _read(file, vae)
-    folder = parent / _digest(checkpoint, other_vae)
+    source, plan = _read(file, vae, parts)
+    overrides, folder = source.overrides, parent / _digest(plan)
     if not folder.is_dir():
-        _run_conversion(file, parent, vae, folder)
-    _refresh_overrides(folder, checkpoint.overrides)
+        _run_conversion(_Task(str(file), vae, tuple(parts), str(parent), os.getpid()), folder)
+    _refresh(folder, plan.links, overrides)
     return folder
 
 
-def _run_conversion(file: pathlib.Path, parent: pathlib.Path, vae: str, folder: pathlib.Path) -> None:
-    task = _Task(str(file), vae, str(parent), os.getpid())
+def _run_conversion(task: _Task, folder: pathlib.Path) -> None:
     command = [sys.executable, "-m", "noria.models.diffusion.single_file.conversion"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
@@ -73,41 +76,51 @@ def _run_conversion(file: pathlib.Path, parent: pathlib.Path, vae: str, folder: 
         raise ModelError(output.decode())
     if child.returncode or not folder.is_dir():
         raise ModelError(
-            f"{file}: the process that converts it ended with status {child.returncode}; -9 is mostly too little "
+            f"{task.file}: the process that converts it ended with status {child.returncode}; -9 is mostly too little "
             "memory. Start it again."
         )
 
 
-def _refresh_overrides(folder: pathlib.Path, overrides: bytes) -> None:
-    """Have the folder's noria.json be what is beside the file now."""
+def _refresh(folder: pathlib.Path, links: Mapping[str, pathlib.Path], overrides: bytes) -> None:
+    """Have the folder's links lead to the files of now, and its noria.json be what is beside the file now."""
     kept = folder / "noria.json"
-    if overrides == (read_text(kept) if kept.exists() else b""):
+    linked = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_symlink()}
+    stale = [path for name, path in linked.items() if name not in links]
+    wrong = {name: to for name, to in links.items() if name not in linked or linked[name].readlink() != to}
+    if not stale and not wrong and overrides == (read_text(kept) if kept.exists() else b""):
         return
-    waiting = f"waiting for another process that converts to {folder.parent}"
     try:
-        with locked_folder(folder.parent, lambda: _report(waiting)):
+        with locked_folder(folder.parent, lambda: _report(f"waiting for another process that writes {folder.parent}")):
+            for path in stale:
+                path.unlink(missing_ok=True)
+            for name, target in wrong.items():
+                new = folder / f"{name}.{os.getpid()}"
+                new.parent.mkdir(exist_ok=True)
+                new.symlink_to(target)
+                new.rename(folder / name)
             if overrides:
                 replace_private_file(kept, overrides)
             else:
                 kept.unlink(missing_ok=True)
     except OSError as error:
-        raise ModelError(f"{kept}: cannot be written: {error.strerror}.") from error
+        raise ModelError(f"{error.filename or kept}: cannot be written: {error.strerror}.") from error
 
 
-def _read(file: pathlib.Path, vae: str) -> tuple[Checkpoint, CheckpointHeader | None]:
-    """Return what the headers of the files say, having checked that they can be converted."""
-    checkpoint = read_checkpoint(file)
-    other_vae = (
-        read_checkpoint_header(pathlib.Path(vae).expanduser()) if vae and checkpoint.family != "refiner" else None
-    )
-    FolderPlan(checkpoint, other_vae)
-    return checkpoint, other_vae
+def _read(
+    file: pathlib.Path, vae: str, parts: Sequence[str]
+) -> tuple[Checkpoint | TransformerFile, FolderPlan | TransformerPlan]:
+    """Return what the headers of the files say, and what becomes of them."""
+    source = read_single_file(file)
+    takes_vae = not (isinstance(source, Checkpoint) and source.family == "refiner")
+    other_vae = read_checkpoint_header(pathlib.Path(vae).expanduser()) if vae and takes_vae else None
+    if isinstance(source, Checkpoint):
+        return source, FolderPlan(source, other_vae)
+    folder = choose_parts(source.kind, (pathlib.Path(each).expanduser() for each in parts), file)
+    return source, TransformerPlan(source, folder, other_vae)
 
 
-def _digest(checkpoint: Checkpoint, vae: CheckpointHeader | None) -> str:
-    headers = [checkpoint.header, *([] if vae is None else [vae])]
-    settings = (checkpoint.family, checkpoint.predicts_v, checkpoint.has_zero_snr, checkpoint.side_px)
-    return short_digest([repr(settings).encode(), content_digest(headers).encode()], _FORMAT)
+def _digest(plan: FolderPlan | TransformerPlan) -> str:
+    return short_digest(plan.identity(), _FORMAT)
 
 
 def main() -> int:
@@ -117,7 +130,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both processes; the other one ends this one
     die_with_parent(signal.SIGTERM, task.parent_pid)
     try:
-        _convert(pathlib.Path(task.file), pathlib.Path(task.parent), task.vae)
+        _convert(task, pathlib.Path(task.parent))
     except NoriaError as error:
         sys.stdout.write(error.message)
     except OSError as error:
@@ -130,23 +143,23 @@ def _stop(_signum: int, _frame: object) -> NoReturn:
     raise SystemExit(1)
 
 
-def _convert(file: pathlib.Path, parent: pathlib.Path, vae: str) -> None:
-    checkpoint, other_vae = _read(file, vae)
-    folder = parent / _digest(checkpoint, other_vae)
+def _convert(task: _Task, parent: pathlib.Path) -> None:
+    file = pathlib.Path(task.file)
+    source, plan = _read(file, task.vae, task.parts)
+    folder = parent / _digest(plan)
     make_own_folder(parent)
     with locked_folder(parent, lambda: _report(f"waiting for another process that converts to {parent}")):
         for partial in parent.glob(".*.partial"):
             shutil.rmtree(partial)
         if folder.is_dir():
             return
-        plan = FolderPlan(checkpoint, other_vae)
         needed, free = plan.num_bytes + _SPARE_BYTES, shutil.disk_usage(parent).free
         if needed > free:
             raise ModelError(
                 f"{file}: takes {needed} bytes as a folder; {free} are free in {parent}. Set engine.cache_dir to "
                 "another folder."
             )
-        _report(f"converting {file.name}, once: {checkpoint.describe()}")
+        _report(f"converting {file.name}, once: {source.describe()}")
         partial = parent / f".{folder.name}.partial"
         partial.mkdir()
         try:

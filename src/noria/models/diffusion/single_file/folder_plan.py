@@ -5,12 +5,12 @@ All that can be wrong with a file is found here, by its header, before any weigh
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from noria.errors import ModelError, short_repr
 from noria.models.diffusion.single_file.checkpoint import TEXT_ENCODERS, UNET, VAE, Checkpoint
-from noria.models.diffusion.single_file.checkpoint_header import CheckpointHeader
+from noria.models.diffusion.single_file.checkpoint_header import CheckpointHeader, content_digest
 from noria.models.diffusion.single_file.clip_tokenizer import write_clip_tokenizer
 from noria.models.diffusion.single_file.part_configs import (
     VERSION,
@@ -28,13 +28,13 @@ from noria.models.diffusion.single_file.part_names import (
     find_open_clip_tensors,
     find_vae_tensors,
 )
-from noria.models.diffusion.single_file.stored_numbers import SCALES
+from noria.models.diffusion.single_file.stored_numbers import BESIDE_LAYERS
 from noria.models.diffusion.single_file.tensor_copy import OnWritten, WeightsPlan
 from noria.models.diffusion.single_file.unet_names import find_unet_tensors
 from noria.models.families import FAMILIES
 
-_BESIDE_LAYERS = (*SCALES, ".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8")
-_IN_DIFFUSERS_NAMES = "encoder.down_blocks.0.resnets.0.conv1.weight"
+IN_DIFFUSERS_NAMES = "encoder.down_blocks.0.resnets.0.conv1.weight"
+"""A tensor of each VAE whose names are diffusers'."""
 
 
 class FolderPlan:
@@ -45,10 +45,11 @@ class FolderPlan:
 
         Raises ModelError: a part is not in it, incomplete, or of another model.
         """
-        self._checkpoint = checkpoint
+        self._checkpoint, self._vae = checkpoint, vae
         self._weights: dict[str, WeightsPlan] = {}
         self.configs: dict[str, dict[str, Any]] = {}  # configurations of the parts with weights
         self._tokenizers: dict[str, str] = {}  # pad tokens by folder
+        self.links: Mapping[str, pathlib.Path] = {}  # a checkpoint has all parts in itself
         header = checkpoint.header
         try:
             for part, prefix in TEXT_ENCODERS[checkpoint.family].items():
@@ -56,7 +57,7 @@ class FolderPlan:
             text_width = sum(each["hidden_size"] for each in self.configs.values())
             self._add_unet(text_width)
         except ModelError as error:
-            raise _naming(header, error) from None
+            raise naming(header.file, error) from None
         if checkpoint.family != "refiner":
             self._add_vae(vae)
             factor = 2 ** (len(self.configs["vae"]["block_out_channels"]) - 1)
@@ -66,6 +67,12 @@ class FolderPlan:
     def num_bytes(self) -> int:
         """The bytes of all weights."""
         return sum(weights.num_bytes for weights in self._weights.values())
+
+    def identity(self) -> Iterable[bytes]:
+        """Yield what the folder is made of."""
+        checkpoint = self._checkpoint
+        yield repr((checkpoint.family, checkpoint.predicts_v, checkpoint.has_zero_snr, checkpoint.side_px)).encode()
+        yield content_digest([checkpoint.header, *([] if self._vae is None else [self._vae])]).encode()
 
     def write(self, folder: pathlib.Path, on_written: OnWritten) -> None:
         """Write the folder, which exists and is empty. Raises as `WeightsPlan.write`."""
@@ -124,7 +131,7 @@ class FolderPlan:
         tensors = header.starting(UNET)
         found = find_unet_tensors(tensors)
         needed = set(found.names.values())
-        if unknown := sorted(name for name in tensors if name not in needed and not name.endswith(_BESIDE_LAYERS)):
+        if unknown := sorted(name for name in tensors if name not in needed and not name.endswith(BESIDE_LAYERS)):
             raise ModelError(
                 f"its UNet has {len(unknown)} tensors that no UNet of {settings.title} has, the first is "
                 f"{short_repr(unknown[0])}."
@@ -157,14 +164,14 @@ class FolderPlan:
             raise ModelError(
                 f"{header.file}: is no VAE: it has no decoder.conv_in.weight. Name another file: --vae FILE."
             )
-        has_own_names = _IN_DIFFUSERS_NAMES in tensors
+        has_own_names = IN_DIFFUSERS_NAMES in tensors
         found = find_diffusers_vae_tensors(tensors) if has_own_names else find_vae_tensors(tensors)
         origins = {name: Origin(name) for name in tensors} if has_own_names else found.origins
         try:
             self._weights["vae"] = WeightsPlan(header, prefix, origins)
             self.configs["vae"] = vae_config(tensors, found, self._checkpoint.settings, self._checkpoint.side_px)
         except ModelError as error:
-            raise _naming(header, error) from None
+            raise naming(header.file, error) from None
 
 
 _FAMILY_NAMES: Mapping[str, str] = {
@@ -182,10 +189,9 @@ def _entry(config: Mapping[str, Any]) -> list[str]:
     return ["diffusers", config["_class_name"]]
 
 
-def _naming(header: CheckpointHeader, error: ModelError) -> ModelError:
+def naming(file: pathlib.Path, error: ModelError) -> ModelError:
     """Return the error with the file's name in it."""
-    is_named = error.message.startswith(str(header.file))
-    return error if is_named else ModelError(f"{header.file}: {error.message}")
+    return error if error.message.startswith(str(file)) else ModelError(f"{file}: {error.message}")
 
 
 def _write_json(file: pathlib.Path, tree: Mapping[str, Any]) -> None:

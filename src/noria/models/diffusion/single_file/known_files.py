@@ -1,4 +1,4 @@
-"""Says what a safetensors file is that is no checkpoint of Stable Diffusion, by the names of its tensors."""
+"""Says what a safetensors file is that has no model which is served from it, by the names of its tensors."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,6 +7,9 @@ from noria.errors import short_repr
 
 _FOLDER = "Take the folder of this model in diffusers format, or its hub id"
 _TRANSFORMER = f"the transformer of %s, whose single files are not converted. {_FOLDER}"
+_INCOMPLETE = (
+    "a file with tensors of the transformer of %s, but not all of them. Take a complete file, or the model's folder"
+)
 
 # The first pattern that finds a name decides.
 _KINDS: Mapping[str, str] = {
@@ -21,14 +24,15 @@ _KINDS: Mapping[str, str] = {
     ),
     r"^(image_proj|ip_adapter)\.": "an IP-Adapter, which is not served",
     r"motion_modules": "a motion module of AnimateDiff, which is not served",
-    r"distilled_guidance_layer\.": _TRANSFORMER % "Chroma",
+    r"distilled_guidance_layer\.": _INCOMPLETE % "Chroma",
     r"^(model\.diffusion_model\.)?(double_stream_modulation|single_stream_modulation)": _TRANSFORMER % "FLUX.2",
-    r"(^|\.)double_blocks\.\d+\.img_attn\.": _TRANSFORMER % "FLUX.1",
-    r"(^|\.)single_transformer_blocks\.": _TRANSFORMER % "FLUX",
-    r"(^|\.)joint_blocks\.\d+\.|^pos_embed\.proj": _TRANSFORMER % "Stable Diffusion 3",
-    r"(^|\.)transformer_blocks\.\d+\.img_mod\.": _TRANSFORMER % "Qwen-Image",
+    r"(^|\.)double_blocks\.\d+\.img_attn\.": _INCOMPLETE % "FLUX.1",
+    r"(^|\.)single_transformer_blocks\.": _INCOMPLETE % "FLUX",
+    r"(^|\.)joint_blocks\.\d+\.|^pos_embed\.proj": _INCOMPLETE % "Stable Diffusion 3",
+    r"(^|\.)transformer_blocks\.\d+\.img_mod\.": _INCOMPLETE % "Qwen-Image",
     r"(^|\.)txtfusion\.": _TRANSFORMER % "Krea 2",
-    r"(^|\.)(layers\.\d+\.adaLN_modulation|noise_refiner\.)": _TRANSFORMER % "Z-Image or Lumina 2",
+    r"(^|\.)time_caption_embed\.|(^|\.)layers\.\d+\.adaLN_modulation\.1\.": _TRANSFORMER % "Lumina 2",
+    r"(^|\.)(layers\.\d+\.adaLN_modulation|noise_refiner\.)": _INCOMPLETE % "Z-Image",
     r"(^|\.)linear_head\.|caption_projection\.": _TRANSFORMER % "Sana or PixArt",
     r"^down_blocks\.\d+\.(resnets|attentions)\.": (
         "a UNet alone, in diffusers' names: the file of the folder unet of a model in diffusers format. Give the "
@@ -57,5 +61,6 @@ def describe_other_file(names: Iterable[str]) -> str:
             return f"is {description}."
     return (
         f"is of no model that is known; its first tensor is {short_repr(names[0])}. Single files are served of Stable "
-        "Diffusion 1, 2 and XL; other models as a folder in diffusers format, or by a hub id."
+        "Diffusion 1, 2, XL and 3, FLUX.1, Chroma, Z-Image and Qwen-Image; other models as a folder in diffusers "
+        "format, or by a hub id."
     )

@@ -8,11 +8,18 @@ from collections.abc import Container
 from typing import NamedTuple
 
 
+class Pieces(NamedTuple):
+    """Rows of a tensor that is cut into `num_pieces` of as many rows: those `taken`, in this order."""
+
+    num_pieces: int
+    taken: tuple[int, ...]
+
+
 class Origin(NamedTuple):
     """The tensor of a file that a tensor of a part is made of."""
 
     name: str
-    third: int | None = None  # 0, 1 or 2: only this third of its rows
+    pieces: Pieces | None = None  # only these of its rows
     is_matrix: bool = False  # a convolution of one pixel that becomes a matrix, with the same numbers
     is_transposed: bool = False
 
@@ -35,16 +42,17 @@ _VAE_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "
 _VAE_OUTER = {
     **{f"{coder}.{name}": f"{coder}.{name}" for coder in ("encoder", "decoder") for name in ("conv_in", "conv_out")},
     **{f"{coder}.norm_out": f"{coder}.conv_norm_out" for coder in ("encoder", "decoder")},
-    "quant_conv": "quant_conv",
-    "post_quant_conv": "post_quant_conv",
 }
+_QUANT_CONVOLUTIONS = ("quant_conv", "post_quant_conv")
 
 
-def find_vae_tensors(present: Container[str]) -> VaeTensors:
+def find_vae_tensors(present: Container[str], *, has_quant_convolutions: bool = True) -> VaeTensors:
     """Return what a VAE in CompVis' names needs by the names that are `present`."""
     found: Origins = {}
     for module, target in _VAE_OUTER.items():
         _add(found, module, target)
+    for module in _QUANT_CONVOLUTIONS if has_quant_convolutions else ():
+        _add(found, module, module)
     num_blocks = _count("encoder.down.{}.block.0.conv1.weight", present)
     num_layers = _count("encoder.down.0.block.{}.conv1.weight", present)
     for coder in ("encoder", "decoder"):
@@ -143,7 +151,8 @@ def find_open_clip_tensors(present: Container[str], *, has_projection: bool) -> 
             _add(found, f"{module}.{inner}", f"{target}.{name}")
         for each in ("weight", "bias"):
             for third, name in enumerate("qkv"):
-                found[f"{target}.self_attn.{name}_proj.{each}"] = Origin(f"{module}.attn.in_proj_{each}", third)
+                pieces = Pieces(3, (third,))
+                found[f"{target}.self_attn.{name}_proj.{each}"] = Origin(f"{module}.attn.in_proj_{each}", pieces)
     projection = None
     if has_projection:
         is_layer = "text_projection.weight" in present  # the transpose of the matrix that text_projection is

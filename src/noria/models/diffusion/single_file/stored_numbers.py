@@ -24,6 +24,9 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2")
 SCALES = (".scale_weight", ".weight_scale")
 """The ends of the names of scales: of ComfyUI's older and newer form, instead of `.weight`."""
 
+BESIDE_LAYERS = (*SCALES, ".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8")
+"""The ends of the names of all tensors that say how others are quantized."""
+
 
 def _float8_values(num_exponent_bits: int) -> npt.NDArray[np.float32]:
     """Return the value of each byte: of float8_e4m3fn without infinities, of float8_e5m2 with them."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from noria.errors import ModelError, short_repr
 from noria.models.diffusion.single_file.checkpoint_header import ITEM_BYTES, CheckpointHeader, StoredTensor
-from noria.models.diffusion.single_file.part_names import Origin, Origins
+from noria.models.diffusion.single_file.part_names import Origin, Origins, Pieces
 from noria.models.diffusion.single_file.stored_numbers import (
     FLOAT8,
     FLOATS,
@@ -88,10 +88,11 @@ def _plan(header: CheckpointHeader, name: str, origin: Origin) -> _Copy:
     shape, where = stored.shape, f"{header.file}: {short_repr(name)} of shape {list(stored.shape)}"
     if stored.dtype not in FLOATS:
         raise ModelError(f"{where} is in {stored.dtype}; read are {', '.join(FLOATS)}. Take the checkpoint in 16 bits.")
-    if origin.third is not None:
-        if not shape or shape[0] % 3:
-            raise ModelError(f"{where} is no query, key and value in one.")
-        shape = (shape[0] // 3, *shape[1:])
+    if origin.pieces is not None:
+        count, taken = origin.pieces
+        if not shape or shape[0] % count:
+            raise ModelError(f"{where} is not several matrices in one, whose rows are {count} equal pieces.")
+        shape = (shape[0] // count * len(taken), *shape[1:])
     if origin.is_matrix and shape[2:] == (1, 1):
         shape = shape[:2]
     if origin.is_transposed:
@@ -102,7 +103,7 @@ def _plan(header: CheckpointHeader, name: str, origin: Origin) -> _Copy:
     scale = next((header.tensors[stem + end] for end in SCALES if stem + end in header.tensors), None)
     if scale is not None:
         num_scales = math.prod(scale.shape)
-        by_row = len(stored.shape) > 1 and num_scales == stored.shape[0] and origin.third is None
+        by_row = len(stored.shape) > 1 and num_scales == stored.shape[0]
         if scale.dtype not in FLOATS or stored.dtype not in FLOAT8 or not (num_scales == 1 or by_row):
             raise ModelError(
                 f"{where} in {stored.dtype} has scales of shape {list(scale.shape)} in {scale.dtype}; read are float8 "
@@ -123,23 +124,36 @@ def _header(copies: Mapping[str, _Copy]) -> bytes:
 
 
 def _data(file: pathlib.Path, opened: BinaryIO, name: str, copy: _Copy) -> Iterator[bytes]:
-    start, num_bytes = copy.stored.start, copy.stored.num_bytes
-    if copy.origin.third is not None:
-        num_bytes //= 3
-        start += copy.origin.third * num_bytes
-    opened.seek(start)
-    if copy.stored.dtype not in FLOAT8 and not copy.origin.is_transposed:
-        while num_bytes:
-            chunk = _read(file, opened, min(num_bytes, _CHUNK_BYTES))
-            num_bytes -= len(chunk)
-            yield chunk
+    stored = copy.stored
+    if stored.dtype not in FLOAT8 and not copy.origin.is_transposed:
+        for start, num_bytes in _stretches(stored, copy.origin.pieces):
+            yield from _chunks(file, opened, start, num_bytes)
         return
-    data = _read(file, opened, num_bytes)
-    if copy.stored.dtype in FLOAT8:
+    data = b"".join(_chunks(file, opened, stored.start, stored.num_bytes))
+    if stored.dtype in FLOAT8:
         data = _dequantized(file, name, data, copy).tobytes()
+    whole = stored._replace(start=0, num_bytes=len(data))
+    data = b"".join(data[start : start + num_bytes] for start, num_bytes in _stretches(whole, copy.origin.pieces))
     if copy.origin.is_transposed:
         data = raw_numbers(data, copy.dtype).reshape(copy.shape[::-1]).T.tobytes()
     yield data
+
+
+def _stretches(stored: StoredTensor, pieces: Pieces | None) -> list[tuple[int, int]]:
+    """Return the first byte and the number of bytes of each piece of a tensor, or of all of it."""
+    count, taken = pieces or (1, (0,))
+    num_bytes = stored.num_bytes // count
+    return [(stored.start + number * num_bytes, num_bytes) for number in taken]
+
+
+def _chunks(file: pathlib.Path, opened: BinaryIO, start: int, num_bytes: int) -> Iterator[bytes]:
+    opened.seek(start)
+    while num_bytes:
+        chunk = opened.read(min(num_bytes, _CHUNK_BYTES))
+        if not chunk:
+            raise ModelError(f"{file}: became shorter while it was read.")
+        num_bytes -= len(chunk)
+        yield chunk
 
 
 def _dequantized(file: pathlib.Path, name: str, data: bytes, copy: _Copy) -> npt.NDArray[np.float16]:
@@ -152,10 +166,3 @@ def _dequantized(file: pathlib.Path, name: str, data: bytes, copy: _Copy) -> npt
             f"{file}: {name} has numbers above {_MAX_HALF:g} with its scale. Take the checkpoint in 16 bits."
         )
     return numbers.astype("<f2")
-
-
-def _read(file: pathlib.Path, opened: BinaryIO, num_bytes: int) -> bytes:
-    data = opened.read(num_bytes)
-    if len(data) < num_bytes:
-        raise ModelError(f"{file}: became shorter while it was read.")
-    return data

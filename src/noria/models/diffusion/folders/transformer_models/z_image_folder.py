@@ -39,7 +39,9 @@ class _Transformer(PartConfig, frozen=True):
     axes_lens: Axes = (1024, 512, 512)
 
 
-class _ZImageOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
+class ZImageOverrides(Overrides, frozen=True, forbid_unknown_fields=True):
+    """The settings of noria.json."""
+
     cfg_normalization: Annotated[float, Meta(ge=0, le=10)] = 0.0  # requests share it, as in diffusers' pipeline; 0: off
 
 
@@ -54,7 +56,7 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     caption = {"dim": (0, transformer.dim), "cap_feat_dim": (1, transformer.cap_feat_dim)}
     folder.check_layer("transformer", ("cap_embedder.1.weight",), caption)
     folder.check_vae(vae)
-    overrides, is_turbo = folder.read_overrides(_ZImageOverrides), scheduler.shift == _TURBO_SHIFT
+    overrides, is_turbo = folder.read_overrides(ZImageOverrides), scheduler.shift == _TURBO_SHIFT
     steps, guidance = (9, 0.0) if is_turbo else (50, 5.0)
     multiple_px = PATCH * vae.factor
     max_side_px = min(_MAX_SIDE_PX, multiple_px * min(transformer.axes_lens[1:])) // multiple_px * multiple_px
