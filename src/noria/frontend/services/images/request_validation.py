@@ -31,9 +31,11 @@ from noria.protocol.diffusion import (
     MIN_CALLS,
     MIN_CALLS_MADE,
     MIN_STEPS_TO_SKIP,
+    Control,
     DiffusionModelSpec,
     DiffusionPayload,
     Lora,
+    Reference,
     Refinement,
     min_strength,
     num_skipped_steps,
@@ -119,12 +121,16 @@ def validate(
         return attempt(lambda: check_prompt(field, got, syntax, config), "")
 
     prompts = body.prompt[: config.max_prompt_chars], (body.negative_prompt or "")[: config.max_prompt_chars]
-    knows_images, facts = images is not None, images or NO_IMAGES
+    facts = images or NO_IMAGES
     start_image = facts.start
-    if knows_images:
+    references: tuple[Reference, ...] = ()
+    controls: Sequence[Control] = ()
+    if spec.needs_mask and images is not None:
         attempt(lambda: check_needed_images(spec, start_image), None)
-    references = attempt(lambda: check_references(facts.references, spec), ())
-    controls = attempt(lambda: check_controls(body.controls, facts.controls if knows_images else None), ())
+    if facts.references:
+        references = attempt(lambda: check_references(facts.references, spec), ())
+    if body.controls or facts.controls:
+        controls = attempt(lambda: check_controls(body.controls, images and images.controls), ())
     default_size_px = default_size(facts, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
@@ -149,16 +155,20 @@ def validate(
             inference_steps=num_steps,
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=scheduler,
-            partial_images=attempt(lambda: _check_previews(body, checked), 0),
+            partial_images=attempt(lambda: _check_previews(body, checked), 0) if body.partial_images else 0,
             loras=attempt(lambda: _complete_loras(body.loras, spec, folders.loras), ()) if body.loras else (),
-            strength=attempt(lambda: _check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
+            strength=None
+            if body.strength is None and start_image is None
+            else attempt(lambda: _check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
             mask_fill=None if start_image is None else start_image.mask_fill,
             controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
-            refiner=attempt(lambda: _complete_refiner(body, start_image, spec, scheduler, folders.refiners), None),
+            refiner=None
+            if (refiner := body.refiner) is None
+            else attempt(lambda: _complete_refiner(refiner, start_image, spec, scheduler, folders.refiners), None),
             second_pass=body.second_pass if isinstance(body, TwoPassRequestBody) else None,
         ),
         timeout_s=config.request_timeout_s,
@@ -196,12 +206,10 @@ def _check_strength(
     if images is None:
         return None if got is None else checked("strength", got)
     if images.start is None:
-        if got is not None:
-            raise InvalidField(
-                f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
-                field="strength",
-            )
-        return None
+        raise InvalidField(
+            f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
+            field="strength",
+        )
     if not spec.takes_start_images:
         raise InvalidField(
             f"{spec.name} cannot begin with an image or repaint one: diffusers has no pipeline for that in its family, "
@@ -267,15 +275,12 @@ def _check_skipped_calls(calls: float, payload: DiffusionPayload, spec: Diffusio
 
 
 def _complete_refiner(
-    body: ImageRequestBody,
+    got: Refinement,
     start_image: StartImageFacts | None,
     spec: DiffusionModelSpec,
     scheduler: str,
     refiners: RefinerFolders,
-) -> Refinement | None:
-    got = body.refiner
-    if got is None:
-        return None
+) -> Refinement:
     if not 0 < got.start < 1:  # also true for NaN
         raise InvalidField(
             f"refiner: its start is {short_repr(got.start)}; allowed are numbers above 0 and below 1: after which part "
