@@ -9,8 +9,9 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Generic
+
+from msgspec import Struct
 
 from noria.engine.loop import Client, EngineEvent, RequestLoop, client_of
 from noria.engine.runtime import BatchExecutor, FinishedBatch, RequestT
@@ -19,8 +20,7 @@ from noria.scheduling.interface import BatchwiseScheduler
 from noria.scheduling.types import BatchPlan, SchedulableRequest
 
 
-@dataclass(frozen=True)
-class ExecutedBatch(Generic[RequestT]):
+class ExecutedBatch(Struct, Generic[RequestT], frozen=True, dict=True):
     """A batch after its commit, for metrics and live views."""
 
     batch: FinishedBatch

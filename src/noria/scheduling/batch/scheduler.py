@@ -288,6 +288,8 @@ class BatchScheduler:
     def _select_texts(self, leader: ActiveRequest, now: float) -> tuple[list[WaitingText], bool]:
         """Return the texts of the next batch, and whether it is full."""
         batch_key, first = leader.request.batch_key, self._table.longest(leader)
+        if self._table.num_waiting == 1:  # no company: the same, sooner
+            return [first], self.max_rows == 1 or 2 * first.num_tokens > self._predictor.token_limit(batch_key)
         num_waiting = len(leader.waiting) if leader.exclusive else self._table.num_waiting
         is_measured = self._predictor.batch_s(batch_key, 1) > 0.0
         judges_deadline = is_measured and not leader.is_late and uses_deadlines(self.policy)
