@@ -20,11 +20,12 @@ from noria.frontend.services.images.request_images import (
     check_references,
     default_size,
 )
-from noria.frontend.services.images.request_prompts import check_clip_skip, check_prompt, check_syntax
 from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
+from noria.images.a1111_metadata import split_networks
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.models.adapter_folders import AdapterFolders
+from noria.models.diffusion.prompts.a1111_syntax import parse
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import (
@@ -35,6 +36,7 @@ from noria.protocol.diffusion import (
     DiffusionModelSpec,
     DiffusionPayload,
     Lora,
+    PromptSyntax,
     Reference,
     Refinement,
     min_strength,
@@ -115,10 +117,10 @@ def validate(
         # After an error: a value that causes no further one.
         return attempt(lambda: check_range(field, got, limit), limit.max)
 
-    syntax = attempt(lambda: check_syntax(body.prompt_syntax, spec), None)
+    syntax = attempt(lambda: _check_syntax(body.prompt_syntax, spec), None)
 
     def check_text(field: str, got: str) -> str:
-        return attempt(lambda: check_prompt(field, got, syntax, config), "")
+        return attempt(lambda: _check_prompt(field, got, syntax, config), "")
 
     prompts = body.prompt[: config.max_prompt_chars], (body.negative_prompt or "")[: config.max_prompt_chars]
     facts = images or NO_IMAGES
@@ -147,7 +149,7 @@ def validate(
             embeddings=attempt(lambda: folders.embeddings.used_in(prompts, spec.name), ())
             if syntax == "a1111" and folders.embeddings
             else (),
-            clip_skip=attempt(lambda: check_clip_skip(body.clip_skip, spec), None),
+            clip_skip=attempt(lambda: _check_clip_skip(body.clip_skip, spec), None),
             n=int(checked("n", body.n)),
             seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
             width=int(checked("width", width_px if body.width is None else body.width)),
@@ -184,6 +186,54 @@ def validate(
     calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
     problems.raise_all()
     return msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, calls=calls))
+
+
+def _check_prompt(field: str, got: str, syntax: PromptSyntax | None, config: FrontendConfig) -> str:
+    """Return a prompt. Raises InvalidField: it is too long, or not in its syntax."""
+    if len(got) > config.max_prompt_chars:
+        raise InvalidField(
+            f"{field} has {len(got)} characters; at most {config.max_prompt_chars} are allowed.", field=field
+        )
+    if syntax == "a1111":
+        networks = split_networks(got)[1] if field == "prompt" else []
+        if networks:
+            raise InvalidField(
+                f"{field} has {short_repr(networks[0].tag)}, which is not read here: name LoRAs in loras.", field=field
+            )
+        parse(got, field)
+    return got
+
+
+def _check_syntax(got: PromptSyntax | None, spec: DiffusionModelSpec) -> PromptSyntax | None:
+    """Return the syntax of a request's prompts; None: it is plain, which is the model's default."""
+    syntax = got or spec.default_prompt_syntax
+    if syntax not in spec.prompt_syntaxes:
+        raise InvalidField(
+            f"prompt_syntax is {short_repr(syntax)}, but {spec.name} reads prompts as they are: weights of words have "
+            f"a meaning in Stable Diffusion 1, 2 and XL, not in its family, {spec.family}. Leave it out.",
+            field="prompt_syntax",
+        )
+    return None if syntax == spec.default_prompt_syntax == "plain" else syntax
+
+
+def _check_clip_skip(got: int | None, spec: DiffusionModelSpec) -> int | None:
+    """Return the layer that is read; None: the family's, which is the model's default."""
+    if got is not None and not spec.max_clip_skip:
+        raise InvalidField(
+            f"clip_skip is {short_repr(got)}, but {spec.name} has no choice of layers: only Stable Diffusion 1, 2 and "
+            f"XL have one, not its family, {spec.family}. Leave it out.",
+            field="clip_skip",
+        )
+    clip_skip = spec.default_clip_skip if got is None else got
+    if clip_skip == spec.family_clip_skip == spec.default_clip_skip:
+        return None
+    if not 1 <= clip_skip <= spec.max_clip_skip:
+        raise InvalidField(
+            f"clip_skip is {short_repr(got)}; allowed are 1 (the last layer) to {spec.max_clip_skip}. {spec.name} "
+            f"reads {spec.default_clip_skip} by default.",
+            field="clip_skip",
+        )
+    return clip_skip
 
 
 def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None], float]) -> int:
