@@ -23,7 +23,7 @@ class ExecutedBatch(Struct, Generic[RequestT], frozen=True):
 
     batch: FinishedBatch
     requests: tuple[RequestT | None, ...]  # the request of each row; None: it had ended before the batch did
-    tokens_by_client: Mapping[Client, int]  # of the requests that had not ended, without padding
+    tokens_by_client: Mapping[Client, int]  # tokens of requests that had not ended, without padding
 
 
 class BatchLoop(RequestLoop[RequestT]):
