@@ -53,7 +53,8 @@ def test_a_prompt_passes_the_files_that_the_documents_name(folder, heading, path
 
     address = f"ipc://{folder}/ways"
     with FakeEngine(address, models=(model,)):
-        app = build_app(Config(), EnginePool([address], first_states_wait_s=60), load_tokenizer=FakeTokenizer)
+        pool = EnginePool([address], first_states_wait_s=60, rebalance=False)  # which looks at all requests each second
+        app = build_app(Config(), pool, load_tokenizer=FakeTokenizer)
         with TestClient(app, "http://localhost") as client:
             assert client.post(path, json=body).status_code == 200
             client.portal.call(sys.setprofile, look)

@@ -5,10 +5,9 @@ arrived and plans the batch, and the session that executes it commits it, takes 
 engine's own thread does what is due at a time, and what is rare.
 """
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry.trace import Tracer
@@ -54,28 +53,23 @@ class BatchEngine(BaseEngine):
     def _wait_s(self, now: float) -> float | None:
         report_s = None if self._is_reported() else max(self._next_report_s - now, 0.0)
         waits_s = (self._loop.wait_s(now), self._live_view.wait_s(now), report_s)
-        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
+        return min([wait_s for wait_s in waits_s if wait_s is not None], default=None)
 
     def _advance(self) -> None:
-        with self._turn():
-            pass
+        self._change(lambda: None)
 
     def _submit_all(self, commands: list[SubmitCommand]) -> None:
         """Accept requests; on the channel's thread."""
-        with self._turn():
-            for command in commands:
-                self._submit(command)
+        self._change(lambda: list(map(self._submit, commands)))
 
     def _forget(self, client: ClientId) -> None:
         """Cancel the requests of a client; on the thread that finds that it has left."""
-        with self._turn():
-            self._cancel(client, None)
+        self._change(lambda: self._cancel(client, None))
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Change the loop in it, on any thread; then what can start starts, and what has ended is answered."""
+    def _change(self, change: Callable[[], object]) -> None:
+        """Change the loop, on any thread; then start what can start, and answer what has ended."""
         with self._lock:
-            yield
+            change()
             with self._receiver.watchdog.loop:
                 self._loop.start_batches()
             if (now := time.monotonic()) >= self._next_report_s:
@@ -109,9 +103,11 @@ class BatchEngine(BaseEngine):
 
     def _on_batch(self, batch: FinishedBatch) -> None:
         """Commit a batch; on its session's thread."""
-        with self._turn():
-            self._session_timers[batch.plan.session].stop()
-            del self._in_flight[batch.plan.session]
-            executed = self._loop.finish(batch)
-            self._metrics.on_batch(executed, self._num_sessions)
-            self._live_view.on_batch(executed, time.monotonic(), time.time())
+        self._change(lambda: self._commit(batch))
+
+    def _commit(self, batch: FinishedBatch) -> None:
+        self._session_timers[batch.plan.session].stop()
+        del self._in_flight[batch.plan.session]
+        executed = self._loop.finish(batch)
+        self._metrics.on_batch(executed, self._num_sessions)
+        self._live_view.on_batch(executed, time.monotonic(), time.time())

@@ -4,13 +4,12 @@ A batch finishes in a thread of the executor, which passes it to `on_done`; whoe
 it. Any thread may drive the loop, one at a time.
 """
 
-import functools
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Generic
+
+from msgspec import Struct
 
 from noria.engine.loop import Client, EngineEvent, RequestLoop, client_of
 from noria.engine.runtime import BatchExecutor, FinishedBatch, RequestT
@@ -19,21 +18,12 @@ from noria.scheduling.interface import BatchwiseScheduler
 from noria.scheduling.types import BatchPlan, SchedulableRequest
 
 
-@dataclass(frozen=True)
-class ExecutedBatch(Generic[RequestT]):
+class ExecutedBatch(Struct, Generic[RequestT], frozen=True):
     """A batch after its commit, for metrics and live views."""
 
     batch: FinishedBatch
     requests: tuple[RequestT | None, ...]  # the request of each row; None: it had ended before the batch did
-
-    @functools.cached_property
-    def tokens_by_client(self) -> Mapping[Client, int]:
-        """The tokens of the requests that had not ended, without padding."""
-        tokens = Counter[Client]()
-        for prepared, num_tokens in zip(self.requests, self.batch.plan.num_tokens, strict=True):
-            if prepared is not None:
-                tokens[client_of(prepared)] += num_tokens
-        return tokens
+    tokens_by_client: Mapping[Client, int]  # tokens of requests that had not ended, without padding
 
 
 class BatchLoop(RequestLoop[RequestT]):
@@ -71,9 +61,14 @@ class BatchLoop(RequestLoop[RequestT]):
     def finish(self, batch: FinishedBatch) -> ExecutedBatch[RequestT]:
         """Commit a batch that `on_done` was called with."""
         del self._running[batch.plan.session]
-        requests = tuple(self._requests.get(row.attempt_id) for row in batch.plan.rows)
+        requests = tuple([self._requests.get(row.attempt_id) for row in batch.plan.rows])
+        tokens: dict[Client, int] = {}
+        for prepared, num_tokens in zip(requests, batch.plan.num_tokens, strict=True):
+            if prepared is not None:
+                client = client_of(prepared)
+                tokens[client] = tokens.get(client, 0) + num_tokens
         self._end_requests(self.scheduler.commit(batch.plan, batch.result, self._clock(), batch.seconds))
-        return ExecutedBatch(batch, requests)
+        return ExecutedBatch(batch, requests, tokens)
 
     def uses(self, model: ModelKey) -> bool:
         """Whether a request of this model has not ended, or a batch of it is in flight."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 from noria.config import EngineConfig
 from noria.engine.resumption import StateWithBytes
 from noria.errors import SetupError
@@ -180,8 +182,7 @@ class IterationExecutor(Executor[RequestT], Protocol[RequestT]):
         """The thumbnails of the last iteration. They are returned once."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedBatch:
+class FinishedBatch(Struct, frozen=True):
     """A batch that a session has executed."""
 
     plan: BatchPlan

@@ -233,11 +233,10 @@ class IterationResult:
     join_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
+class BatchResult(Struct, frozen=True):
     """The result of executing a batch. `failed` names single texts, so one of them never fails the others."""
 
-    failed: Mapping[ItemId, str] = field(default_factory=dict)  # the reasons, as text
+    failed: Mapping[ItemId, str] = {}  # the reasons, as text
     fits: bool = True  # False: it ran out of memory, and has no results
     is_timed: bool = True  # False: its texts were tried alone, so its duration says nothing of the batch
 

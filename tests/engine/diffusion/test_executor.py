@@ -16,8 +16,8 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.image_conditioner import PromptEmbeddingCache
 from noria.engine.diffusion.loading import warm_up
-from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage
 from noria.engine.loop import PreviewReady, RequestEnded, RequestHandedOver, ResultReady, StepLoop
 from noria.errors import InvalidField, ModelError

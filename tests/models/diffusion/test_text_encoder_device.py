@@ -11,8 +11,7 @@ import tiny_models
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
-from noria.engine.diffusion.loras.model_loras import ModelLoras
-from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt
+from noria.engine.diffusion.loras.model_loras import AdaptedPrompt, ModelLoras
 from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
 from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.errors import ConfigError, ModelError

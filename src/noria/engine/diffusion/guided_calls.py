@@ -16,10 +16,25 @@ import torch
 from noria.engine.diffusion.input_images.controls import ActiveControl
 from noria.engine.diffusion.loras.lora_cache import Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras
-from noria.engine.diffusion.prompt_embeddings import CollatedRows
-from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens, collate
 from noria.models.diffusion.diffusion_model import ControlledModel, Denoiser, LatentRows, ReferencedModel
 from noria.models.diffusion.unet_models.controlnet import ControlRows
+
+
+class CollatedRows:
+    """The rows of the last model call, which are kept while the batch has the same prompts in the same order."""
+
+    def __init__(self) -> None:
+        self._rows: list[Conditioning] = []
+        self._collated: ConditioningRows | None = None
+
+    def get(self, rows: list[Conditioning]) -> ConditioningRows:
+        """Return `rows` as one batch."""
+        is_same = len(rows) == len(self._rows) and all(a is b for a, b in zip(rows, self._rows, strict=True))
+        if self._collated is None or not is_same:
+            self._rows, self._collated = [], None  # freed before the next ones need memory
+            self._collated, self._rows = collate(rows), rows
+        return self._collated
 
 
 @dataclass(frozen=True, slots=True)

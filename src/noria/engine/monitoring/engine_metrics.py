@@ -1,5 +1,6 @@
 """Records an engine's metrics: iterations, joins and departures, occupancy. Called by the loop's thread only."""
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,28 +55,18 @@ class EngineMetrics:
         """Count an executed batch."""
         batch, name = executed.batch, self._name
         num_rows, num_tokens = len(batch.plan.rows), sum(batch.plan.num_tokens)
-        model = batch.plan.batch_key.model.name
-        amounts = [
-            (series(declarations.ITERATIONS, name), 1.0),
-            (series(declarations.ENGINE_BUSY_SECONDS, name), batch.seconds / num_sessions),
-            (series(declarations.JOINS, name), num_rows),
-        ]
+        busy_s, length = batch.seconds / num_sessions, batch.plan.length
+        iterations, busy, joins, *others = _batch_series(
+            name, batch.plan.batch_key.model.name, num_rows, self._bounded(f"{length} tokens")
+        )
+        amounts = [(iterations, 1), (busy, busy_s), (joins, num_rows)]
         if not batch.result.fits:
             add_all(*amounts, (series(declarations.OUT_OF_MEMORY, name, "steps"), 1))  # the phase of the model call
             return
-        unit = 1 if num_rows <= declarations.MAX_EXACT_TEXTS else declarations.MAX_EXACT_TEXTS
-        texts, label = str(-(-num_rows // unit) * unit), f"{batch.plan.length} tokens"
-        add_all(
-            *amounts,
-            (series(declarations.DEPARTURES, name, "ok"), num_rows - len(batch.result.failed)),
-            (series(declarations.BATCH_SIZE, name), num_rows),
-            (series(declarations.TOKENS, name, model), num_tokens),
-            (series(declarations.PADDING_TOKENS, name, model), batch.plan.padded_tokens - num_tokens),
-            (series(declarations.TEXT_BATCHES, model, texts), 1),
-            (series(declarations.TEXT_BATCH_SECONDS, model, texts), batch.seconds),
-            (series(declarations.ITERATION_SECONDS, self._bounded(label)), batch.seconds),
-        )
-        _count_by_key(executed.tokens_by_client, batch.seconds / num_sessions)
+        num_ok, num_padding = num_rows - len(batch.result.failed), num_rows * length - num_tokens
+        values = num_ok, num_rows, num_tokens, num_padding, 1, batch.seconds, batch.seconds
+        add_all(*amounts, *zip(others, values, strict=True))
+        _count_by_key(executed.tokens_by_client, busy_s)
 
     def update_occupancy(self, scheduler: Scheduler[Any]) -> None:
         """Set the gauges, between two iterations."""
@@ -110,6 +101,25 @@ class EngineMetrics:
             return "other"
         self._shapes.add(label)
         return label
+
+
+@functools.cache
+def _batch_series(name: str, model: str, num_rows: int, shape: str) -> tuple[Any, ...]:
+    """Return the series of an engine's batches. Labels are bounded, and so is the cache."""
+    unit = 1 if num_rows <= declarations.MAX_EXACT_TEXTS else declarations.MAX_EXACT_TEXTS
+    texts = str(-(-num_rows // unit) * unit)
+    return (
+        declarations.ITERATIONS.labels(name),
+        declarations.ENGINE_BUSY_SECONDS.labels(name),
+        declarations.JOINS.labels(name),
+        declarations.DEPARTURES.labels(name, "ok"),
+        declarations.BATCH_SIZE.labels(name),
+        declarations.TOKENS.labels(name, model),
+        declarations.PADDING_TOKENS.labels(name, model),
+        declarations.TEXT_BATCHES.labels(model, texts),
+        declarations.TEXT_BATCH_SECONDS.labels(model, texts),
+        declarations.ITERATION_SECONDS.labels(shape),
+    )
 
 
 def _count_by_key(parts: Mapping[Client, int], seconds: float) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, get_args
 
 import msgspec
@@ -63,19 +63,23 @@ class JsonBodyReader:
         """
         self._max_bytes = max_bytes
         self._max_bytes_with_images = max_bytes + 4 * math.ceil(max_image_bytes / 3)
-        self._image_uploads = image_uploads
         self._small_bodies = ConcurrencyLimiter(
             "bodies that have not arrived with their head",
             MAX_SMALL_BODIES,
             MAX_SMALL_BODIES_PER_CLIENT,
             _RETRY_AFTER_S,
         )
-        self._large_bodies = ConcurrencyLimiter(
+        large_bodies = ConcurrencyLimiter(
             f"bodies of more than {_MAX_SMALL_BODY_BYTES} bytes",
             MAX_LARGE_BODIES,
             MAX_LARGE_BODIES_PER_CLIENT,
             _RETRY_AFTER_S,
         )
+        # Those of longer bodies than so many bytes, the shortest first.
+        self._limiters = [(_MAX_SMALL_BODY_BYTES, large_bodies)]
+        if image_uploads is not None:
+            self._limiters.append((max_bytes, image_uploads))
+        self._limiters.sort(key=lambda each: each[0])
 
     async def read_json(self, http: Request, struct_type: type[T]) -> T:
         """Return the body as a `struct_type`. Raises what `read` and `decode` raise."""
@@ -120,21 +124,15 @@ class JsonBodyReader:
         finally:
             self._small_bodies.release(client)
 
-    @contextlib.asynccontextmanager
-    async def receive(self, http: Request, *media_types: str) -> AsyncIterator[bytes]:
-        """Yield the raw body of a request that may have images. It is not kept here.
+    async def receive(self, http: Request, slots: contextlib.ExitStack, *media_types: str) -> bytes:
+        """Return the raw body of a request that may have images.
 
-        Its Content-Type is one of `media_types`, by default JSON. A large one counts until the context ends, so that
+        Its Content-Type is one of `media_types`, by default JSON. A large one counts until `slots` are closed, so that
         those that wait to be decoded do.
 
         Raises: as `read`.
         """
-        media_type = _check_media_type(http, *(media_types or (JSON,)))
-        with contextlib.ExitStack() as slots:
-            yield await self._read_with_images(http, slots, media_type)
-
-    async def _read_with_images(self, http: Request, slots: contextlib.ExitStack, media_type: str) -> bytes:
-        num_elements = 0
+        media_type, num_elements = _check_media_type(http, *(media_types or (JSON,))), 0
 
         def count(piece: bytes) -> None:  # 16 ms for all of a long body, in which nobody else would be served
             nonlocal num_elements
@@ -153,7 +151,7 @@ class JsonBodyReader:
         return raw
 
     def check_length(self, raw: bytes, *images: object) -> None:
-        """Raise BodyTooLarge if `raw`, which `receive` has yielded, is too long beside its `images` in base64."""
+        """Raise BodyTooLarge if `raw`, which `receive` has returned, is too long beside its `images` in base64."""
         num_image_bytes = sum(len(image) for image in images if isinstance(image, str))
         _check_length(len(raw) - num_image_bytes, self._max_bytes)
 
@@ -162,10 +160,7 @@ class JsonBodyReader:
 
         It raises RateLimited.
         """
-        limiters = [(_MAX_SMALL_BODY_BYTES, self._large_bodies)]
-        if self._image_uploads is not None:
-            limiters.append((self._max_bytes, self._image_uploads))
-        limiters.sort(key=lambda each: each[0])
+        limiters = list(self._limiters)
 
         def take(num_bytes: int) -> None:
             while limiters and num_bytes > limiters[0][0]:

@@ -166,7 +166,8 @@ class JobRoutes:
 
     async def submit(self, http: Request) -> Response:
         """Accept a job of images."""
-        async with self._body_reader.receive(http) as raw:
+        with contextlib.ExitStack() as slots:
+            raw = await self._body_reader.receive(http, slots)
             body = decode(raw, JobRequestBody)
             self._body_reader.check_length(raw, *images_in(body.input))
             del raw  # with images it is long

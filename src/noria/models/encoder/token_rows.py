@@ -51,16 +51,14 @@ def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, In
 
     As all padding is on the right and masked, its ids do not matter.
     """
-    lengths_R = np.array([len(row.ids) for row in rows])
-    is_token_RT = np.arange(lengths_R.max()) < lengths_R[:, None]
-    ids, types = np.zeros(is_token_RT.shape, np.int64), np.zeros(is_token_RT.shape, np.int64)
-    ids[is_token_RT] = np.concatenate([row.ids for row in rows])
-    for index, row in enumerate(rows):
+    lengths = [len(row.ids) for row in rows]
+    tensors = dict(zip(INPUTS, np.zeros((len(INPUTS), len(rows), max(lengths)), np.int64), strict=True))
+    ids, mask, types = tensors.values()
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        ids[index, :length] = row.ids
+        mask[index, : row.num_seen or length] = 1
         if row.type_ids is not None:
-            types[index, : len(row.ids)] = row.type_ids
-    seen_R = np.array([row.num_seen or len(row.ids) for row in rows])
-    mask = (np.arange(lengths_R.max()) < seen_R[:, None]).astype(np.int64)
-    tensors = dict(zip(INPUTS, (ids, mask, types), strict=True))
+            types[index, :length] = row.type_ids
     return {name: tensors[name] for name in names}
 
 

@@ -129,10 +129,12 @@ def _add_without_looking_for_forks(lock: Any) -> Callable[[Iterable[tuple[Any, f
         with lock:
             for value, amount in changes:
                 total = value._value = value._value + amount
-                file = value._file
                 try:
-                    file._doubles[file._positions[value._key] // 8] = total
-                except KeyError:  # it had no space before
-                    file.write_value(value._key, total, 0.0)
+                    value._file._doubles[value._place] = total
+                except AttributeError:  # its first change, or it had no space before
+                    file, key = value._file, value._key
+                    file.write_value(key, total, 0.0)
+                    if key in file._positions:
+                        value._place = file._positions[key] // 8
 
     return add

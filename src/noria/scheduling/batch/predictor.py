@@ -24,6 +24,7 @@ _MIN_WORK_RATIO, _MAX_WORK_RATIO = 0.5, 8.0
 # Durations are learned at powers of the square root of two: each is then measured often enough to average noise.
 _POINTS_PER_OCTAVE = 2
 _OVERHEAD_TOKENS = 10.0  # until measured: that of all-MiniLM-L6-v2 on a CPU
+_OVERHEAD_INTERVAL = 16  # batches between two looks at the overhead, which one of them hardly changes
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +55,8 @@ class FinishPredictor:
     # Durations of calls by batch key and tokens, until one is learned: each new request asks for the same few.
     _batch_s: dict[tuple[BatchKey, int], float] = field(default_factory=dict)
     _token_s: dict[BatchKey, float] = field(default_factory=dict)  # seconds of a token as `work_s` has it; likewise
-    _overhead_tokens: dict[BatchKey, float] = field(default_factory=dict)  # likewise
+    _overhead_tokens: dict[BatchKey, float] = field(default_factory=dict)  # for `_OVERHEAD_INTERVAL` batches
+    _num_batches: int = 0  # learned from
     _token_limits: dict[BatchKey, int] = field(default_factory=dict)  # where the budget does not fit the memory
     _work_ratio: float = 1.1
     _full_batch_s: float = 0.0
@@ -83,8 +85,10 @@ class FinishPredictor:
         """Duration of a call beside that of its tokens, in tokens."""
         tokens = self._overhead_tokens.get(batch_key)
         if tokens is None:
-            overhead = self.costs.step_overhead(batch_key)
-            tokens = self._overhead_tokens[batch_key] = _OVERHEAD_TOKENS if overhead is None else overhead
+            tokens = self.costs.step_overhead(batch_key)
+            if tokens is None:
+                return _OVERHEAD_TOKENS
+            self._overhead_tokens[batch_key] = tokens
         return tokens
 
     def work_s(self, batch_key: BatchKey, num_tokens: int) -> float:
@@ -131,8 +135,8 @@ class FinishPredictor:
         return waiting_s
 
     def _forget_durations(self) -> None:
-        for known in (self._batch_s, self._token_s, self._overhead_tokens):
-            known.clear()
+        self._batch_s.clear()
+        self._token_s.clear()
 
     def unloaded_s(self, active: ActiveRequest) -> float:
         """Duration of the waiting texts of a request on an idle server; it must have some."""
@@ -204,6 +208,9 @@ class FinishPredictor:
         scale = (overhead + point) / (overhead + plan.padded_tokens)
         self.costs.observe_step(plan.batch_key, point, scale * seconds)
         self._forget_durations()
+        self._num_batches += 1
+        if self._num_batches % _OVERHEAD_INTERVAL == 0:
+            self._overhead_tokens.clear()
 
     def record_promise(self, active: ActiveRequest, now: float) -> None:
         """Keep the predictions for a new request."""
@@ -221,6 +228,7 @@ class FinishPredictor:
         """Drop the costs and token limits of a model without requests."""
         self.costs.forget(model)
         self._forget_durations()
+        self._overhead_tokens.clear()
         self._token_limits = {key: limit for key, limit in self._token_limits.items() if key.model != model}
         for batch_key in [batch_key for batch_key in self.table.waiting_tokens if batch_key.model == model]:
             del self.table.waiting_tokens[batch_key]

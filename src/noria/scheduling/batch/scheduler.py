@@ -178,19 +178,19 @@ class BatchScheduler:
         running = self._predictor.running
         if not self._predictor.has_idle_session or (leader := self._select_leader(now)) is None:
             return None
+        if running:
+            in_flight = {active for batch in running.values() for active in batch.members} - {leader}
+            if in_flight and (leader.exclusive or any(active.exclusive for active in in_flight)):
+                return None  # until the batches in flight are committed
         session = next(number for number in range(self.num_sessions) if number not in running)
-        in_flight = {active for batch in running.values() for active in batch.members} - {leader}
-        if in_flight and (leader.exclusive or any(active.exclusive for active in in_flight)):
-            return None  # until the batches in flight are committed
         texts, is_full = self._select_texts(leader, now)
         if running and not is_full and (wait_ends_at := self._end_of_wait(leader)) > now:
             self._wait_ends_at = wait_ends_at
             return None
         batch_key = leader.request.batch_key
-        plan = BatchPlan(
-            session, batch_key, tuple(text.row for text in texts), tuple(text.num_tokens for text in texts)
-        )
-        members = tuple(self._table.requests[text.attempt_id] for text in texts)
+        num_tokens = tuple([text.num_tokens for text in texts])
+        plan = BatchPlan(session, batch_key, tuple([text.row for text in texts]), num_tokens)
+        members = tuple([self._table.requests[text.attempt_id] for text in texts])
         self._table.take(texts)
         left_waiting = self._table.waiting_tokens[batch_key] > 0
         if self.is_faster_alone and not running and not self._table.num_waiting and self._num_lone >= _NUM_LONE:
@@ -288,6 +288,8 @@ class BatchScheduler:
     def _select_texts(self, leader: ActiveRequest, now: float) -> tuple[list[WaitingText], bool]:
         """Return the texts of the next batch, and whether it is full."""
         batch_key, first = leader.request.batch_key, self._table.longest(leader)
+        if self._table.num_waiting == 1:  # no company: the same, sooner
+            return [first], self.max_rows == 1 or 2 * first.num_tokens > self._predictor.token_limit(batch_key)
         num_waiting = len(leader.waiting) if leader.exclusive else self._table.num_waiting
         is_measured = self._predictor.batch_s(batch_key, 1) > 0.0
         judges_deadline = is_measured and not leader.is_late and uses_deadlines(self.policy)

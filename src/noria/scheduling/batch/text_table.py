@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -104,7 +104,8 @@ class TextTable:
     num_waiting: int = 0
     waiting_tokens: Counter[BatchKey] = field(default_factory=Counter)
     waiting_by_client: Counter[str] = field(default_factory=Counter)
-    tokens_by_client: dict[str, Counter[BatchKey]] = field(default_factory=dict)  # the parts of `waiting_tokens`
+    # The parts of `waiting_tokens`.
+    tokens_by_client: dict[str, defaultdict[BatchKey, int]] = field(default_factory=dict)
     _order: list[Place] = field(default_factory=list)  # sorted
     _num_added: int = 0
 
@@ -202,7 +203,7 @@ class TextTable:
     def put_back(self, active: ActiveRequest, indices: Iterable[int]) -> None:
         """Let texts of a request wait, at least one: new ones or those of a batch that was not executed."""
         num_tokens, batch_key, client = active.request.num_tokens, active.request.batch_key, active.request.client
-        own_tokens = self.tokens_by_client.setdefault(client, Counter())
+        own_tokens = self.tokens_by_client.setdefault(client, defaultdict(int))
         group = self.groups.setdefault(active.group, [])
         for index in indices:
             active.waiting[index] = None

@@ -4,12 +4,11 @@ import contextlib
 import functools
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters, LoraCache
 from noria.engine.diffusion.loras.lora_rows import LoraRows
-from noria.engine.diffusion.prompt_embeddings import AdaptedPrompt, Prompt
 from noria.engine.resources.priority import run_apart
 from noria.errors import ConfigError, InvalidField, ModelError
 from noria.folders import file_version
@@ -24,6 +23,16 @@ from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
 
 _MAX_REJECTED = 256  # files that are remembered
+
+
+class AdaptedPrompt(NamedTuple):
+    """A prompt whose text encoders have LoRA adapters."""
+
+    prompt: PromptText
+    loras: tuple[tuple[str, float], ...]  # digests and weights
+
+
+Prompt = PromptText | AdaptedPrompt
 
 
 class ModelLoras:

@@ -5,6 +5,7 @@ Settings other than the model and the file format are accepted and ignored.
 """
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -161,7 +162,8 @@ class A1111Routes:
     ) -> tuple[AdmittedRequest, Txt2ImgT, list[str]]:
         """Return the request, its body without images, and what of it is ignored."""
         problems = Problems()
-        async with self._body_reader.receive(http) as raw:
+        with contextlib.ExitStack() as slots:
+            raw = await self._body_reader.receive(http, slots)
             body, sent = _decode(raw, body_type, problems)
             images = [*(body.init_images or ()), body.mask] if isinstance(body, Img2Img) else []
             check_body(sent, problems, has_image=isinstance(body, Img2Img))

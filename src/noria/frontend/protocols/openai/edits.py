@@ -6,6 +6,8 @@ file `image` and, if only a part of it is to be repainted, a file `mask` that is
 take several; the first one is then a start image only with a mask or a strength.
 """
 
+import contextlib
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -84,7 +86,8 @@ class EditRoutes:
         return await respond(http, self._generation_service, await self._admit(http), "image_edit")
 
     async def _admit(self, http: Request) -> AdmittedRequest:
-        async with self._body_reader.receive(http, FORM) as raw:
+        with contextlib.ExitStack() as slots:
+            raw = await self._body_reader.receive(http, slots, FORM)
             service, problems = self._generation_service, Problems()
             fields, load_files = await read_form(
                 http,

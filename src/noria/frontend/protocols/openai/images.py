@@ -5,6 +5,7 @@ accepted and ignored; `response_format: "url"` is rejected; Noria's own fields a
 also be a form, whose files `control` are the images of `controls`, in their order.
 """
 
+import contextlib
 import copy
 import re
 import time
@@ -193,7 +194,8 @@ class GenerationRoutes:
     async def generations(self, http: Request) -> Response:
         """Generate images; returns them in base64, or as a stream of events."""
         service, load_files, problems = self._generation_service, None, Problems()
-        async with self._body_reader.receive(http, JSON, FORM) as raw:
+        with contextlib.ExitStack() as slots:
+            raw = await self._body_reader.receive(http, slots, JSON, FORM)
             if is_form(http):
                 body, load_files = await read_form(http, service.upload_threads, raw, GenerationsRequestBody, problems)
             else:

@@ -5,6 +5,7 @@
 client that accepts JSON only, or a stream of events if the request asks for one.
 """
 
+import contextlib
 import time
 
 from msgspec import Struct
@@ -109,7 +110,8 @@ class ImageRoutes:
 
     async def _admit(self, http: Request) -> AdmittedRequest:
         service, load_files, problems = self._generation_service, None, Problems()
-        async with self._body_reader.receive(http, JSON, FORM) as raw:
+        with contextlib.ExitStack() as slots:
+            raw = await self._body_reader.receive(http, slots, JSON, FORM)
             if is_form(http):
                 body, load_files = await read_form(
                     http, service.upload_threads, raw, ImageRequestBody, problems, "white"

@@ -66,6 +66,7 @@ from noria.protocol.routes import Target
 _NUM_FILE_THREADS = 2  # that read LoRA files: not those for uploads, which take longer
 _STAGES = ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess")
 _POSTPROCESS_WEIGHT = 0.1  # weight of the newest request in the smoothed time
+_NOTHING_HELD = contextlib.nullcontext()
 
 Check = Callable[[ImageRequest, RequestImageFacts], None]
 """Raises NoriaError if the protocol of a validated request does not allow it with its images."""
@@ -153,7 +154,6 @@ class GenerationService:
         """
         problems, api_client, client = problems or Problems(), context.api_client, context.client
         started, spec = time.monotonic(), None
-        held = contextlib.ExitStack()  # holds the quota while images are read
         try:
             spec = self._resolve_model(body.model, context, problems)
             if body.has_images:
@@ -172,21 +172,22 @@ class GenerationService:
             images, data, facts = None, None, NO_IMAGES
             if load_files is not None or problems.are_there:  # then images in invalid fields are no longer known
                 await validated(None)
+            held: contextlib.AbstractContextManager[None] = _NOTHING_HELD  # the quota, while images are read
             if load_files is not None:
                 backlog_s, quota = functools.partial(self.engine_pool.backlog_s, spec), api_client.images
-                held.enter_context(quota.hold(max(body.n, 1), time.monotonic(), backlog_s, in_flight=job_id is None))
-                images = await self._start_images.open(client, load_files)
-                load_files, facts = None, images.facts  # it holds the files no longer
-            request = await validated(facts)
-            if check is not None:
-                check(request, facts)
-            if images is not None:
-                request, data = await self._read_pixels(client, images, request, spec, started)
+                held = quota.hold(max(body.n, 1), time.monotonic(), backlog_s, in_flight=job_id is None)
+            with held:
+                if load_files is not None:
+                    images = await self._start_images.open(client, load_files)
+                    load_files, facts = None, images.facts  # it holds the files no longer
+                request = await validated(facts)
+                if check is not None:
+                    check(request, facts)
+                if images is not None:
+                    request, data = await self._read_pixels(client, images, request, spec, started)
         except NoriaError as error:
             self._record_rejection(context, body, spec, error)
             raise
-        finally:
-            held.close()
         if (span := current_span()).is_recording():
             span.set_attributes(request_attributes(request))
         return AdmittedRequest(

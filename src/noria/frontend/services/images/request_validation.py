@@ -20,20 +20,24 @@ from noria.frontend.services.images.request_images import (
     check_references,
     default_size,
 )
-from noria.frontend.services.images.request_prompts import check_clip_skip, check_prompt, check_syntax
 from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
+from noria.images.a1111_metadata import split_networks
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.models.adapter_folders import AdapterFolders
+from noria.models.diffusion.prompts.a1111_syntax import parse
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import (
     MIN_CALLS,
     MIN_CALLS_MADE,
     MIN_STEPS_TO_SKIP,
+    Control,
     DiffusionModelSpec,
     DiffusionPayload,
     Lora,
+    PromptSyntax,
+    Reference,
     Refinement,
     min_strength,
     num_skipped_steps,
@@ -113,18 +117,22 @@ def validate(
         # After an error: a value that causes no further one.
         return attempt(lambda: check_range(field, got, limit), limit.max)
 
-    syntax = attempt(lambda: check_syntax(body.prompt_syntax, spec), None)
+    syntax = attempt(lambda: _check_syntax(body.prompt_syntax, spec), None)
 
     def check_text(field: str, got: str) -> str:
-        return attempt(lambda: check_prompt(field, got, syntax, config), "")
+        return attempt(lambda: _check_prompt(field, got, syntax, config), "")
 
     prompts = body.prompt[: config.max_prompt_chars], (body.negative_prompt or "")[: config.max_prompt_chars]
-    knows_images, facts = images is not None, images or NO_IMAGES
+    facts = images or NO_IMAGES
     start_image = facts.start
-    if knows_images:
+    references: tuple[Reference, ...] = ()
+    controls: Sequence[Control] = ()
+    if spec.needs_mask and images is not None:
         attempt(lambda: check_needed_images(spec, start_image), None)
-    references = attempt(lambda: check_references(facts.references, spec), ())
-    controls = attempt(lambda: check_controls(body.controls, facts.controls if knows_images else None), ())
+    if facts.references:
+        references = attempt(lambda: check_references(facts.references, spec), ())
+    if body.controls or facts.controls:
+        controls = attempt(lambda: check_controls(body.controls, images and images.controls), ())
     default_size_px = default_size(facts, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
@@ -141,7 +149,7 @@ def validate(
             embeddings=attempt(lambda: folders.embeddings.used_in(prompts, spec.name), ())
             if syntax == "a1111" and folders.embeddings
             else (),
-            clip_skip=attempt(lambda: check_clip_skip(body.clip_skip, spec), None),
+            clip_skip=attempt(lambda: _check_clip_skip(body.clip_skip, spec), None),
             n=int(checked("n", body.n)),
             seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
             width=int(checked("width", width_px if body.width is None else body.width)),
@@ -149,16 +157,20 @@ def validate(
             inference_steps=num_steps,
             guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
             scheduler=scheduler,
-            partial_images=attempt(lambda: _check_previews(body, checked), 0),
+            partial_images=attempt(lambda: _check_previews(body, checked), 0) if body.partial_images else 0,
             loras=attempt(lambda: _complete_loras(body.loras, spec, folders.loras), ()) if body.loras else (),
-            strength=attempt(lambda: _check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
+            strength=None
+            if body.strength is None and start_image is None
+            else attempt(lambda: _check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
             mask_fill=None if start_image is None else start_image.mask_fill,
             controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
-            refiner=attempt(lambda: _complete_refiner(body, start_image, spec, scheduler, folders.refiners), None),
+            refiner=None
+            if (refiner := body.refiner) is None
+            else attempt(lambda: _complete_refiner(refiner, start_image, spec, scheduler, folders.refiners), None),
             second_pass=body.second_pass if isinstance(body, TwoPassRequestBody) else None,
         ),
         timeout_s=config.request_timeout_s,
@@ -174,6 +186,54 @@ def validate(
     calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
     problems.raise_all()
     return msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, calls=calls))
+
+
+def _check_prompt(field: str, got: str, syntax: PromptSyntax | None, config: FrontendConfig) -> str:
+    """Return a prompt. Raises InvalidField: it is too long, or not in its syntax."""
+    if len(got) > config.max_prompt_chars:
+        raise InvalidField(
+            f"{field} has {len(got)} characters; at most {config.max_prompt_chars} are allowed.", field=field
+        )
+    if syntax == "a1111":
+        networks = split_networks(got)[1] if field == "prompt" else []
+        if networks:
+            raise InvalidField(
+                f"{field} has {short_repr(networks[0].tag)}, which is not read here: name LoRAs in loras.", field=field
+            )
+        parse(got, field)
+    return got
+
+
+def _check_syntax(got: PromptSyntax | None, spec: DiffusionModelSpec) -> PromptSyntax | None:
+    """Return the syntax of a request's prompts; None: it is plain, which is the model's default."""
+    syntax = got or spec.default_prompt_syntax
+    if syntax not in spec.prompt_syntaxes:
+        raise InvalidField(
+            f"prompt_syntax is {short_repr(syntax)}, but {spec.name} reads prompts as they are: weights of words have "
+            f"a meaning in Stable Diffusion 1, 2 and XL, not in its family, {spec.family}. Leave it out.",
+            field="prompt_syntax",
+        )
+    return None if syntax == spec.default_prompt_syntax == "plain" else syntax
+
+
+def _check_clip_skip(got: int | None, spec: DiffusionModelSpec) -> int | None:
+    """Return the layer that is read; None: the family's, which is the model's default."""
+    if got is not None and not spec.max_clip_skip:
+        raise InvalidField(
+            f"clip_skip is {short_repr(got)}, but {spec.name} has no choice of layers: only Stable Diffusion 1, 2 and "
+            f"XL have one, not its family, {spec.family}. Leave it out.",
+            field="clip_skip",
+        )
+    clip_skip = spec.default_clip_skip if got is None else got
+    if clip_skip == spec.family_clip_skip == spec.default_clip_skip:
+        return None
+    if not 1 <= clip_skip <= spec.max_clip_skip:
+        raise InvalidField(
+            f"clip_skip is {short_repr(got)}; allowed are 1 (the last layer) to {spec.max_clip_skip}. {spec.name} "
+            f"reads {spec.default_clip_skip} by default.",
+            field="clip_skip",
+        )
+    return clip_skip
 
 
 def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None], float]) -> int:
@@ -196,12 +256,10 @@ def _check_strength(
     if images is None:
         return None if got is None else checked("strength", got)
     if images.start is None:
-        if got is not None:
-            raise InvalidField(
-                f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
-                field="strength",
-            )
-        return None
+        raise InvalidField(
+            f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
+            field="strength",
+        )
     if not spec.takes_start_images:
         raise InvalidField(
             f"{spec.name} cannot begin with an image or repaint one: diffusers has no pipeline for that in its family, "
@@ -267,15 +325,12 @@ def _check_skipped_calls(calls: float, payload: DiffusionPayload, spec: Diffusio
 
 
 def _complete_refiner(
-    body: ImageRequestBody,
+    got: Refinement,
     start_image: StartImageFacts | None,
     spec: DiffusionModelSpec,
     scheduler: str,
     refiners: RefinerFolders,
-) -> Refinement | None:
-    got = body.refiner
-    if got is None:
-        return None
+) -> Refinement:
     if not 0 < got.start < 1:  # also true for NaN
         raise InvalidField(
             f"refiner: its start is {short_repr(got.start)}; allowed are numbers above 0 and below 1: after which part "

@@ -3,7 +3,8 @@
 import torch
 from transformers import CLIPTokenizer
 
-from noria.engine.diffusion.prompt_embeddings import CollatedRows, PromptEmbeddingCache
+from noria.engine.diffusion.guided_calls import CollatedRows
+from noria.engine.diffusion.image_conditioner import PromptEmbeddingCache
 from noria.models.diffusion.conditioning import Conditioning, num_cut_of
 from noria.models.location import BUNDLED
 
