@@ -44,9 +44,7 @@ def add_to(benches: Any) -> Parser:
         help=f"of the closed loops, 1 to 128 ({','.join(map(str, default.connections))})",
     )
     parser.add_argument(
-        "--seconds",
-        type=argument_type(options.read_seconds),
-        help=f"of each load ({default.seconds:g})",
+        "--seconds", type=argument_type(options.read_seconds), help=f"of each load ({default.seconds:g})"
     )
     parser.add_argument(
         "--corpus",

@@ -129,10 +129,7 @@ def _simulate_clients(arguments: argparse.Namespace, device: Any) -> int:
         raise SimulateError("--clients takes no canary, and the fast engine knows no clients")
     groups = clients.EXAMPLE_GROUPS if arguments.clients is True else clients.read_groups(arguments.clients)
     scenarios, duration_s = _scenarios(arguments, device), arguments.duration or 600.0
-    lines = [
-        f"{'; '.join(group.text for group in groups)}. For {duration_s:,.0f} s.",
-        _device_line(device, ()),
-    ]
+    lines = [f"{'; '.join(group.text for group in groups)}. For {duration_s:,.0f} s.", _device_line(device, ())]
     print("\n".join(lines), end="\n\n", flush=True)
     rows = clients.rows_of(
         [

@@ -61,8 +61,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     log_prompts: Annotated[
-        Literal["off", "hash", "full"],
-        Meta(description="how prompts are logged: not at all, as SHA-256, or in full"),
+        Literal["off", "hash", "full"], Meta(description="how prompts are logged: not at all, as SHA-256, or in full")
     ] = "off"
     traces_endpoint: Annotated[
         str,
