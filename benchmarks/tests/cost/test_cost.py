@@ -16,7 +16,7 @@ import pytest
 from noria.config import Config
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, running_process
 from noria_bench.cost import background_viewers, bench, no_metrics_server, summary
-from noria_bench.cost.options import CostOptions, read_features, read_pairs, read_requests, read_users
+from noria_bench.cost.options import CostOptions
 from noria_bench.cost.summary import CostRun, Pair
 from waiting import wait_until
 
@@ -78,27 +78,6 @@ def test_too_few_restarts_are_noted():
 
 def test_without_a_pair_there_is_no_summary():
     assert summary.summarise([]) == {}
-
-
-@pytest.mark.parametrize(
-    ("read", "text"),
-    [
-        (read_features, "metrics,cost"),
-        (read_features, "none,logs"),
-        (read_pairs, "0"),
-        (read_requests, "-1"),
-        (read_users, "many"),
-        (read_users, "1000"),
-    ],
-)
-def test_an_invalid_option_is_rejected(read, text):
-    with pytest.raises(ValueError, match=r"features are metrics, logs, live|from 1 to"):
-        read(text)
-
-
-def test_features_have_one_order():
-    assert read_features("live,metrics") == ("metrics", "live")
-    assert read_features("none") == ()
 
 
 class FakeNoriaHandler(http.server.BaseHTTPRequestHandler):
