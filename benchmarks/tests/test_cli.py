@@ -52,8 +52,8 @@ def test_quick_takes_settings_and_an_output(monkeypatch):
 
 
 def test_deadlines_takes_loads_policies_and_settings(suite_calls):
-    options = "--loads 90,50,90 --seconds 2.5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3 --slots 4"
-    assert main(["bench", "deadlines", "m", *options.split(), "--out", "there"]) == 0
+    options = "--loads 90,50,90 --seconds 2.5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3"
+    assert main(["bench", "deadlines", "m", *options.split(), "--slots", "4", "--out", "there"]) == 0
     assert main(["bench", "deadlines"]) == 0
     config, folder, plans, _ = suite_calls[0]
     assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
