@@ -44,8 +44,8 @@ def add_options(parser: Parser, defaults: Any, *options: tuple[str, str, Any, st
         name, _, metavar = flag.partition(" ")
         value = getattr(defaults, field)
         shown = ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in _as_tuple(value))
-        text = text if text.endswith(")") else f"{text} ({shown})"
-        parser.add_argument(name, dest=field, metavar=metavar or name[2:].upper(), type=kind, help=text)
+        words = text if text.endswith(")") else f"{text} ({shown})"
+        parser.add_argument(name, dest=field, metavar=metavar or name[2:].upper(), type=kind, help=words)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

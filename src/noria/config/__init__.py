@@ -16,7 +16,7 @@ from noria.config.engine import EngineConfig
 from noria.config.frontend import FrontendConfig
 from noria.config.jobs import JobsConfig
 from noria.config.registry import RegistryConfig
-from noria.config.statistics import StatisticsConfig, VariableConfig, VariableKind
+from noria.config.variables import StatisticsConfig, VariableConfig, VariableKind
 
 __all__ = [
     "ClusterConfig",
