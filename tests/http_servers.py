@@ -59,5 +59,5 @@ class HttpServer(http.server.ThreadingHTTPServer):
         self._thread.join()
 
     def handle_error(self, *details):
-        if not isinstance(sys.exception(), ConnectionError):  # of a client that gave up
+        if not isinstance(sys.exception(), ConnectionError):  # clients give up
             super().handle_error(*details)
