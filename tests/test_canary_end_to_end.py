@@ -35,7 +35,7 @@ from noria.registrar import process
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
-from noria.registrar.statistics import StatisticsKeeper
+from noria.registrar.statistics_keeper import StatisticsKeeper
 from noria.registry.changes import Change
 from noria.registry.deployments.routes_file import routes_file, write_routes
 from noria.registry.deployments.store import DeploymentStore

@@ -1,5 +1,6 @@
 """Arguments that the commands of several benches take. Imports little: the command line reads it for every command."""
 
+import argparse
 import dataclasses
 import datetime
 import pathlib
@@ -29,9 +30,26 @@ def add_results_folder(parser: Parser, bench: str = "BENCH") -> None:
     )
 
 
-def add_trace_seed(parser: Parser) -> None:
-    """Add `--trace-seed N`."""
-    parser.add_argument("--trace-seed", type=int, default=1, help="of the requests (1)")
+def add_trace_seed(parser: Parser, of: str = "the requests") -> None:
+    """Add `--trace-seed N`, the option `seed`."""
+    parser.add_argument("--trace-seed", dest="seed", type=int, default=1, help=f"of {of} (1)")
+
+
+def add_options(parser: Parser, defaults: Any, *options: tuple[str, str, Any, str]) -> None:
+    """Add options that set fields of `defaults`, a dataclass: flag and metavar, field, type, help without the default.
+
+    A help that ends with a parenthesis says the default itself.
+    """
+    for flag, field, kind, text in options:
+        name, _, metavar = flag.partition(" ")
+        value = getattr(defaults, field)
+        shown = ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in _as_tuple(value))
+        words = text if text.endswith(")") else f"{text} ({shown})"
+        parser.add_argument(name, dest=field, metavar=metavar or name[2:].upper(), type=kind, help=words)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def results_folder(given: pathlib.Path | None, bench: str) -> pathlib.Path:
@@ -39,6 +57,7 @@ def results_folder(given: pathlib.Path | None, bench: str) -> pathlib.Path:
     return given or pathlib.Path("bench-results") / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{bench}"
 
 
-def replace_given(defaults: OptionsT, **given: Any) -> OptionsT:
-    """Return `defaults`, a dataclass, with those of the given values that are not None."""
+def options_from(arguments: argparse.Namespace, defaults: OptionsT) -> OptionsT:
+    """Return `defaults`, a dataclass, with each of its fields that the arguments have and that is not None."""
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(defaults)}  # type: ignore[arg-type]
     return dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})  # type: ignore[type-var]

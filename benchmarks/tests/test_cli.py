@@ -1,8 +1,8 @@
 """The command line of the benches: what each command passes on, and which arguments are rejected."""
 
-import dataclasses
 import pathlib
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -52,22 +52,24 @@ def test_quick_takes_settings_and_an_output(monkeypatch):
 
 
 def test_deadlines_takes_loads_policies_and_settings(suite_calls):
-    options = (
-        "--loads 90,50 --seconds 5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3 --slots 4"
-    )
-    assert main(["bench", "deadlines", "m", *options.split(), "--out", "there"]) == 0
+    options = "--loads 90,50,90 --seconds 2.5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3"
+    assert main(["bench", "deadlines", "m", *options.split(), "--slots", "4", "--out", "there"]) == 0
     assert main(["bench", "deadlines"]) == 0
     config, folder, plans, _ = suite_calls[0]
     assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
-    assert plans.args == (DeadlineOptions((50, 90), 5.0, ("fcfs", "reference"), "uniform", "bursty", 3),)
+    assert plans.args == (DeadlineOptions((50, 90), 2.5, ("fcfs", "reference"), "uniform", "bursty", 3),)
     assert suite_calls[1][2].args == (DeadlineOptions(),)
     assert suite_calls[1][1].name.endswith("-deadlines")
 
 
 def test_cost_takes_features_and_sizes(monkeypatch):
     calls = record_calls(noria_bench.cost.bench, monkeypatch)
-    assert main(["bench", "cost", "--features", "logs", "--pairs", "2", "--requests", "3", "--users", "4"]) == 0
-    assert calls[0][1] == CostOptions(2, 3, 4, ("logs",), 1)
+    words = "bench cost --features live,logs --pairs 2 --requests 3 --users 4"
+    assert main(words.split()) == main(["bench", "cost", "--features", "none"]) == 0
+    assert [options for _, options, *_ in calls] == [
+        CostOptions(2, 3, 4, ("logs", "live"), 1),
+        CostOptions(features=()),
+    ]
 
 
 def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suite_calls):
@@ -77,7 +79,7 @@ def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suite_
     options = plans.args[-1]
     assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
     assert [target.name for target in options.targets] == ["noria", "reference-batched"]
-    assert (options.seconds, options.full) == (45.0, True)
+    assert (options.seconds, options.full, options.duration_s(90.0)) == (45.0, True, 45.0)
 
 
 def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
@@ -87,7 +89,7 @@ def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
     assert suite_calls.pop()[2].args[-1].num_users == 8
     mixed, sweep = (call[2].args[-1] for call in suite_calls)
     assert (mixed.rows_per_s, mixed.arrivals, mixed.load_percents) == (12.5, "both", (80,))
-    assert sweep.full
+    assert (mixed.duration_s(90.0), sweep.duration_s(90.0), sweep.full) == (90.0, 900.0, True)
     assert [call[1].parent.name for call in suite_calls] == ["bench-results"] * 2
     assert suite_calls[1][1].name.endswith("-sweep-batching")
 
@@ -124,59 +126,53 @@ def test_canary_takes_runs_a_seed_and_a_folder(monkeypatch):
     assert calls == [(8, pathlib.Path("there"), 3)]
 
 
-def test_cluster_takes_engines_and_steps(monkeypatch):
-    calls = record_calls(noria_bench.cluster.bench, monkeypatch)
-    words = "bench cluster --engines 4,2 --scaling 3 --step-ms 5 --long-step-ms 9 --seconds 2 --rounds 5 --out there"
-    assert main(words.split()) == 0
-    assert main(["bench", "cluster", "--quick", "--step-ms", "7"]) == 0
-    (options, folder), (quick, quick_folder) = calls
-    assert (options, folder) == (ClusterOptions((2, 4), (3,), 5.0, 9.0, 2.0, 5), pathlib.Path("there"))
-    assert quick == dataclasses.replace(cluster_options.QUICK, step_ms=7.0) and quick_folder.name.endswith("-cluster")
-
-
-def test_encoders_takes_targets_loads_and_settings(monkeypatch):
-    calls = record_calls(noria_bench.encoders.bench, monkeypatch)
-    words = "bench encoders m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --out there"
-    assert main([*words.split(), "--encoder-sessions", "1"]) == 0
-    assert main(["bench", "encoders", "--quick", "--rounds", "2"]) == 0
-    assert main(["bench", "encoders", "--open-loops", "none", "--no-sweeps"]) == 0
-    (config, options, folder), (quick_config, quick, quick_folder), (_, short, _) = calls
-    assert (config.model, config.engine.encoder_sessions, folder) == ("m", 1, pathlib.Path("there"))
-    assert options == EncodersOptions(("raw", "noria"), (1, 8), 2.0, ("mixed",), num_rounds=3)
-    assert quick == dataclasses.replace(QUICK, num_rounds=2)
-    assert (short.load_percents, short.sweeps) == ((), False)
-    assert quick_config.model == "minilm" and quick_folder.name.endswith("-encoders")
-
-
-def test_deploys_takes_users_and_the_niceness_of_loading(monkeypatch):
-    calls = record_calls(noria_bench.deploys.bench, monkeypatch)
-    words = "bench deploys m --niceness 5,0 --image-users 3 --text-users 9 --seconds 2 --rounds 3 --slots 4 --out there"
-    assert main(words.split()) == 0
-    assert main(["bench", "deploys", "--quick", "--seconds", "2"]) == 0
-    (config, options, folder), (_, quick, quick_folder) = calls
-    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
-    assert options == DeploysOptions((5, 0), 3, 9, 1.0, 2.0, 3)
-    assert quick == dataclasses.replace(deploys_options.QUICK, seconds=2.0) and quick_folder.name.endswith("-deploys")
-
-
-def test_calls_takes_shares_steps_schedulers_images_and_prompts(monkeypatch):
-    calls = record_calls(noria_bench.calls.bench, monkeypatch)
-    words = "bench calls m --shares 0.33,0.5 --steps 50,20 --schedulers ddim,euler --images 3 --prompts p.txt --seed 7"
-    assert main([*words.split(), "--slots", "4", "--out", "there"]) == 0
-    ((config, options, folder),) = calls
-    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
-    assert options == CallsOptions((0.5, 0.33), (50, 20), ("ddim", "euler"), 3, pathlib.Path("p.txt"), 7)
-
-
-def test_sharing_takes_loads_and_settings(monkeypatch):
-    calls = record_calls(noria_bench.sharing.bench, monkeypatch)
-    words = "bench sharing m --connections 2 --rate 9 --users 3 --seconds 2 --rounds 3 --encoder-cores 1 --out there"
-    assert main(words.split()) == 0
-    assert main(["bench", "sharing", "--quick", "--seconds", "2"]) == 0
-    (config, options, folder), (_, quick, quick_folder) = calls
-    assert (config.model, config.engine.encoder_cores, folder) == ("m", 1, pathlib.Path("there"))
-    assert options == SharingOptions((2,), 9.0, 3, 2.0, 3)
-    assert quick == dataclasses.replace(sharing_options.QUICK, seconds=2.0) and quick_folder.name.endswith("-sharing")
+@pytest.mark.parametrize(
+    ("bench", "words", "expected"),
+    [
+        (
+            noria_bench.cluster.bench,
+            "--engines 4,2 --scaling 3 --step-ms 5 --long-step-ms 9 --seconds 2 --rounds 5",
+            ClusterOptions((2, 4), (3,), 5.0, 9.0, 2.0, 5),
+        ),
+        (noria_bench.cluster.bench, "--quick --step-ms 7", replace(cluster_options.QUICK, step_ms=7.0)),
+        (
+            noria_bench.encoders.bench,
+            "m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --threads 4",
+            EncodersOptions(("raw", "noria"), (1, 8), 2.0, ("mixed",), num_rounds=3),
+        ),
+        (noria_bench.encoders.bench, "m --quick --rounds 2 --threads 4", replace(QUICK, num_rounds=2)),
+        (
+            noria_bench.encoders.bench,
+            "m --open-loops none --no-sweeps --threads 4",
+            EncodersOptions(load_percents=(), sweeps=False),
+        ),
+        (
+            noria_bench.deploys.bench,
+            "m --niceness 5,0 --image-users 3 --text-users 9 --seconds 2 --rounds 3 --threads 4",
+            DeploysOptions((5, 0), 3, 9, 1.0, 2.0, 3),
+        ),
+        (noria_bench.deploys.bench, "m --quick --seconds 2 --threads 4", replace(deploys_options.QUICK, seconds=2.0)),
+        (
+            noria_bench.calls.bench,
+            "m --shares 0.33,0.5 --steps 50,20 --schedulers ddim,euler --images 3 --prompts p.txt --seed 7 --threads 4",
+            CallsOptions((0.5, 0.33), (50, 20), ("ddim", "euler"), 3, pathlib.Path("p.txt"), 7),
+        ),
+        (
+            noria_bench.sharing.bench,
+            "m --connections 2 --rate 9 --users 3 --seconds 2 --rounds 3 --threads 4",
+            SharingOptions((2,), 9.0, 3, 2.0, 3),
+        ),
+        (noria_bench.sharing.bench, "m --quick --seconds 2 --threads 4", replace(sharing_options.QUICK, seconds=2.0)),
+    ],
+)
+def test_a_bench_gets_its_options_its_settings_and_a_folder(bench, words, expected, monkeypatch):
+    calls = record_calls(bench, monkeypatch)
+    name = bench.__name__.split(".")[1]
+    assert main(["bench", name, *words.split(), "--out", "there"]) == main(["bench", name, *words.split()]) == 0
+    (*config, options, folder), (*_, unnamed) = calls
+    assert [(each.model, each.engine.threads) for each in config] == [("m", 4)] * ("--threads" in words)
+    assert (options, folder) == (expected, pathlib.Path("there"))
+    assert unnamed.parent.name == "bench-results" and unnamed.name.endswith(f"-{name}")
 
 
 def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
@@ -189,20 +185,36 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
     [
         ("scenario1 --targets noria,triton", "'triton'; targets are all, noria, reference-stream-async"),
         ("scenario1 --duration soon", "'soon'; a run lasts 1 to 86400 whole seconds"),
+        ("scenario1 --duration 1.5", "'1.5'; a run lasts 1 to 86400 whole seconds"),
+        ("scenario1 --duration 90000", "'90000'; a run lasts 1 to 86400 whole seconds"),
+        ("mixed --rows-per-s nan", "'nan'; a rate is 0.1 to 1000000 rows per second"),
+        ("mixed --rows-per-s 0", "'0'; a rate is 0.1 to 1000000 rows per second"),
         ("mixed --load-percent much", "'much'; loads are whole per cents"),
         ("mixed --load-percent 50 --rows-per-s 10", "not allowed with argument"),
-        ("mixed --users 8 --mixes colours", "'colours'; mixes are settings, uniform, sizes, start-images, loras"),
+        ("mixed --users 8 --mixes colours", "'colours'; mixes are all, settings, uniform, sizes, start-images, loras"),
         ("scenario2 --quick --full", "not allowed with argument"),
         ("deadlines --loads fifty", "'fifty'; loads are whole per cents"),
+        ("deadlines --loads 50,", "'50,'; loads are whole per cents"),
+        ("deadlines --loads 5000", "'5000'; loads are whole per cents of capacity from 1 to 1000"),
+        (
+            "deadlines --policies reference,lifo",
+            "'lifo'; policies are all, fair, least-slack, shortest-first, fcfs, reference",
+        ),
+        ("deadlines --seconds inf", "'inf'; a run lasts 1 to 3600 seconds"),
+        ("cost --features none,logs", "'none'; features (or none) are all, metrics, logs, live"),
+        ("cost --pairs 0", "'0'; it is a whole number of pairs from 1 to 1000"),
+        ("cost --requests -1", "'-1'; it is a whole number of requests from 1 to 4096"),
+        ("cost --users 1000", "'1000'; it is a whole number of users from 1 to 256"),
         ("sweep colour", "'attention', 'channels-last'"),
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
         ("encoders --targets noria,tei", "'tei'; targets are all, raw, raw-bfloat16, noria"),
         ("canary --runs 3", "'3'; runs are a whole number from 4 to 100000"),
         ("cluster --engines 0,1", "'0,1'; numbers of engines are whole numbers from 1 to 64"),
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
-        ("encoders --corpus short", "'short'; a corpus is fixed, mixed or all"),
+        ("encoders --corpus short", "'short'; corpora are all, fixed, mixed"),
         ("deploys --niceness 19,20", "'19,20'; a niceness is a whole number from 0 to 19"),
         ("calls --shares 0.2", "'0.2'; shares are numbers from 0.33 to 0.99"),
+        ("neighbours --heaps longer", "'longer'; heaps are all, long, short, jobs, texts"),
         ("calls --images 0", "'0'; it is a whole number of images from 1 to 10000"),
         ("sharing --rate 0", "'0'; a rate is 1 to 1000 requests per second"),
         ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),

@@ -23,10 +23,7 @@ def test_a_cluster_that_does_not_answer_is_reported_at_once():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         target = f"ray://127.0.0.1:{unused.getsockname()[1]}"
-        with (
-            pytest.raises(ConfigError, match="nothing answers there"),
-            running_on(target, Config()),
-        ):
+        with pytest.raises(ConfigError, match="nothing answers there"), running_on(target, Config()):
             pass
 
 

@@ -1,14 +1,14 @@
 """Jobs and webhooks in the trace of the request that created the job, with and without a tracer."""
 
 import asyncio
-import http.server
+import contextlib
 import json
-import threading
 import time
 
 import pytest
 from opentelemetry.trace import get_current_span
 
+from http_servers import HttpServer
 from jobs.fake_executor import FakeExecutor
 from noria.errors import EngineUnavailable, GenerationFailed
 from noria.jobs.records import TERMINAL_STATUSES
@@ -120,35 +120,17 @@ def test_a_delivery_has_the_trace_of_its_job(store, engine, job, caller):
     assert list(traces.values()) == [{}]
 
 
-class Receiver:
-    """Answers each webhook with `status` and records its headers."""
+@contextlib.contextmanager
+def receiving(status):
+    """A receiver that answers each webhook with `status` and records its `headers`."""
 
-    def __init__(self, status):
-        receiver = self
+    def answer(request):
+        receiver.headers.append({name.lower(): text for name, text in request.headers.items()})
+        request.send(status=status)
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.headers.append({name.lower(): text for name, text in self.headers.items()})
-                self.send_response(status)
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.headers = []
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    with HttpServer(answer) as receiver:
+        receiver.headers, receiver.port = [], receiver.server_port
+        yield receiver
 
 
 async def to_loopback(host, port):
@@ -168,7 +150,7 @@ def send(delivery, tracer, *, allow_private=True):
 
 
 def test_a_webhook_forwards_the_trace_context_even_without_a_tracer(caller):
-    with Receiver(204) as receiver:
+    with receiving(204) as receiver:
         url = f"http://hooks.example:{receiver.port}/in"
         assert (
             send(
@@ -184,7 +166,7 @@ def test_a_webhook_forwards_the_trace_context_even_without_a_tracer(caller):
 
 
 def test_each_try_of_a_webhook_is_a_span_without_secrets(caller, tracer, collector):
-    with Receiver(503) as receiver:
+    with receiving(503) as receiver:
         url = f"http://hooks.example:{receiver.port}/in?token=secret"
         assert (
             send(

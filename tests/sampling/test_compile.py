@@ -15,18 +15,7 @@ from noria.sampling.compile import compile_sampler
 from noria.sampling.probe import SchedulerSetup
 from noria.sampling.schedule import Schedule
 from noria.sampling.tables import NOISE_COLUMN, WINDOW
-
-STABLE_DIFFUSION = {
-    "_class_name": "PNDMScheduler",
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "num_train_timesteps": 1000,
-    "set_alpha_to_one": False,
-    "skip_prk_steps": True,
-    "steps_offset": 1,
-    "clip_sample": False,
-}
+from sampling.toy_model import STABLE_DIFFUSION
 
 
 @pytest.mark.parametrize(

@@ -27,39 +27,14 @@ from noria.sampling.noise import NoiseStream
 from noria.sampling.probe import pipeline_options
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria.sampling.tables import SamplerTable, fold, ring_window
+from sampling.toy_model import CONFIGS, FLOW, IMAGE, SHAPE_CHW, STABLE_DIFFUSION, toy_model
 
-SHAPE_CHW = (4, 8, 8)
-
-STABLE_DIFFUSION = {
-    "_class_name": "PNDMScheduler",
-    "_diffusers_version": "0.42.1",
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "num_train_timesteps": 1000,
-    "set_alpha_to_one": False,
-    "skip_prk_steps": True,
-    "steps_offset": 1,
-    "clip_sample": False,
-}
-FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
-EDM = {"_class_name": "EDMEulerScheduler", "sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5}
 # Both sides round to float32 (6e-8 of the largest term of a sum) at every call, in different orders; the worst seen is
 # 1e-6 of the largest sample so far, but 9e-6 for kdpm2-a in 2 steps: there diffusers' own (x - (x - σm)) / σ cancels,
 # and in float64 it comes 27 times nearer to ours than its float32. An error in a table is 1e-3 and more.
 TOLERANCE = 2e-5
 SEED = 7
-IMAGE = torch.linspace(-1.5, 1.5, math.prod(SHAPE_CHW)).sin().reshape(SHAPE_CHW)
 REPAINTED = torch.arange(SHAPE_CHW[-1]) > 2  # columns of pixels
-
-CONFIGS = {"diffusion": STABLE_DIFFUSION, "flow": FLOW, "edm": EDM}
-
-
-def toy_model(inputs_BCHW: torch.Tensor, timesteps_B: torch.Tensor) -> torch.Tensor:
-    """Bounded and smooth, like a denoiser's output; mixes channels and pixels, and heeds the timestep."""
-    phase = torch.cos(timesteps_B / 300.0)[:, None, None, None]
-    mixed = 0.7 * inputs_BCHW + 0.3 * inputs_BCHW.roll(1, -1) - 0.2 * inputs_BCHW.flip(1)
-    return torch.tanh(mixed + 0.3 * phase)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Tables with skipped calls: diffusers' own loop with the outputs of skipped calls extrapolated, sample by sample."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -13,30 +12,12 @@ from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.probe import SchedulerSetup, _make_scheduler, _silence_diffusers, pipeline_options
 from noria.sampling.skipped_calls import evenly_spread, extrapolation_weight
 from noria.sampling.tables import WINDOW, output_column, sample_column
+from sampling.toy_model import CONFIGS, SHAPE_CHW, STABLE_DIFFUSION, toy_model
+from sampling.toy_model import IMAGE as IMAGE_32
 
-STABLE_DIFFUSION = {
-    "_class_name": "PNDMScheduler",
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "num_train_timesteps": 1000,
-    "set_alpha_to_one": False,
-    "steps_offset": 1,
-}
-CONFIGS = {
-    "diffusion": STABLE_DIFFUSION,
-    "flow": {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0},
-    "edm": {"_class_name": "EDMEulerScheduler", "sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5},
-}
-SHAPE_CHW = (4, 8, 8)
+IMAGE = IMAGE_32.double()
+
 SKIPPING = [choice for choice in scheduler_names.SCHEDULERS if not choice.needs_all_calls]
-IMAGE = torch.linspace(-1.5, 1.5, math.prod(SHAPE_CHW), dtype=torch.float64).sin().reshape(SHAPE_CHW)
-
-
-def toy_model(inputs_BCHW, timesteps_B):
-    """Bounded and smooth; not linear, so that an error in a sample comes back in all that follow."""
-    phase = torch.cos(timesteps_B / 300.0)[:, None, None, None]
-    return torch.tanh(0.7 * inputs_BCHW + 0.3 * inputs_BCHW.roll(1, -1) - 0.2 * inputs_BCHW.flip(1) + 0.3 * phase)
 
 
 def skipping_loop(choice, num_steps, num_calls, first_step=None):

@@ -6,8 +6,7 @@ from noria.supervisor.child_keeper import child_environment
 
 
 @pytest.mark.parametrize(
-    ("given", "count"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+    ("given", "count"), [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, None)]
 )
 def test_idle_threads_spin_as_the_environment_says_else_briefly(
     given: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch

@@ -16,13 +16,7 @@ import pytest
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
 from noria.supervisor import listener as listener_module
-from noria.supervisor.listener import (
-    open_listeners,
-    raise_file_limit,
-    server_url,
-    wait_until_answering,
-    warn_if_open,
-)
+from noria.supervisor.listener import open_listeners, raise_file_limit, server_url, wait_until_answering, warn_if_open
 from waiting import TIMEOUT_S
 
 

@@ -13,7 +13,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -31,7 +32,7 @@ from noria.supervisor.listener import listen
 from noria.supervisor.ready_banner import ready_banner
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL
-from noria.testing.server import NO_PROXY_OPENER
+from noria.testing.server import NO_PROXY_OPENER, reserve_port
 from waiting import TIMEOUT_S, wait_until
 
 FAKE_ENGINE = """
@@ -112,7 +113,7 @@ child_process.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
 from noria.settings import load
 from noria.supervisor.supervisor import serve
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohup
-flags = {"frontend.port": "0", "engine.devices": sys.argv[2], "registry.deployments": "false"}
+flags = {"frontend.port": os.environ.get("PORT", "0"), "engine.devices": sys.argv[2], "registry.deployments": "false"}
 flags["engine.hang_timeout_s"] = os.environ.get("HANG_S", "60")
 flags["engine.start_timeout_s"] = os.environ.get("START_S", "60")
 flags |= {"frontend.drain_s": sys.argv[3]} | json.loads(os.environ.get("FLAGS", "{}"))
@@ -176,9 +177,15 @@ class FakedServer:
 
 
 @pytest.fixture
-def servers(tmp_path: pathlib.Path) -> Iterator[list[FakedServer]]:
+def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., FakedServer]]:
+    """Start a server in `tmp_path`, which ends with the test."""
     started: list[FakedServer] = []
-    yield started
+
+    def start_server(**options: Any) -> FakedServer:
+        started.append(FakedServer(tmp_path, **options))
+        return started[-1]
+
+    yield start_server
     for server in started:
         if server.process.poll() is None:
             server.process.kill()
@@ -187,6 +194,9 @@ def servers(tmp_path: pathlib.Path) -> Iterator[list[FakedServer]]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if " started " in line and str(tmp_path) in str((process := psutil.Process(pid(line))).cmdline()):
                     process.kill()
+
+
+Start = Callable[..., FakedServer]
 
 
 def pid(line: str) -> int:
@@ -299,7 +309,7 @@ def test_the_banner_of_a_server_with_api_keys_has_a_command_with_a_key():
 
 @pytest.mark.parametrize("kind", ["Unix socket", "TLS"])
 def test_front_ends_share_a_listener_and_noria_top_reaches_it(
-    kind: str, tmp_path: pathlib.Path, servers: list[FakedServer], monkeypatch: pytest.MonkeyPatch
+    kind: str, start: Start, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"frontend.processes": "2", "data_dir": str(tmp_path / "data"), "frontend.drain_s": "1"}
     if kind == "TLS":
@@ -310,8 +320,7 @@ def test_front_ends_share_a_listener_and_noria_top_reaches_it(
         }
     else:
         settings["frontend.uds"] = str(tmp_path / "s")
-    server = FakedServer(tmp_path, FLAGS=json.dumps(settings))
-    servers.append(server)
+    server = start(FLAGS=json.dumps(settings))
     url = server.url.strip()
     assert url.startswith("https://127.0.0.1:" if kind == "TLS" else f"unix:{tmp_path}/s")
     config = FrontendConfig(
@@ -337,12 +346,11 @@ def test_front_ends_share_a_listener_and_noria_top_reaches_it(
     assert not (tmp_path / "s").exists()
 
 
-def test_a_front_end_and_a_registrar_that_hang_are_replaced(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+def test_a_front_end_and_a_registrar_that_hang_are_replaced(start: Start, tmp_path: pathlib.Path) -> None:
     settings = {"data_dir": str(tmp_path / "data"), "registry.deployments": "true", "frontend.drain_s": "1"}
     # Short only where needed: on a busy machine a healthy process, too, takes seconds to answer.
     driver = f"import noria.supervisor.child_tasks\nnoria.supervisor.child_tasks.MIN_HANG_TIMEOUT_S = 8.0\n{DRIVER}"
-    server = FakedServer(tmp_path, driver=driver, FLAGS=json.dumps(settings), HANG_S="8")
-    servers.append(server)
+    server = start(driver=driver, FLAGS=json.dumps(settings), HANG_S="8")
     assert server.url
     (frontend,), (registrar,) = server.children("frontend"), server.children("registrar")
     for child in (frontend, registrar):
@@ -360,11 +368,8 @@ def test_a_front_end_and_a_registrar_that_hang_are_replaced(tmp_path: pathlib.Pa
 # ── With child processes ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_prints_the_banner_restarts_killed_children_and_stops_in_order(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
-) -> None:
-    server = FakedServer(tmp_path, devices="cpu,cpu")
-    servers.append(server)
+def test_it_prints_the_banner_restarts_killed_children_and_stops_in_order(start: Start, tmp_path: pathlib.Path) -> None:
+    server = start(devices="cpu,cpu")
     with get(server.url) as answer:
         first_pid = int(answer.headers["X-Pid"])
     server.wait_for("curl -s", file=server.output)
@@ -403,13 +408,10 @@ def test_it_prints_the_banner_restarts_killed_children_and_stops_in_order(
         ("loading", "it was not ready after"),
     ],
 )
-def test_an_engine_that_hangs_is_killed_and_its_exit_counts_as_a_crash(
-    how: str, words: str, tmp_path: pathlib.Path, servers: list[FakedServer]
-) -> None:
+def test_an_engine_that_hangs_is_killed_and_its_exit_counts_as_a_crash(how: str, words: str, start: Start) -> None:
     # Short only where needed: on a busy machine a healthy engine, too, takes seconds to start or to answer.
     timeouts = {"loading": {"START_S": "4"}, "silent": {"HANG_S": "2"}, "stuck": {"PING_S": "0.4"}}
-    server = FakedServer(tmp_path, ENGINE_HANGS=how, **timeouts[how])
-    servers.append(server)
+    server = start(ENGINE_HANGS=how, **timeouts[how])
     server.wait_for("engine-0 after crashed")
     line, *_ = server.wait_for("engine-0 hangs", file=server.output)
     assert words in line
@@ -417,11 +419,10 @@ def test_an_engine_that_hangs_is_killed_and_its_exit_counts_as_a_crash(
     assert server.stop() == 0
 
 
-def test_the_task_of_a_restarted_engine_says_how_the_previous_run_ended(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
+def test_a_restarted_engine_is_told_how_the_previous_run_ended_and_a_log_of_text_in_a_file_has_no_colours(
+    start: Start,
 ) -> None:
-    server = FakedServer(tmp_path)
-    servers.append(server)
+    server = start(driver=DRIVER.replace("flags |= {", 'flags |= {"log_format": "text", '))
     server.wait_for("engine-0 after none")
     exits = ((signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGTERM, "killed"))
     for start, (number, cause) in enumerate(exits, 1):
@@ -429,13 +430,14 @@ def test_the_task_of_a_restarted_engine_says_how_the_previous_run_ended(
         os.kill(pid(server.wait_for("engine-0 ready", start)[-1]), number)
         server.wait_for(f"engine-0 after {cause}", 2 if number == signal.SIGTERM else 1)
     server.wait_for("starting it again in 0.0 s", len(exits), file=server.output)
+    server.wait_for("noria.supervisor: engine-0 is ready on cpu  child=engine-0 device=cpu", file=server.output)
+    assert "\x1b" not in server.output.read_text()
 
 
 def test_metrics_of_dead_processes_are_merged_at_the_latest_when_the_next_process_ends(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
+    start: Start, tmp_path: pathlib.Path
 ) -> None:
-    server = FakedServer(tmp_path)
-    servers.append(server)
+    server = start()
     (first,) = server.wait_for("engine-0 ready")
     (folder,) = tmp_path.glob("noria-*/")
     (folder / f"counter_{pid(first)}.db").write_bytes(struct.pack("i4x", 8))
@@ -451,9 +453,8 @@ def test_metrics_of_dead_processes_are_merged_at_the_latest_when_the_next_proces
     assert server.stop() == 0
 
 
-def test_a_second_signal_stops_immediately(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
-    server = FakedServer(tmp_path, FRONTEND_DRAINS_S="60")
-    servers.append(server)
+def test_a_second_signal_stops_immediately(start: Start) -> None:
+    server = start(FRONTEND_DRAINS_S="60")
     assert server.url
     server.process.send_signal(signal.SIGINT)
     server.wait_for("frontend draining")
@@ -464,36 +465,20 @@ def test_a_second_signal_stops_immediately(tmp_path: pathlib.Path, servers: list
         os.kill(pid(server.wait_for("frontend started")[0]), 0)
 
 
-def test_one_order_that_comes_as_several_signals_lets_requests_in_flight_complete(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
-) -> None:
-    """timeout(1) sends SIGTERM twice, and systemd with SendSIGHUP sends another signal after it."""
-    server = FakedServer(tmp_path, FRONTEND_DRAINS_S="2")
-    servers.append(server)
-    assert server.url
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
-        server.process.send_signal(number)
-        time.sleep(0.1)
-    assert server.process.wait(TIMEOUT_S) == 0
-    server.wait_for("frontend stopped")
-
-
-def test_a_front_end_that_exceeds_its_drain_time_is_killed(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+def test_a_front_end_that_exceeds_its_drain_time_is_killed(start: Start) -> None:
     driver = DRIVER.replace(
         "sys.exit(",
         "import noria.supervisor.supervisor; noria.supervisor.supervisor.FRONTEND_STOP_TIMEOUT_S = 0.5; sys.exit(",
     )
-    server = FakedServer(tmp_path, driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
-    servers.append(server)
+    server = start(driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
     assert server.url
     assert server.stop() == 0
     server.wait_for("frontend-0 is killed: it has not ended in time", file=server.output)
     server.wait_for("engine-0 stopped")
 
 
-def test_a_model_that_the_engine_rejects_stops_the_server(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
-    server = FakedServer(tmp_path, ENGINE_EXITS="3")
-    servers.append(server)
+def test_a_model_that_the_engine_rejects_stops_the_server(start: Start) -> None:
+    server = start(ENGINE_EXITS="3")
     assert server.process.wait(TIMEOUT_S) == 3
     output = server.output.read_text()
     assert "engine-0 ended with status 3: it rejected its model" in output
@@ -501,35 +486,36 @@ def test_a_model_that_the_engine_rejects_stops_the_server(tmp_path: pathlib.Path
     assert len(server.wait_for("engine-0 started")) == 1
 
 
-def test_an_engine_that_never_becomes_ready_is_given_up(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
-    server = FakedServer(tmp_path, ENGINE_EXITS="9")
-    servers.append(server)
+def test_an_engine_that_never_becomes_ready_is_given_up(start: Start) -> None:
+    server = start(ENGINE_EXITS="9")
     assert server.process.wait(TIMEOUT_S) == 9
     assert len(server.wait_for("engine-0 started")) == 3
     assert "noria: ready" not in server.output.read_text()
 
 
-def test_sighup_stops_in_order_like_other_signals_and_systemd_is_told(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
+def test_one_order_that_comes_as_several_signals_lets_requests_in_flight_complete_and_systemd_is_told(
+    start: Start, tmp_path: pathlib.Path
 ) -> None:
+    """timeout(1) sends SIGTERM twice, and systemd with SendSIGHUP sends another signal after it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "manager"))
-        server = FakedServer(tmp_path, NOTIFY_SOCKET=str(tmp_path / "manager"))
-        servers.append(server)
+        server = start(NOTIFY_SOCKET=str(tmp_path / "manager"), FRONTEND_DRAINS_S="2")
         assert server.url
         assert manager.recv(100) == b"READY=1"
-        server.process.send_signal(signal.SIGHUP)
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            server.process.send_signal(number)
+            time.sleep(0.1)
         assert server.process.wait(TIMEOUT_S) == 0
         assert manager.recv(100) == b"STOPPING=1"
-    server.wait_for("engine-0 stopped")
+    for name in ("frontend", "engine-0"):
+        server.wait_for(f"{name} stopped")
 
 
 @pytest.mark.parametrize("removed", ["", "engine-0", "supervisor.lock"])
 def test_a_server_whose_temporary_folder_is_removed_ends_in_order_with_the_reason(
-    removed: str, tmp_path: pathlib.Path, servers: list[FakedServer]
+    removed: str, start: Start, tmp_path: pathlib.Path
 ) -> None:
-    server = FakedServer(tmp_path, PING_S="0.4")
-    servers.append(server)
+    server = start(PING_S="0.4")
     assert server.url
     (folder,) = tmp_path.glob("noria-*/")
     if removed:
@@ -543,12 +529,9 @@ def test_a_server_whose_temporary_folder_is_removed_ends_in_order_with_the_reaso
     server.wait_for("frontend stopped")
 
 
-def test_a_child_that_cannot_be_started_does_not_keep_others_from_being_stopped(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
-) -> None:
+def test_a_child_that_cannot_be_started_does_not_keep_others_from_being_stopped(start: Start) -> None:
     driver = DRIVER.replace("[sys.executable,", '["/no/such/program" if kind == "frontend" else sys.executable,')
-    server = FakedServer(tmp_path, driver=driver)
-    servers.append(server)
+    server = start(driver=driver)
     assert server.process.wait(TIMEOUT_S) == 1
     assert "FileNotFoundError" in server.output.read_text()
     for line in server.events.read_text().splitlines():
@@ -565,11 +548,8 @@ def lines_of(server: FakedServer) -> list[dict[str, object]]:
     return [json.loads(line) for line in server.output.read_text().splitlines() if line.startswith("{")]
 
 
-def test_lines_of_all_processes_are_collected_with_names_and_events(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
-) -> None:
-    server = FakedServer(tmp_path, FAKES_SAY="ünï\nTraceback (most recent call last):\n  File x\nValueError: why")
-    servers.append(server)
+def test_lines_of_all_processes_are_collected_with_names_and_events(start: Start) -> None:
+    server = start(FAKES_SAY="ünï\nTraceback (most recent call last):\n  File x\nValueError: why")
     assert server.url
     os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
     server.wait_for("engine-0 ready", 2)
@@ -583,17 +563,6 @@ def test_lines_of_all_processes_are_collected_with_names_and_events(
     assert events == ["engine_ready", "engine_restarted", "engine_ready", "stopping", "stopped"]
     (restarted,) = [line for line in lines if line.get("event") == "engine_restarted"]
     assert (restarted["child"], restarted["status"], restarted["level"]) == ("engine-0", -signal.SIGKILL, "error")
-
-
-def test_text_format_has_no_colours_in_a_file(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
-    driver = DRIVER.replace("flags |= {", 'flags |= {"log_format": "text", ')
-    server = FakedServer(tmp_path, driver=driver)
-    servers.append(server)
-    server.wait_for(
-        "supervisor noria.supervisor: engine-0 is ready on cpu  child=engine-0 device=cpu", file=server.output
-    )
-    assert server.stop() == 0
-    assert "\x1b" not in server.output.read_text()
 
 
 @pytest.fixture
@@ -613,24 +582,19 @@ def full_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-def test_a_log_that_is_not_read_does_not_keep_a_server_from_serving_and_stopping(
-    tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
+def test_outputs_that_are_not_read_do_not_keep_a_server_from_serving_restarting_children_and_stopping(
+    start: Start, full_pipe: int
 ) -> None:
-    server = FakedServer(tmp_path, stderr=full_pipe)
-    servers.append(server)
-    with get(server.url) as answer:
-        assert answer.status == 200
-    os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
-    server.wait_for("engine-0 ready", 2)
-    assert server.stop() == 0
+    with reserve_port() as port:
+        server = start(stdout=full_pipe, stderr=full_pipe, PORT=str(port))
+        for run in range(1, 4):  # after the first one the banner blocks on stdout
+            os.kill(pid(server.wait_for("engine-0 ready", run)[-1]), signal.SIGKILL)
+        with get(f"http://127.0.0.1:{port}") as answer:
+            assert answer.status == 200
+        assert server.stop() == 0
 
 
-def test_a_blocked_stdout_does_not_keep_children_from_restarting_and_stopping(
-    tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
-) -> None:
-    server = FakedServer(tmp_path, stdout=full_pipe)
-    servers.append(server)
-    for start in range(1, 4):  # after the first one the banner blocks on stdout
-        ready = server.wait_for("engine-0 ready", start)
-        os.kill(pid(ready[-1]), signal.SIGKILL)
-    assert server.stop() == 0
+def test_the_supervisor_imports_no_database_and_no_server() -> None:
+    code = "import sys, noria.supervisor.supervisor; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"sqlalchemy", "uvicorn", "torch", "numpy"} & set(loaded)

@@ -10,12 +10,24 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, argument_type, config_from
 from noria_bench.benches import deadline_options, suite_options
-from noria_bench.benches.deadline_options import DeadlineOptions
-from noria_bench.benches.suite_options import DEFAULT_LOADS, FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
-from noria_bench.command_arguments import add_diffusion_model, add_results_folder, add_trace_seed, results_folder
-from noria_bench.cost import options as cost_options
+from noria_bench.benches.deadline_options import DEADLINE_TARGETS, DeadlineOptions
+from noria_bench.benches.suite_options import CLOSED_MIXES, FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
+from noria_bench.command_arguments import (
+    add_diffusion_model,
+    add_options,
+    add_results_folder,
+    add_trace_seed,
+    options_from,
+    results_folder,
+)
 from noria_bench.load.workload import MIXES
+from noria_bench.option_values import USERS, names, number, ordered, whole, wholes
 from noria_bench.targets.catalog import TARGETS, read_targets
+
+_LOADS = ordered(wholes(1, 1000, "loads are whole per cents of capacity from 1 to 1000, such as 50,90,130"))
+_SECONDS = number(1, 3600, "a run lasts 1 to 3600 seconds")
+_DURATION = whole(1, 86400, "a run lasts 1 to 86400 whole seconds")
+_ROWS_PER_S = number(0.1, 1e6, "a rate is 0.1 to 1000000 rows per second (a guided step of one image has two)")
 
 
 def add_deadlines(benches: Any) -> Parser:
@@ -24,34 +36,20 @@ def add_deadlines(benches: Any) -> Parser:
         benches, "deadlines", _deadlines, "[MODEL] [--loads A,B] [--out FOLDER]", "which requests meet their deadlines"
     )
     _add_shared(parser)
-    default = DeadlineOptions()
-    parser.add_argument(
-        "--loads",
-        type=argument_type(deadline_options.read_loads),
-        default=default.loads,
-        help=f"per cents of Noria's capacity ({','.join(map(str, default.loads))})",
+    add_options(
+        parser,
+        DeadlineOptions(),
+        ("--loads", "loads", _LOADS, "per cents of Noria's capacity"),
+        ("--seconds", "seconds", _SECONDS, "during which requests arrive in each run"),
+        (
+            "--policies",
+            "targets",
+            names(DEADLINE_TARGETS, "policies"),
+            "of Noria, or reference for the reference server",
+        ),
     )
-    parser.add_argument(
-        "--seconds",
-        type=argument_type(deadline_options.read_seconds),
-        default=default.seconds,
-        help=f"during which requests arrive in each run ({default.seconds:.0f})",
-    )
-    parser.add_argument(
-        "--policies",
-        type=argument_type(deadline_options.read_deadline_targets),
-        default=default.targets,
-        help=f"of Noria, or reference for the reference server ({','.join(deadline_options.DEADLINE_TARGETS)})",
-    )
-    parser.add_argument(
-        "--mix", choices=list(MIXES), default=default.mix, help=f"distribution of requests ({default.mix})"
-    )
-    parser.add_argument(
-        "--arrivals",
-        choices=deadline_options.ARRIVALS,
-        default=default.arrivals,
-        help=f"distribution of arrivals ({default.arrivals})",
-    )
+    parser.add_argument("--mix", choices=list(MIXES), help="distribution of requests (mixed)")
+    parser.add_argument("--arrivals", choices=deadline_options.ARRIVALS, help="distribution of arrivals (poisson)")
     return parser
 
 
@@ -91,21 +89,20 @@ def _add_shared(parser: Parser) -> None:
 
 
 def _add_targets(parser: Parser) -> None:
-    default = SuiteOptions().targets
     parser.add_argument(
         "--targets",
         metavar="A,B|all",
         type=argument_type(read_targets),
-        default=default,
-        help=f"of {', '.join(TARGETS)} ({','.join(target.name for target in default)})",
+        help=f"of {', '.join(TARGETS)} ({','.join(target.name for target in SuiteOptions().targets)})",
     )
 
 
 def _add_durations(parser: Parser) -> None:
     parser.add_argument(
         "--duration",
+        dest="seconds",
         metavar="SECONDS",
-        type=argument_type(suite_options.read_duration),
+        type=lambda text: float(_DURATION(text)),
         help="of each run (scenarios 90, mixed 60, sweeps 45); a scenario's ramp is scaled with it",
     )
     length = parser.add_mutually_exclusive_group()
@@ -120,51 +117,24 @@ def _add_durations(parser: Parser) -> None:
 
 
 def _add_mixed_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--arrivals", choices=suite_options.ARRIVALS, default="poisson", help="distribution of arrivals (poisson)"
+    parser.add_argument("--arrivals", choices=suite_options.ARRIVALS, help="distribution of arrivals (poisson)")
+    work: Any = parser.add_mutually_exclusive_group()
+    add_options(
+        work,
+        SuiteOptions(),
+        ("--load-percent A,B", "load_percents", _LOADS, "per cents of Noria's capacity, which is measured first"),
+        ("--rows-per-s ROWS", "rows_per_s", _ROWS_PER_S, "rows that arrive per second, instead of loads (none)"),
+        ("--users N", "num_users", USERS, "a closed loop of N users instead of arrivals: one run for each mix (none)"),
     )
-    rate = parser.add_mutually_exclusive_group()
-    rate.add_argument(
-        "--load-percent",
-        metavar="A,B",
-        type=argument_type(deadline_options.read_loads),
-        default=DEFAULT_LOADS,
-        help=f"per cents of Noria's capacity, which is measured first ({DEFAULT_LOADS[0]})",
-    )
-    rate.add_argument(
-        "--rows-per-s",
-        metavar="ROWS",
-        type=argument_type(suite_options.read_rate),
-        help="rows that arrive per second, instead of loads",
-    )
-    rate.add_argument(
-        "--users",
-        metavar="N",
-        type=argument_type(cost_options.read_users),
-        help="a closed loop of N users instead of arrivals: one run for each mix",
-    )
-    mixed_with_users = ", ".join(suite_options.CLOSED_MIXES)
-    parser.add_argument(
-        "--mixes",
-        metavar="A,B",
-        type=argument_type(suite_options.read_mixes),
-        default=suite_options.CLOSED_MIXES,
-        help=f"with --users: of {mixed_with_users} (all)",
-    )
+    mixes = f"with --users: of {', '.join(CLOSED_MIXES)} (all)"
+    parser.add_argument("--mixes", metavar="A,B", type=names(CLOSED_MIXES, "mixes"), help=mixes)
 
 
 def _deadlines(arguments: argparse.Namespace) -> int:
     """Measure which requests meet their deadlines at 50 to 150 % of capacity, by policy, in about half an hour."""
     from noria_bench.benches import deadlines
 
-    options = DeadlineOptions(
-        loads=arguments.loads,
-        seconds=arguments.seconds,
-        targets=arguments.policies,
-        mix=arguments.mix,
-        arrivals=arguments.arrivals,
-        seed=arguments.trace_seed,
-    )
+    options = options_from(arguments, DeadlineOptions())
     return _run_suite("deadlines", arguments, functools.partial(deadlines.deadline_runs, options))
 
 
@@ -206,18 +176,7 @@ def _run_targets(name: str, arguments: argparse.Namespace, plans: Callable[..., 
     """Run what `plans` yields for the options, after checking that the targets are installed."""
     from noria_bench.targets.server import interpreter_of
 
-    options = SuiteOptions(
-        targets=getattr(arguments, "targets", ()),
-        seconds=arguments.duration,
-        full=arguments.full,
-        quick=arguments.quick,
-        seed=arguments.trace_seed,
-        mixes=getattr(arguments, "mixes", suite_options.CLOSED_MIXES),
-        arrivals=getattr(arguments, "arrivals", "poisson"),
-        load_percents=getattr(arguments, "load_percent", DEFAULT_LOADS),
-        rows_per_s=getattr(arguments, "rows_per_s", None),
-        num_users=getattr(arguments, "users", None),
-    )
+    options = options_from(arguments, SuiteOptions())
     for target in options.targets:
         interpreter_of(target.framework)
     return _run_suite(name, arguments, functools.partial(plans, options), quick=arguments.quick)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from noria_bench.option_values import read_number, read_whole
 from noria_bench.targets.catalog import Target, read_targets
 
 ArrivalsOption = Literal["poisson", "bursty", "both"]
@@ -11,8 +10,6 @@ ARRIVALS: tuple[ArrivalsOption, ...] = get_args(ArrivalsOption)
 SWEEPS = ("attention", "channels-last", "dtype", "compile", "batching", "slots", "policy")
 # `all` leaves it out: it needs the frameworks installed.
 FRAMEWORKS_SWEEP = "frameworks"
-# Per cents of Noria's capacity, in `noria bench mixed`.
-DEFAULT_LOADS = (80,)
 # The reference article's 15 minutes.
 FULL_S = 900.0
 QUICK_S = 15.0
@@ -30,7 +27,7 @@ class SuiteOptions:
     quick: bool = False  # runs of 15 seconds unless `seconds` is set
     seed: int = 1  # seed of the requests
     arrivals: ArrivalsOption = "poisson"
-    load_percents: tuple[int, ...] = DEFAULT_LOADS  # shares of Noria's capacity, which is measured first
+    load_percents: tuple[int, ...] = (80,)  # shares of Noria's capacity, which is measured first
     rows_per_s: float | None = None  # the arriving work, instead of loads
     num_users: int | None = None  # in a closed loop, instead of arrivals
     mixes: tuple[str, ...] = CLOSED_MIXES  # kinds of traffic in a closed loop
@@ -38,22 +35,3 @@ class SuiteOptions:
     def duration_s(self, default_s: float) -> float:
         """Seconds of a run in a bench whose default is `default_s`."""
         return self.seconds or (FULL_S if self.full else QUICK_S if self.quick else default_s)
-
-
-def read_duration(text: str) -> float:
-    """Parse the length of a run. Raises ValueError unless it is 1 to 86400 whole seconds."""
-    return float(read_whole(text, 1, 86400, "a run lasts 1 to 86400 whole seconds"))
-
-
-def read_mixes(text: str) -> tuple[str, ...]:
-    """Parse `settings,uniform`, in the order of the runs. Raises ValueError, listing all names, for an unknown one."""
-    names = text.split(",")
-    if unknown := [name for name in names if name not in CLOSED_MIXES]:
-        raise ValueError(f"{unknown[0]!r}; mixes are {', '.join(CLOSED_MIXES)}")
-    return tuple(name for name in CLOSED_MIXES if name in names)
-
-
-def read_rate(text: str) -> float:
-    """Parse a rate in rows per second. Raises ValueError unless it is 0.1 to 1000000."""
-    allowed = "a rate is 0.1 to 1000000 rows per second (a guided step of one image has two)"
-    return read_number(text, 0.1, 1e6, allowed)

@@ -4,10 +4,19 @@ import argparse
 import pathlib
 from typing import Any
 
-from noria.cli.parser import Parser, add_command, argument_type, config_from
-from noria_bench.calls import options
+from noria.cli.parser import Parser, add_command, config_from
+from noria.protocol.diffusion import MIN_CALLS
 from noria_bench.calls.options import CallsOptions
-from noria_bench.command_arguments import add_diffusion_model, add_results_folder, replace_given, results_folder
+from noria_bench.command_arguments import (
+    add_diffusion_model,
+    add_options,
+    add_results_folder,
+    options_from,
+    results_folder,
+)
+from noria_bench.option_values import number, whole, wholes
+
+_SHARE = number(MIN_CALLS, 0.99, f"shares are numbers from {MIN_CALLS} to 0.99, such as 0.5,0.33")
 
 
 def add_to(benches: Any) -> Parser:
@@ -20,32 +29,28 @@ def add_to(benches: Any) -> Parser:
         "how near images with skipped calls are to full ones",
     )
     add_diffusion_model(parser)
-    default = CallsOptions()
-    parser.add_argument(
-        "--shares",
-        metavar="A,B",
-        type=argument_type(options.read_shares),
-        help=f"of the calls that are made, 0.33 to 0.99 ({','.join(f'{share:g}' for share in default.shares)})",
-    )
-    parser.add_argument(
-        "--steps", metavar="A,B", type=argument_type(options.read_steps), help="of the full images (the model's)"
-    )
-    parser.add_argument(
-        "--schedulers",
-        metavar="A,B",
-        type=lambda text: tuple(text.split(",")),
-        help="(the model's, or its first whose calls can be skipped)",
-    )
-    parser.add_argument(
-        "--images",
-        metavar="N",
-        type=argument_type(options.read_images),
-        help=f"with each setting, of as many prompts and seeds ({default.num_images})",
+    images = whole(1, 10_000, "it is a whole number of images from 1 to 10000")
+    steps = wholes(1, 1000, "steps are whole numbers up to 1000, such as 50,20")
+    add_options(
+        parser,
+        CallsOptions(),
+        ("--shares A,B", "shares", _read_shares, "of the calls that are made, 0.33 to 0.99"),
+        ("--steps A,B", "steps", steps, "of the full images (the model's)"),
+        ("--schedulers A,B", "schedulers", _read_names, "(the model's, or its first whose calls can be skipped)"),
+        ("--images N", "num_images", images, "with each setting, of as many prompts and seeds"),
+        ("--seed N", "seed", int, "of the first image"),
     )
     parser.add_argument("--prompts", metavar="FILE", type=pathlib.Path, help="of prompts, one a line (the bench's)")
-    parser.add_argument("--seed", metavar="N", type=int, help=f"of the first image ({default.seed})")
     add_results_folder(parser)
     return parser
+
+
+def _read_shares(text: str) -> tuple[float, ...]:
+    return tuple(sorted(set(map(_SHARE, text.split(","))), reverse=True))
+
+
+def _read_names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -56,13 +61,4 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from noria_bench.calls import bench
 
-    measured = replace_given(
-        CallsOptions(),
-        shares=arguments.shares,
-        steps=arguments.steps,
-        schedulers=arguments.schedulers,
-        num_images=arguments.images,
-        prompts=arguments.prompts,
-        seed=arguments.seed,
-    )
-    return bench.main(config, measured, results_folder(arguments.out, "calls"))
+    return bench.main(config, options_from(arguments, CallsOptions()), results_folder(arguments.out, "calls"))

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from noria.cli.parser import Parser, add_plain_command, argument_type
+from noria.cli.parser import Parser, add_plain_command
 from noria_bench.command_arguments import add_results_folder, add_trace_seed, results_folder
-from noria_bench.option_values import read_whole
+from noria_bench.option_values import whole
 
 
 def add_to(benches: Any) -> Parser:
@@ -14,7 +14,7 @@ def add_to(benches: Any) -> Parser:
     parser.add_argument(
         "--runs",
         metavar="N",
-        type=argument_type(_runs),
+        type=whole(4, 100_000, "runs are a whole number from 4 to 100000"),
         default=1000,
         help="A/A canaries; a quarter of other kinds (1000)",
     )
@@ -23,12 +23,8 @@ def add_to(benches: Any) -> Parser:
     return parser
 
 
-def _runs(text: str) -> int:
-    return read_whole(text, 4, 100_000, "runs are a whole number from 4 to 100000")
-
-
 def _run(arguments: argparse.Namespace) -> int:
     """Simulate canaries before the judge: how many good ones are rolled back, and how soon bad ones are."""
     from noria_bench.canary import bench
 
-    return bench.main(arguments.runs, results_folder(arguments.out, "canary"), arguments.trace_seed)
+    return bench.main(arguments.runs, results_folder(arguments.out, "canary"), arguments.seed)

@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
-from noria.cli.parser import Parser, add_command, argument_type, config_from
-from noria_bench.command_arguments import add_diffusion_model, add_output, add_trace_seed
-from noria_bench.cost import options
-from noria_bench.cost.options import CostOptions
+from noria.cli.parser import Parser, add_command, config_from
+from noria_bench.command_arguments import add_diffusion_model, add_options, add_output, add_trace_seed, options_from
+from noria_bench.cost.options import FEATURES, CostOptions
+from noria_bench.option_values import USERS, names, whole
 
 
 def add_to(benches: Any) -> Parser:
@@ -16,34 +16,24 @@ def add_to(benches: Any) -> Parser:
     add_diffusion_model(parser)
     add_output(parser)
     add_trace_seed(parser)
-    default = CostOptions()
-    parser.add_argument(
-        "--pairs",
-        type=argument_type(options.read_pairs),
-        default=default.num_pairs,
-        help=f"number of pairs of runs, with and without ({default.num_pairs})",
+    pairs = whole(1, 1000, "it is a whole number of pairs from 1 to 1000")
+    requests = whole(1, 4096, "it is a whole number of requests from 1 to 4096")
+    features = (
+        f"measured features, of {', '.join(FEATURES)} (all); others are off on both sides; none: two equal servers"
     )
-    parser.add_argument(
-        "--requests",
-        type=argument_type(options.read_requests),
-        default=default.num_requests,
-        help=f"number of requests in each run ({default.num_requests})",
+    add_options(
+        parser,
+        CostOptions(),
+        ("--pairs", "num_pairs", pairs, "number of pairs of runs, with and without"),
+        ("--requests", "num_requests", requests, "number of requests in each run"),
+        ("--users", "num_users", USERS, "number of users in a closed loop"),
     )
-    parser.add_argument(
-        "--users",
-        type=argument_type(options.read_users),
-        default=default.num_users,
-        help=f"number of users in a closed loop ({default.num_users})",
-    )
-    parser.add_argument(
-        "--features",
-        metavar="A,B",
-        type=argument_type(options.read_features),
-        default=default.features,
-        help=f"measured features, of {', '.join(options.FEATURES)} (all); others are off on both sides; "
-        "none: two equal servers",
-    )
+    parser.add_argument("--features", metavar="A,B", type=_read_features, help=features)
     return parser
+
+
+def _read_features(text: str) -> tuple[str, ...]:
+    return () if text == "none" else names(FEATURES, "features (or none)")(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -52,11 +42,4 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from noria_bench.cost import bench
 
-    cost_options = CostOptions(
-        num_pairs=arguments.pairs,
-        num_requests=arguments.requests,
-        num_users=arguments.users,
-        features=arguments.features,
-        seed=arguments.trace_seed,
-    )
-    return bench.main(config, cost_options, arguments.output)
+    return bench.main(config, options_from(arguments, CostOptions()), arguments.output)

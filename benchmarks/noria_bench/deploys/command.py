@@ -3,12 +3,20 @@
 import argparse
 from typing import Any
 
-from noria.cli.parser import Parser, add_command, argument_type, config_from
-from noria_bench.command_arguments import add_diffusion_model, add_results_folder, replace_given, results_folder
-from noria_bench.cost import options as cost_options
+from noria.cli.parser import Parser, add_command, config_from
+from noria_bench.command_arguments import (
+    add_diffusion_model,
+    add_options,
+    add_results_folder,
+    add_trace_seed,
+    options_from,
+    results_folder,
+)
 from noria_bench.deploys import options
 from noria_bench.deploys.options import DeploysOptions
-from noria_bench.encoders import options as encoders_options
+from noria_bench.option_values import ROUNDS, SECONDS, USERS, wholes
+
+_NICENESS = wholes(0, 19, "a niceness is a whole number from 0 to 19, such as 19,0")
 
 
 def add_to(benches: Any) -> Parser:
@@ -17,30 +25,16 @@ def add_to(benches: Any) -> Parser:
         benches, "deploys", _run, "[MODEL] [--quick] [--out FOLDER]", "latencies while versions of models change"
     )
     add_diffusion_model(parser)
-    default = DeploysOptions()
-    parser.add_argument(
-        "--niceness",
-        metavar="A,B",
-        type=argument_type(options.read_niceness),
-        help=f"of loading, 0 to 19, each with servers of its own ({','.join(map(str, default.niceness))})",
+    add_options(
+        parser,
+        DeploysOptions(),
+        ("--niceness A,B", "niceness", _NICENESS, "of loading, 0 to 19, each with servers of its own"),
+        ("--image-users", "image_users", USERS, "of images"),
+        ("--text-users", "text_users", USERS, "of texts"),
+        ("--seconds", "seconds", SECONDS, "before a deployment, and after it"),
+        ("--rounds", "num_rounds", ROUNDS, "in which all values of the niceness are measured in turn"),
     )
-    parser.add_argument(
-        "--image-users", type=argument_type(cost_options.read_users), help=f"of images ({default.image_users})"
-    )
-    parser.add_argument(
-        "--text-users", type=argument_type(cost_options.read_users), help=f"of texts ({default.text_users})"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=argument_type(encoders_options.read_seconds),
-        help=f"before a deployment, and after it ({default.seconds:g})",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=argument_type(encoders_options.read_rounds),
-        help=f"in which all values of the niceness are measured in turn ({default.num_rounds})",
-    )
-    parser.add_argument("--trace-seed", type=int, help="of the images (1)")
+    add_trace_seed(parser, "the images")
     parser.add_argument("--quick", action="store_true", help="one short round of few users")
     add_results_folder(parser)
     return parser
@@ -52,13 +46,5 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from noria_bench.deploys import bench
 
-    measured = replace_given(
-        options.QUICK if arguments.quick else DeploysOptions(),
-        niceness=arguments.niceness,
-        image_users=arguments.image_users,
-        text_users=arguments.text_users,
-        seconds=arguments.seconds,
-        num_rounds=arguments.rounds,
-        seed=arguments.trace_seed,
-    )
+    measured = options_from(arguments, options.QUICK if arguments.quick else DeploysOptions())
     return bench.main(config, measured, results_folder(arguments.out, "deploys"))

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from noria_bench.option_values import read_whole_numbers
-
 
 @dataclass(frozen=True)
 class DeploysOptions:
@@ -20,9 +18,3 @@ class DeploysOptions:
 
 QUICK = DeploysOptions(image_users=2, text_users=4, seconds=5.0, num_rounds=1)
 """A short run, which shows that all works."""
-
-
-def read_niceness(text: str) -> tuple[int, ...]:
-    """Parse `19,0`. Raises ValueError unless all are 0 to 19."""
-    allowed = "a niceness is a whole number from 0 to 19, such as 19,0"
-    return tuple(dict.fromkeys(read_whole_numbers(text, 0, 19, allowed)))

@@ -56,7 +56,7 @@ def table(report: DeviceReport) -> str:
     device = report.device
     lines = [
         f"{device['name']}, {device['memory_bytes'] / 2**30:.0f} GiB, {report.dtype}, torch {device['torch']}, "
-        f"driver {device['driver'] or '–'}; {report.seconds:.0f} s of {report.budget_s:.0f} s",
+        f"driver {device['driver'] or '–'}; {report.seconds:.0f} s of {report.budget_s:.0f} s"
     ]
     if report.peak_flops_per_s:
         lines.append(f"measured matrix peak: {report.peak_flops_per_s / 1e12:.3g} TFLOP/s")

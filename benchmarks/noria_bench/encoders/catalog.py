@@ -91,10 +91,7 @@ INTERFACES: dict[Kind, Interface] = {
         _SERVERS + "triton_server",
         "triton",
         "/v2/health/ready",
-        {
-            "Content-Type": "application/octet-stream",
-            "Inference-Header-Content-Length": str(_TRITON_JSON_BYTES),
-        },
+        {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(_TRITON_JSON_BYTES)},
     ),
     "litserve": _json_interface(
         "/embed", lambda text: {"text": text}, lambda reply: reply["embedding"], _SERVERS + "litserve_app", "litserve"

@@ -5,11 +5,19 @@ from typing import Any
 
 import msgspec
 
-from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
+from noria.cli.parser import Parser, add_command, add_settings, config_from
 from noria.settings import list_settings
-from noria_bench.command_arguments import add_results_folder, replace_given, results_folder
-from noria_bench.encoders import options
-from noria_bench.encoders.options import EncodersOptions
+from noria_bench.command_arguments import (
+    add_options,
+    add_results_folder,
+    add_trace_seed,
+    options_from,
+    results_folder,
+)
+from noria_bench.encoders.options import CORPORA, QUICK, TARGETS, EncodersOptions
+from noria_bench.option_values import CONNECTIONS, ROUNDS, SECONDS, names, ordered, wholes
+
+_OPEN_LOOPS = ordered(wholes(1, 100, "open loops are none, or percents of the raw loop's rate, such as 30,60,85"))
 
 
 def add_to(benches: Any) -> Parser:
@@ -21,7 +29,6 @@ def add_to(benches: Any) -> Parser:
         "[MODEL] [--targets A,B|all] [--quick] [--out FOLDER]",
         "text encoders: Noria beside Triton, LitServe, BentoML, FastAPI and Infinity",
     )
-    default = EncodersOptions()
     parser.add_argument(
         "model",
         nargs="?",
@@ -31,45 +38,32 @@ def add_to(benches: Any) -> Parser:
     )
     add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
     add_results_folder(parser, "encoders")
-    parser.add_argument(
-        "--targets",
-        metavar="A,B|all",
-        type=argument_type(options.read_targets),
-        help=f"of {', '.join(options.TARGETS)} (all but noria-8, triton-n, triton-n-batching and infinity)",
+    targets = f"of {', '.join(TARGETS)} (all but noria-8, triton-n, triton-n-batching and infinity)"
+    corpora = "fixed: one sentence; mixed: 4 to 256 tokens; all (the default)"
+    add_options(
+        parser,
+        EncodersOptions(),
+        ("--targets A,B|all", "targets", names(TARGETS, "targets"), targets),
+        ("--connections A,B", "connections", CONNECTIONS, "of the closed loops, 1 to 128"),
+        ("--seconds", "seconds", SECONDS, "of each load"),
+        ("--corpus", "corpora", names(CORPORA, "corpora"), corpora),
+        ("--open-loops A,B|none", "load_percents", _read_open_loops, "percents of the raw loop's rate"),
+        ("--rounds", "num_rounds", ROUNDS, "in which all targets are measured in turn"),
     )
     parser.add_argument(
-        "--connections",
-        metavar="A,B",
-        type=argument_type(options.read_connections),
-        help=f"of the closed loops, 1 to 128 ({','.join(map(str, default.connections))})",
+        "--no-sweeps",
+        dest="sweeps",
+        action="store_const",
+        const=False,
+        help="use each target's first settings instead of looking for the best",
     )
-    parser.add_argument(
-        "--seconds",
-        type=argument_type(options.read_seconds),
-        help=f"of each load ({default.seconds:g})",
-    )
-    parser.add_argument(
-        "--corpus",
-        type=argument_type(options.read_corpora),
-        help="fixed: one sentence; mixed: 4 to 256 tokens; all (the default)",
-    )
-    parser.add_argument(
-        "--open-loops",
-        metavar="A,B|none",
-        type=argument_type(options.read_open_loops),
-        help=f"percents of the raw loop's rate ({','.join(map(str, default.load_percents))})",
-    )
-    parser.add_argument(
-        "--no-sweeps", action="store_true", help="use each target's first settings instead of looking for the best"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=argument_type(options.read_rounds),
-        help=f"in which all targets are measured in turn ({default.num_rounds})",
-    )
-    parser.add_argument("--trace-seed", type=int, help="of the texts and arrivals (1)")
+    add_trace_seed(parser, "the texts and arrivals")
     parser.add_argument("--quick", action="store_true", help="one short round without sweeps, in some three minutes")
     return parser
+
+
+def _read_open_loops(text: str) -> tuple[int, ...]:
+    return () if text == "none" else _OPEN_LOOPS(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -81,15 +75,5 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if config.model == "free":
         config = msgspec.structs.replace(config, model=str(free_model(config.engine.cache_dir)))
-    measured = replace_given(
-        options.QUICK if arguments.quick else EncodersOptions(),
-        targets=arguments.targets,
-        connections=arguments.connections,
-        seconds=arguments.seconds,
-        corpora=arguments.corpus,
-        load_percents=arguments.open_loops,
-        sweeps=False if arguments.no_sweeps else None,
-        num_rounds=arguments.rounds,
-        seed=arguments.trace_seed,
-    )
+    measured = options_from(arguments, QUICK if arguments.quick else EncodersOptions())
     return bench.main(config, measured, results_folder(arguments.out, "encoders"))

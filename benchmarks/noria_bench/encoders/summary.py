@@ -78,12 +78,7 @@ def goals_of(result: EncodersResult) -> list[Goal]:
         if result.device == "cpu"
         else [_best_goal(result, corpus) for corpus in CORPORA]
     )
-    return [
-        *ratios,
-        _p99_goal(result),
-        _lone_goal(result),
-        _answers_goal(result),
-    ]
+    return [*ratios, _p99_goal(result), _lone_goal(result), _answers_goal(result)]
 
 
 def _ratio_goal(result: EncodersResult, target: str, other: str, least: float) -> Goal:

@@ -164,12 +164,7 @@ class TargetRunner:
 
         """
         found = self.client(
-            target,
-            server,
-            "mixed",
-            connections=WARM_UP_CONNECTIONS,
-            num_requests=num_requests,
-            seconds=_MAX_WARM_UP_S,
+            target, server, "mixed", connections=WARM_UP_CONNECTIONS, num_requests=num_requests, seconds=_MAX_WARM_UP_S
         )
         if not found.latencies_s:
             raise RuntimeError(f"it answers only errors: {found.failures}, the first one {found.first_error!r}")

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from noria_bench.option_values import read_number
-
 
 @dataclass(frozen=True)
 class SharingOptions:
@@ -19,8 +17,3 @@ class SharingOptions:
 
 QUICK = SharingOptions(connections=(1,), seconds=1.0, num_rounds=1)
 """A run of about a minute, which shows that all works."""
-
-
-def read_rate(text: str) -> float:
-    """Parse the requests per second of an open loop. Raises ValueError unless it is 1 to 1000."""
-    return read_number(text, 1, 1000, "a rate is 1 to 1000 requests per second")

@@ -183,7 +183,7 @@ def write_report(folder: pathlib.Path, calibrations: Sequence[Calibration]) -> p
         plots = [_plot(each, (folder / each.run.file_name).with_suffix(".svg")) for each in calibrations]
     lines = [
         "Each run of the real server, simulated with the same requests at the same times, and with the costs that its "
-        "engine had measured.",
+        "engine had measured."
     ]
     rows = [figures_of(each) for each in calibrations]
     return write_page(folder, "Noria simulation: calibration", lines, table_of(calibrations), plots, rows)

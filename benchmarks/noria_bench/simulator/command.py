@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from noria.cli.parser import Parser, add_plain_command, argument_type
-from noria_bench.option_values import read_number, read_whole
+from noria_bench.option_values import number, whole
 from noria_bench.running import make_results_folder
 from noria_bench.simulator.workload import SimulateError, read_duration, read_mean_time
 
@@ -71,12 +71,11 @@ def add_to(commands: Any) -> list[Parser]:
 
 
 def _number(low: float, high: float) -> Any:
-    allowed = f"it must be a number from {low:g} to {high:g}"
-    return argument_type(lambda text: read_number(text, low, high, allowed))
+    return number(low, high, f"it must be a number from {low:g} to {high:g}")
 
 
 def _whole(low: int, high: int) -> Any:
-    return argument_type(lambda text: read_whole(text, low, high, f"it must be a whole number from {low} to {high}"))
+    return whole(low, high, f"it must be a whole number from {low} to {high}")
 
 
 def _bounds(text: str) -> tuple[int, int]:
@@ -129,10 +128,7 @@ def _simulate_clients(arguments: argparse.Namespace, device: Any) -> int:
         raise SimulateError("--clients takes no canary, and the fast engine knows no clients")
     groups = clients.EXAMPLE_GROUPS if arguments.clients is True else clients.read_groups(arguments.clients)
     scenarios, duration_s = _scenarios(arguments, device), arguments.duration or 600.0
-    lines = [
-        f"{'; '.join(group.text for group in groups)}. For {duration_s:,.0f} s.",
-        _device_line(device, ()),
-    ]
+    lines = [f"{'; '.join(group.text for group in groups)}. For {duration_s:,.0f} s.", _device_line(device, ())]
     print("\n".join(lines), end="\n\n", flush=True)
     rows = clients.rows_of(
         [

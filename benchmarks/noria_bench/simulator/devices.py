@@ -54,12 +54,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def costs(self) -> CostModel:
         """Return its cost model, for the model without a name: requests of any model cost the same."""
-        model = CostModel(
-            self.max_rows,
-            _curves(self.steps),
-            _curves(self.decodes),
-            {ModelKey(): self.text_encode_s},
-        )
+        model = CostModel(self.max_rows, _curves(self.steps), _curves(self.decodes), {ModelKey(): self.text_encode_s})
         model.refresh_knees()
         return model
 

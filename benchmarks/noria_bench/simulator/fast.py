@@ -275,13 +275,7 @@ def _fill(
 
 
 def _next_departure(
-    device: int,
-    num_running: Array,
-    rows: Array,
-    finish_at: Array,
-    boundary: Array,
-    done: Array,
-    step_s: Array,
+    device: int, num_running: Array, rows: Array, finish_at: Array, boundary: Array, done: Array, step_s: Array
 ) -> float:
     """Return when the next image of a device is denoised."""
     if num_running[device] == 0:
@@ -295,12 +289,7 @@ def _next_departure(
     return float(boundary[device] + (first - done[device]) * duration_s)
 
 
-def _sift(
-    place: int,
-    heap: Array,
-    places: Array,
-    keys: Array,
-) -> None:
+def _sift(place: int, heap: Array, places: Array, keys: Array) -> None:
     """Restore the order of the heap after the key at `place` has changed."""
     device = heap[place]
     while place and keys[heap[(place - 1) // 2]] > keys[device]:

@@ -4,9 +4,15 @@ import argparse
 from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_plain_command, argument_type, config_from
-from noria_bench.command_arguments import add_diffusion_model, add_results_folder, replace_given, results_folder
-from noria_bench.encoders.options import read_seconds
-from noria_bench.soak.heap_options import HEAP_NAMES, HEAP_TARGETS, HeapOptions, read_names
+from noria_bench.command_arguments import (
+    add_diffusion_model,
+    add_options,
+    add_results_folder,
+    options_from,
+    results_folder,
+)
+from noria_bench.option_values import SECONDS, names
+from noria_bench.soak.heap_options import HEAP_NAMES, HEAP_TARGETS, HeapOptions
 
 
 def add_to(benches: Any) -> Parser:
@@ -28,22 +34,12 @@ def add_neighbours(benches: Any) -> Parser:
     )
     add_diffusion_model(parser)
     parser.add_argument("--part", choices=("attacks", "heaps"), default="attacks", help="(attacks)")
-    parser.add_argument(
-        "--heaps",
-        metavar="A,B",
-        type=argument_type(lambda text: read_names(text, HEAP_NAMES)),
-        help=f"of {', '.join(HEAP_NAMES)} (all)",
-    )
-    parser.add_argument(
-        "--targets",
-        metavar="A,B",
-        type=argument_type(lambda text: read_names(text, HEAP_TARGETS)),
-        help=f"of heaps: {', '.join(HEAP_TARGETS)} ({','.join(HeapOptions().targets)})",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=argument_type(read_seconds),
-        help=f"of each measurement of heaps, three times as long beside them ({HeapOptions().seconds:g})",
+    add_options(
+        parser,
+        HeapOptions(),
+        ("--heaps A,B", "heaps", names(HEAP_NAMES, "heaps"), f"of {', '.join(HEAP_NAMES)} (all)"),
+        ("--targets A,B", "targets", names(HEAP_TARGETS, "targets"), f"of heaps: {', '.join(HEAP_TARGETS)}"),
+        ("--seconds", "seconds", SECONDS, "of each measurement of heaps, three times as long beside them"),
     )
     add_results_folder(parser)
     return parser
@@ -60,8 +56,7 @@ def _run_neighbours(arguments: argparse.Namespace) -> int:
         return neighbours.main(folder)
     from noria_bench.soak import heaps
 
-    options = replace_given(HeapOptions(), heaps=arguments.heaps, targets=arguments.targets, seconds=arguments.seconds)
-    return heaps.main(config_from(arguments), options, folder)
+    return heaps.main(config_from(arguments), options_from(arguments, HeapOptions()), folder)
 
 
 def _minutes(text: str) -> float:

@@ -1,6 +1,5 @@
 """Options of `noria bench neighbours --part heaps`. Imports little: the command line reads it."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from noria_bench.targets.catalog import TARGETS
@@ -18,11 +17,3 @@ class HeapOptions:
     heaps: tuple[str, ...] = HEAP_NAMES
     targets: tuple[str, ...] = ("noria", ARRIVAL, "reference-batched", "litserve", "triton-50ms")
     seconds: float = 30.0
-
-
-def read_names(text: str, known: Collection[str]) -> tuple[str, ...]:
-    """Parse `A,B`, or `all`. Raises ValueError, listing all names, for an unknown one."""
-    names = tuple(known) if text == "all" else tuple(text.split(","))
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{unknown[0]!r}; allowed are all, {', '.join(known)}")
-    return names

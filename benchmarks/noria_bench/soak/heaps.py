@@ -112,11 +112,6 @@ class HeapResult(Struct, frozen=True):
         """The p99 of small requests beside the heap over that without it."""
         return self.beside_p99_s / self.small_p99_s
 
-    @property
-    def spread(self) -> float:
-        """The largest slowdown of a client over the smallest."""
-        return max(self.slowdowns.values()) / min(self.slowdowns.values())
-
 
 def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
     """Measure, write heaps.json into `folder`, print a table; returns the exit status.

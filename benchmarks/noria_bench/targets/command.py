@@ -6,7 +6,7 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_plain_command, argument_type, config_from
 from noria_bench.command_arguments import add_diffusion_model
-from noria_bench.option_values import read_whole
+from noria_bench.option_values import whole
 from noria_bench.targets.catalog import INSTALLABLE, TARGETS, TargetSettings
 
 _STREAM_MODES = ("bytesio", "chunks")
@@ -21,7 +21,9 @@ def add_serve(benches: Any) -> Parser:
         "--batch-timeout-ms", type=argument_type(_timeout_ms), help="of a batch that is not full (the target's default)"
     )
     parser.add_argument(
-        "--batch-size", type=argument_type(_batch_size), help="maximum images of a batch (the target's default)"
+        "--batch-size",
+        type=whole(1, 1024, "a batch size is a whole number from 1 to 1024"),
+        help="maximum images of a batch (the target's default)",
     )
     parser.add_argument("--stream", choices=_STREAM_MODES, help="how the streaming endpoints send the body (bytesio)")
     return parser
@@ -42,10 +44,6 @@ def _timeout_ms(text: str) -> float:
     if not 0 < value <= 3_600_000:
         raise ValueError(f"{text!r}; a timeout is more than 0 and at most 3600000 milliseconds")
     return value
-
-
-def _batch_size(text: str) -> int:
-    return read_whole(text, 1, 1024, "a batch size is a whole number from 1 to 1024")
 
 
 def _serve(arguments: argparse.Namespace) -> int:

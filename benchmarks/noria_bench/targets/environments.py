@@ -43,7 +43,7 @@ _IMPORTED = {
         "prometheus-client==0.26.0",
         "prometheus-fastapi-instrumentator==8.1.0",
         "rich==15.0.0",
-    ),
+    )
 }
 
 # The isolated environments, with the packages that they have in Noria's versions.

@@ -1,17 +1,15 @@
 """The deadlines bench from end to end, against fake servers in place of Noria and the reference server."""
 
 import contextlib
-import http.server
 import io
 import itertools
-import json
-import threading
 
 import numpy as np
 import psutil
 import pytest
 from PIL import Image
 
+from http_servers import HttpServer
 from noria.config import Config, EngineConfig
 from noria.models.catalog import open_model
 from noria.testing.server import RunningServer
@@ -33,53 +31,20 @@ def png(value):
     return file.getvalue()
 
 
-class FakeTargetHandler(http.server.BaseHTTPRequestHandler):
-    """Answers one grey image on Noria's path, and an error on the reference server's.
-
-    Darker by `shade` from the fourth on.
-    """
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = 65536  # one packet per answer
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        value = GREY - (self.server.shade if next(self.server.numbers) >= 3 else 0)
-        failing = self.path == "/t2i/batched" and "deadline_ms" in body
-        content = b"{}" if failing else png(value)
-        self.send_response(500 if failing else 200)
-        self.send_header("content-type", "image/png")
-        self.send_header("content-length", str(len(content)))
-        self.send_header("server-timing", "predicted;dur=10.0")
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
-
-
-class FakeTargetServer(http.server.ThreadingHTTPServer):
-    request_queue_size = 128
-    shade = 0
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.numbers = itertools.count()  # numbers of the answers; the first three are the probes alone
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}/t2i"
-
-    def handle_error(self, *_):  # a client that gave up
-        pass
-
-
 @pytest.fixture
 def fake_server():
-    with FakeTargetServer(("127.0.0.1", 0), FakeTargetHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    """Answers one grey image on Noria's path, and an error on the reference server's; from the fourth on darker."""
+    numbers = itertools.count()  # numbers of the answers; the first three are the probes alone
+
+    def answer(request):
+        value = GREY - (server.shade if next(numbers) >= 3 else 0)
+        failing = request.path == "/t2i/batched" and "deadline_ms" in request.json
+        headers = {"content-type": "image/png", "server-timing": "predicted;dur=10.0"}
+        request.send(b"{}" if failing else png(value), 500 if failing else 200, headers)
+
+    with HttpServer(answer) as server:
+        server.shade = 0
         yield server
-        server.shutdown()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The arithmetic of the quick bench, and its users against a faulty server."""
 
-import http.server
 import itertools
 import os
 import signal
@@ -8,6 +7,7 @@ import threading
 
 import pytest
 
+from http_servers import HttpServer
 from noria.config import Config, EngineConfig
 from noria_bench.benches import quick
 from noria_bench.benches.quick import summarise, table
@@ -60,26 +60,17 @@ def test_the_ratios_are_medians_of_each_rounds_own_ratio():
     assert summary["failures"] == 3
 
 
-class FaultyHandler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        if next(self.server.numbers) % 2:
-            self.send_response(503)
-            self.send_header("content-length", "0")
-            self.end_headers()
-        else:
-            self.close_connection = True  # no answer at all
-
-    def log_message(self, *_):
-        pass
-
-
 def test_errors_and_dropped_connections_are_counted_as_failures():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FaultyHandler) as server:
-        server.numbers = itertools.count()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    numbers = itertools.count()
+
+    def answer(request):
+        if next(numbers) % 2:
+            request.send(status=503)
+        else:
+            request.close_connection = True  # no answer at all
+
+    with HttpServer(answer) as server:
         replies = run_closed_loop(server.server_port, 1, 600.0, lambda k: {"prompt": caption(k)}, max_requests=2)
-        server.shutdown()
     assert [reply.status for reply in replies] == [0, 503]
 
 

@@ -68,11 +68,7 @@ def run_suite(monkeypatch, tmp_path):
 
 
 def test_a_correct_server_has_requests_of_every_user_and_no_failure(run_suite, capsys):
-    status, found = run_suite(
-        seconds=6.0,
-        noria="fine",
-        enough=lambda made: _max_in_flight(made["noria"]) == 8,
-    )
+    status, found = run_suite(seconds=6.0, noria="fine", enough=lambda made: _max_in_flight(made["noria"]) == 8)
     run = found["noria"]
     assert status == 0
     assert run.complete

@@ -1,7 +1,6 @@
 """`noria bench cost`: its arithmetic, viewers, servers without metrics, and the whole bench against fake servers."""
 
 import contextlib
-import http.server
 import json
 import os
 import subprocess
@@ -13,10 +12,11 @@ import urllib.request
 import psutil
 import pytest
 
+from http_servers import HttpServer
 from noria.config import Config
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, running_process
 from noria_bench.cost import background_viewers, bench, no_metrics_server, summary
-from noria_bench.cost.options import CostOptions, read_features, read_pairs, read_requests, read_users
+from noria_bench.cost.options import CostOptions
 from noria_bench.cost.summary import CostRun, Pair
 from waiting import wait_until
 
@@ -80,88 +80,33 @@ def test_without_a_pair_there_is_no_summary():
     assert summary.summarise([]) == {}
 
 
-@pytest.mark.parametrize(
-    ("read", "text"),
-    [
-        (read_features, "metrics,cost"),
-        (read_features, "none,logs"),
-        (read_pairs, "0"),
-        (read_requests, "-1"),
-        (read_users, "many"),
-        (read_users, "1000"),
-    ],
-)
-def test_an_invalid_option_is_rejected(read, text):
-    with pytest.raises(ValueError, match=r"features are metrics, logs, live|from 1 to"):
-        read(text)
-
-
-def test_features_have_one_order():
-    assert read_features("live,metrics") == ("metrics", "live")
-    assert read_features("none") == ()
-
-
-class FakeNoriaHandler(http.server.BaseHTTPRequestHandler):
-    """Answers after `server.delay_s` without an image; has a live view and metrics."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = 65536
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        time.sleep(self.server.delay_s)
-        self.answer(b"image")
-
-    def do_GET(self):
-        if self.path == "/metrics":
-            self.answer(b"noria_iterations_total 1\n")
-        elif not self.server.live:
-            self.answer(b"{}", 404)
-        else:
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
-            self.end_headers()
-            for piece in (
-                b"event: engine_",
-                b'view\ndata: {"engine": "engine-0"}\n\n',
-                b"event: engine_view\ndata: {}\n\n",
-            ):
-                self.wfile.write(piece)
-                self.wfile.flush()
-            self.server.ended.wait(60)
-            self.close_connection = True
-
-    def answer(self, content, status=200):
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
-
-
-class FakeNoriaServer(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, delay_s, live=True):
-        super().__init__(("127.0.0.1", 0), FakeNoriaHandler)
-        self.delay_s, self.live, self.ended = delay_s, live, threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def handle_error(self, *_):
-        pass
-
-
 @contextlib.contextmanager
 def fake_noria(delay_s, live=True):
-    server = FakeNoriaServer(delay_s, live)
-    try:
+    """Answers after `delay_s` without an image; has a live view and metrics."""
+    ended = threading.Event()
+
+    def answer(request):
+        if request.command == "POST":
+            time.sleep(delay_s)
+            request.send(b"image")
+        elif request.path == "/metrics":
+            request.send(b"noria_iterations_total 1\n")
+        elif not live:
+            request.send(b"{}", 404)
+        else:
+            request.send_response(200)
+            request.send_header("content-type", "text/event-stream")
+            request.end_headers()
+            first, second = b'view\ndata: {"engine": "engine-0"}\n\n', b"event: engine_view\ndata: {}\n\n"
+            for piece in (b"event: engine_", first, second):
+                request.wfile.write(piece)
+                request.wfile.flush()
+            ended.wait(60)
+            request.close_connection = True
+
+    with HttpServer(answer) as server:
         yield server
-    finally:
-        server.ended.set()
-        server.shutdown()
-        server.server_close()
+        ended.set()
 
 
 def test_background_viewers_read_views_and_scrape():

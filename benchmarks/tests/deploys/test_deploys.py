@@ -6,15 +6,7 @@ from noria.config import Config
 from noria_bench.deploys import bench
 from noria_bench.deploys.options import DeploysOptions
 from noria_bench.deploys.report import write_report
-from noria_bench.deploys.results import (
-    DeploysResult,
-    DeploysRun,
-    Latencies,
-    Phase,
-    Span,
-    num_failed,
-    phases_of,
-)
+from noria_bench.deploys.results import DeploysResult, DeploysRun, Latencies, Phase, Span, num_failed, phases_of
 from noria_bench.load.closed_loop import Reply
 from noria_bench.measurement.provenance import collect_provenance
 

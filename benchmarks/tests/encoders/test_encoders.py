@@ -1,10 +1,8 @@
 """`noria bench encoders`: its texts, its client, what ab prints, its report, and one real run."""
 
-import http.server
 import json
 import math
 import statistics
-import threading
 import time
 
 import msgspec
@@ -13,6 +11,7 @@ import psutil
 import pytest
 import uvloop
 
+from http_servers import HttpServer
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model_of
@@ -52,39 +51,20 @@ def test_mixed_texts_have_the_lengths_of_the_distribution_and_are_reproducible()
     assert 0.8 < statistics.stdev(map(math.log, lengths)) < 0.9
 
 
-class VectorServer(http.server.ThreadingHTTPServer):
-    """Answers as Noria: the vector [length, 1] of each text; a wrong one for "wrong", an error for "error"."""
-
-    daemon_threads = True
-
-    class RequestHandlerClass(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            text = json.loads(self.rfile.read(int(self.headers["content-length"])))["input"]
-            if text == "gone":
-                self.close_connection = True
-                return
-            vector = [float(len(text)) + (text == "wrong"), 1.0]
-            body = json.dumps({"data": [{"embedding": vector}]}).encode()
-            self.send_response(500 if text == "error" else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-
 @pytest.fixture
 def vector_server():
-    server = VectorServer(("127.0.0.1", 0), VectorServer.RequestHandlerClass)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """Answers as Noria: the vector [length, 1] of each text; a wrong one for "wrong", an error for "error"."""
+
+    def answer(request):
+        text = request.json["input"]
+        if text == "gone":
+            request.close_connection = True
+            return
+        vector = [float(len(text)) + (text == "wrong"), 1.0]
+        request.send({"data": [{"embedding": vector}]}, 500 if text == "error" else 200)
+
+    with HttpServer(answer) as server:
+        yield server
 
 
 @pytest.mark.parametrize("arrivals", [(), tuple((0.005 * k, k % 4) for k in range(40))], ids=["closed", "open"])

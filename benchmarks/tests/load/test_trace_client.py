@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import hashlib
-import http.server
 import itertools
 import json
 import subprocess
@@ -14,70 +13,49 @@ import time
 import msgspec
 import pytest
 
+from http_servers import HttpServer
 from noria_bench.load.reply_sampler import sampled_replies
 from noria_bench.load.trace_client import TraceConfig, run_trace
 from noria_bench.load.workload import Arrival, RequestTemplate
 from noria_bench.measurement.run_metrics import RequestRecord, attainment
 
 LATE_S = 0.5
+PNG = {"content-type": "image/png"}
 TIMEOUT_S = 60.0  # only a bound: a run ends when all is answered
-
-
-class FaultyHandler(http.server.BaseHTTPRequestHandler):
-    """Behaves as the prompt says; an image is the prompt's own bytes."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.bodies.append(body)
-        self.server.encodings.add(self.headers["accept-encoding"])
-        match body["prompt"]:
-            case "fine":
-                self.answer(200, b"fine", "image/png", {"Server-Timing": "queue;dur=1.0, predicted;dur=250.0"})
-            case "two":
-                self.answer(200, self.server.two, "application/json", {"X-Batch-Size": "6"})
-            case "late":
-                self.server.release.wait(LATE_S)
-                self.answer(200, b"late", "image/png")
-            case "together":
-                self.server.together.wait(TIMEOUT_S)
-                self.answer(200, b"together", "image/png")
-            case "never":
-                self.server.release.wait(TIMEOUT_S)
-            case "broken":
-                self.close_connection = True
-            case status:
-                self.answer(int(status), b"{}", "application/json")
-
-    def answer(self, status, content, kind, headers=()):
-        self.send_response(status)
-        for name, value in {"content-type": kind, "content-length": str(len(content)), **dict(headers)}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture
 def server():
-    class Threading(http.server.ThreadingHTTPServer):
-        request_queue_size = 128
+    """Behaves as the prompt says; an image is the prompt's own bytes."""
 
-        def handle_error(self, *_):  # a client that gave up
-            pass
+    def answer(request):
+        server.bodies.append(request.json)
+        server.encodings.add(request.headers["accept-encoding"])
+        match request.json["prompt"]:
+            case "fine":
+                request.send(b"fine", headers={"Server-Timing": "queue;dur=1.0, predicted;dur=250.0"} | PNG)
+            case "two":
+                request.send(server.two, headers={"X-Batch-Size": "6", "content-type": "application/json"})
+            case "late":
+                server.release.wait(LATE_S)
+                request.send(b"late", headers=PNG)
+            case "together":
+                server.together.wait(TIMEOUT_S)
+                request.send(b"together", headers=PNG)
+            case "never":
+                server.release.wait(TIMEOUT_S)
+            case "broken":
+                request.close_connection = True
+            case status:
+                request.send(b"{}", int(status))
 
-    with Threading(("127.0.0.1", 0), FaultyHandler) as erring:
-        erring.bodies, erring.encodings, erring.release = [], set(), threading.Event()
-        erring.together = threading.Barrier(40)
+    with HttpServer(answer) as server:
+        server.bodies, server.encodings, server.release = [], set(), threading.Event()
+        server.together = threading.Barrier(40)
         files = [{"b64_json": base64.b64encode(text).decode()} for text in (b"one", b"two")]
-        erring.two = json.dumps({"images": files}).encode()
-        threading.Thread(target=erring.serve_forever, daemon=True).start()
-        yield erring
-        erring.release.set()
-        erring.shutdown()
+        server.two = json.dumps({"images": files}).encode()
+        yield server
+        server.release.set()
 
 
 def arrivals(*prompts, every_s=0.0, deadline_s=TIMEOUT_S):

@@ -10,10 +10,7 @@ from noria_bench.measurement.engine_costs import device_costs
 def answer(slowdown, step_totals, decode_totals):
     shape = {"width_px": 128, "height_px": 96, "stage": 0, "reference_px": 0, "slowdown": slowdown}
     shape |= {"step_s": {"2": 9.0}, "decode_s": {"1": 3.0}, "text_encode_s": 0.02}
-    return {
-        "costs": [shape | {"step_totals": step_totals, "decode_totals": decode_totals}],
-        "load": {"num_slots": 16},
-    }
+    return {"costs": [shape | {"step_totals": step_totals, "decode_totals": decode_totals}], "load": {"num_slots": 16}}
 
 
 def test_costs_are_the_means_of_what_was_measured_during_the_load():

@@ -114,8 +114,7 @@ def test_flags_that_do_not_fit_are_refused(flags, message):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [["--rate", "0"], ["--duration", "99d"], ["--autoscale", "4-2"], ["--slots", "x"], ["--spot", "1s"]],
+    "flags", [["--rate", "0"], ["--duration", "99d"], ["--autoscale", "4-2"], ["--slots", "x"], ["--spot", "1s"]]
 )
 def test_values_that_are_not_allowed_are_refused(flags, capsys):
     with pytest.raises(SystemExit):

@@ -54,9 +54,6 @@ def test_public_traces_are_converted_from_their_first_request_on(file):
         "gmt_create,num_inference_steps,num_images_per_prompt,checkpoint_model_version_id\n"
         "2024-05-01 00:00:10,30,2,m1\n2024-05-01 00:00:04,20,,m2\n"
     )
-    assert list(convert_gentd26(file)) == [
-        Arrival(0.0, "m2", 512, 512, 20, 1),
-        Arrival(6.0, "m1", 512, 512, 30, 2),
-    ]
+    assert list(convert_gentd26(file)) == [Arrival(0.0, "m2", 512, 512, 20, 1), Arrival(6.0, "m1", 512, 512, 30, 2)]
     file.write_text("Timestamp,Model\n5,ChatGPT\n45,GPT-4\n")
     assert [each.at_s for each in convert_burstgpt(file)] == [0.0, 40.0]

@@ -1,65 +1,41 @@
 """Small requests beside a heap, of a small HTTP server that serves slower while a heap is in flight."""
 
 import contextlib
-import http.server
 import json
-import threading
 import time
 
 import pytest
 
+from http_servers import HttpServer
 from noria.errors import ConfigError
 from noria_bench.soak import heaps
-from noria_bench.soak.heap_options import HEAP_NAMES, HeapOptions, read_names
-
-
-class SlowServer(http.server.ThreadingHTTPServer):
-    """A request takes 10 ms, one of the heap 500 ms; beside the heap, 400 ms."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.num_heap, self.jobs, self.bodies = 0, {}, []
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.bodies.append(body)
-        if self.path == "/v1/jobs":
-            self.server.jobs["a"] = time.monotonic() + 0.1
-            self.answer({"id": "a", "status": "starting"}, 202)
-            return
-        if body["inference_steps"] == 200:
-            self.server.num_heap += 1
-            time.sleep(0.5)
-            self.server.num_heap -= 1
-        else:
-            time.sleep(0.4 if self.server.num_heap else 0.01)
-        self.answer({}, 429 if body.get("prompt") == "fails" else 200)
-
-    def do_GET(self):
-        is_done = time.monotonic() >= self.server.jobs["a"]
-        self.answer({"id": "a", "status": "succeeded" if is_done else "processing"}, 200)
-
-    def answer(self, content, status):
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args):
-        pass
+from noria_bench.soak.heap_options import HEAP_NAMES, HeapOptions
 
 
 @pytest.fixture
 def server():
-    with SlowServer() as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield running
-        running.shutdown()
+    """A request takes 10 ms, one of the heap 500 ms; beside the heap, 400 ms."""
+
+    def answer(request):
+        if request.command == "GET":
+            is_done = time.monotonic() >= server.jobs["a"]
+            return request.send({"id": "a", "status": "succeeded" if is_done else "processing"})
+        body = request.json
+        server.bodies.append(body)
+        if request.path == "/v1/jobs":
+            server.jobs["a"] = time.monotonic() + 0.1
+            return request.send({"id": "a", "status": "starting"}, 202)
+        if body["inference_steps"] == 200:
+            server.num_heap += 1
+            time.sleep(0.5)
+            server.num_heap -= 1
+        else:
+            time.sleep(0.4 if server.num_heap else 0.01)
+        return request.send({}, 429 if body.get("prompt") == "fails" else 200)
+
+    with HttpServer(answer) as server:
+        server.num_heap, server.jobs, server.bodies = 0, {}, []
+        yield server
 
 
 def clients(server, *, splits=False):
@@ -107,6 +83,4 @@ def test_a_target_that_is_not_installed_ends_the_bench_before_it_measures(monkey
 
 
 def test_every_heap_has_an_option():
-    assert tuple(heaps.HEAPS) == HEAP_NAMES == read_names("all", HEAP_NAMES)
-    with pytest.raises(ValueError, match="'longer'; allowed are all, long, short, jobs, texts"):
-        read_names("longer", HEAP_NAMES)
+    assert tuple(heaps.HEAPS) == HEAP_NAMES

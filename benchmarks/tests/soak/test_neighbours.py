@@ -1,13 +1,13 @@
 """The waits of a quiet client, of a small HTTP server that an attack slows down."""
 
 import contextlib
-import http.server
 import json
 import threading
 import time
 
 import pytest
 
+from http_servers import HttpServer
 from noria_bench.soak import neighbours
 
 
@@ -24,22 +24,12 @@ def status():
 
 @pytest.fixture
 def port(slow, status):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request):
+        time.sleep(0.5 if slow.is_set() else 0.001)
+        request.send(status=status[0])
 
-        def do_GET(self):
-            time.sleep(0.5 if slow.is_set() else 0.001)
-            self.send_response(status[0])
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with HttpServer(answer) as server:
         yield server.server_port
-        server.shutdown()
 
 
 @pytest.fixture(autouse=True)

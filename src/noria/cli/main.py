@@ -22,7 +22,7 @@ _MODULES = {
     "serve": "serve", "health": "health", "top": "top.command", "generate": "generate", "embed": "embed",
     "show": "show", "models": "registry.models", "deploy": "registry.deployments", "promote": "registry.deployments",
     "rollback": "registry.deployments", "undeploy": "registry.deployments", "status": "registry.deployments",
-    "stats": "registry.statistics", "trace": "registry.trace", "registry": "registry.maintenance",
+    "stats": "registry.stats", "trace": "registry.trace", "registry": "registry.maintenance",
     "doctor": "doctor.command", "config": "config", "key": "key", "dashboards": "dashboards", "docs": "docs",
 }  # fmt: skip
 """The modules of `noria.cli` by command, in the order of the help; all others are of plugins."""

@@ -29,7 +29,7 @@ from noria.protocol.transport import EngineEndpoint
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.process import POLL_S, open_access, poll_until
-from noria.registrar.statistics import StatisticsKeeper
+from noria.registrar.statistics_keeper import StatisticsKeeper
 from noria.registry.statistics.file import read_statistics, statistics_file
 from noria.statistics.windows import Snapshot
 

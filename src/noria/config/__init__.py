@@ -16,7 +16,7 @@ from noria.config.engine import EngineConfig
 from noria.config.frontend import FrontendConfig
 from noria.config.jobs import JobsConfig
 from noria.config.registry import RegistryConfig
-from noria.config.statistics import StatisticsConfig, VariableConfig, VariableKind
+from noria.config.variables import StatisticsConfig, VariableConfig, VariableKind
 
 __all__ = [
     "ClusterConfig",
@@ -61,8 +61,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     log_prompts: Annotated[
-        Literal["off", "hash", "full"],
-        Meta(description="how prompts are logged: not at all, as SHA-256, or in full"),
+        Literal["off", "hash", "full"], Meta(description="how prompts are logged: not at all, as SHA-256, or in full")
     ] = "off"
     traces_endpoint: Annotated[
         str,

@@ -146,8 +146,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 600.0
     user_code_threads: Annotated[
-        int,
-        Meta(ge=1, le=256, description="threads of a front end for the methods of `endpoints` that are not async"),
+        int, Meta(ge=1, le=256, description="threads of a front end for the methods of `endpoints` that are not async")
     ] = 8
     restart_wait_s: Annotated[
         float,

@@ -92,6 +92,5 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[
-        bool,
-        Meta(description="allow webhooks to loopback, private and other non-public addresses"),
+        bool, Meta(description="allow webhooks to loopback, private and other non-public addresses")
     ] = False

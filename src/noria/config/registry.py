@@ -46,6 +46,5 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ()
     max_source_gib: Annotated[
-        float,
-        Meta(gt=0, le=100_000, description="largest model that `POST /v1/registry/versions` copies, GiB"),
+        float, Meta(gt=0, le=100_000, description="largest model that `POST /v1/registry/versions` copies, GiB")
     ] = 64.0

@@ -10,7 +10,7 @@ from noria.dashboards.grafana import to_grafana
 from noria.dashboards.panels import Dashboard
 from noria.dashboards.promql import metrics_in
 from noria.dashboards.service import SERVICE
-from noria.dashboards.statistics import STATISTICS
+from noria.dashboards.variables import STATISTICS
 from noria.errors import ConfigError, did_you_mean
 from noria.folders import shipped_folder
 from noria.observe.metrics.declarations import DECLARATIONS

@@ -45,8 +45,8 @@ from noria.frontend.registry.deployment_routes import DeploymentRoutes
 from noria.frontend.registry.lineage import LineageService
 from noria.frontend.registry.lineage_routes import LineageRoutes
 from noria.frontend.registry.served_versions import ServedVersionsService
-from noria.frontend.registry.statistics import ReadSnapshot, StatisticsFile, StatisticsService
 from noria.frontend.registry.statistics_routes import StatisticsRoutes
+from noria.frontend.registry.statistics_service import ReadSnapshot, StatisticsFile, StatisticsService
 from noria.frontend.registry.version_adding import VersionAdder
 from noria.frontend.registry.version_routes import RegistryRoutes
 from noria.frontend.routing import ErrorResponder, route_by_path, routes_of, untraced

@@ -311,8 +311,5 @@ def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float, ba
                 store.delete(job_id)
     if undeletable:
         log.warning(
-            "the results of %d ended jobs, such as %s, cannot be deleted: %s",
-            len(undeletable),
-            min(undeletable),
-            error,
+            "the results of %d ended jobs, such as %s, cannot be deleted: %s", len(undeletable), min(undeletable), error
         )

@@ -14,9 +14,6 @@ class ThreadOffloader(thread_offloader.ThreadOffloader):
     """Runs calls of jobs; raises JobsUnavailable."""
 
     def __init__(
-        self,
-        num_threads: int = NUM_REQUEST_THREADS,
-        max_wait_s: float | None = None,
-        outages: OutageLog | None = None,
+        self, num_threads: int = NUM_REQUEST_THREADS, max_wait_s: float | None = None, outages: OutageLog | None = None
     ) -> None:
         super().__init__(JobsUnavailable, "jobs' database", "jobs' results folder", num_threads, max_wait_s, outages)

@@ -22,14 +22,7 @@ class EngineGoneError(Exception):
 class MountClient:
     """The connection to one engine."""
 
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        kind: str,
-        secret_key: str = "",
-        others: Collection[str] = (),
-    ) -> None:
+    def __init__(self, name: str, address: str, kind: str, secret_key: str = "", others: Collection[str] = ()) -> None:
         """`kind` is that of the engine's models. `others` are models of which it holds no version: other engines do."""
         self.name, self.kind, self._others = name, kind, others
         self.models: tuple[AnyModelSpec, ...] = ()  # empty unless it is ready

@@ -30,7 +30,7 @@ from noria.protocol.tasks import RegistrarTask
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
 from noria.registrar.registry_access import RegistryAccess
-from noria.registrar.statistics import StatisticsKeeper
+from noria.registrar.statistics_keeper import StatisticsKeeper
 from noria.registry.deployments.routes_file import read_routes, routes_file, write_routes
 from noria.registry.schema import open_registry, registry_url
 from noria.registry.statistics.file import statistics_file

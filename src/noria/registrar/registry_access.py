@@ -136,9 +136,7 @@ class RegistryAccess:
     async def step_shadow(self, deployment_id: int, shadow: ShadowState, why: str) -> bool:
         """Record what is known of a shadow, which may be over; return whether it was written."""
         return await self._write(
-            deployment_id,
-            lambda change: self._store().step_shadow(deployment_id, self._owner, shadow, change),
-            why,
+            deployment_id, lambda change: self._store().step_shadow(deployment_id, self._owner, shadow, change), why
         )
 
     async def may_swap(self, endpoint: str) -> bool:

@@ -39,14 +39,7 @@ from noria.registry.schema import (
     versions,
 )
 from noria.registry.tags import delete_tag, set_tag
-from noria.registry.versions import (
-    Version,
-    find_version,
-    model_id_of,
-    read_version,
-    read_versions,
-    unknown_alias,
-)
+from noria.registry.versions import Version, find_version, model_id_of, read_version, read_versions, unknown_alias
 from noria.storage.database import insert_if_new, write_transaction
 
 _NAME = re.compile(r"[A-Za-z0-9_.+/-]{1,128}")

@@ -133,10 +133,7 @@ run_entries = Table(  # the latest statement of each
 )
 
 struck_events = Table(  # events that count no more
-    "noria_struck_events",
-    metadata,
-    _reference("event_seq", "lineage_events.seq", primary_key=True),
-    *_change(),
+    "noria_struck_events", metadata, _reference("event_seq", "lineage_events.seq", primary_key=True), *_change()
 )
 
 lineage_senders = Table(

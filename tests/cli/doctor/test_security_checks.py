@@ -142,10 +142,7 @@ def test_the_automatic_webhook_secret_is_that_of_the_servers_environment(finding
 def test_keys_that_others_may_add_and_keys_without_quotas_are_said(findings_for, keys_file):
     keys_file.chmod(0o666)
     found = findings_for(frontend__api_keys_file=str(keys_file))
-    assert found["keys"] == (
-        "warn",
-        f"others may add keys to {keys_file}, whose mode is 666; chmod go-w {keys_file}",
-    )
+    assert found["keys"] == ("warn", f"others may add keys to {keys_file}, whose mode is 666; chmod go-w {keys_file}")
     assert found["quotas"][0] == "warn" and "none for alice, bob" in found["quotas"][1]
 
 

@@ -79,10 +79,7 @@ def second_model(tmp_path):
 def test_it_shows_what_a_real_server_generates(second_model):
     rng = random.Random(2)
     command = ["bundled", "--additional-models", str(second_model), "--slots", "16", "--queue-limit-s", "3600"]
-    with (
-        running_server(command) as server,
-        concurrent.futures.ThreadPoolExecutor(NUM_USERS) as pool,
-    ):
+    with running_server(command) as server, concurrent.futures.ThreadPoolExecutor(NUM_USERS) as pool:
         url = f"http://127.0.0.1:{server.port}"
         stop = threading.Event()
         clients = [pool.submit(generate_until, stop, server.port, rng) for _ in range(NUM_USERS)]

@@ -11,21 +11,22 @@ from noria.jobs.database.store import JobStore
 from noria.storage.database import write_transaction
 from waiting import TIMEOUT_S
 
+OPENERS = """
+import os, pathlib, sys
+from noria.jobs.database.schema import open_jobs_database
+
+children = []
+for _ in range(4):
+    if not (child := os.fork()):
+        open_jobs_database(sys.argv[1], pathlib.Path("/nowhere")).dispose()
+        os._exit(0)
+    children.append(child)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+"""
+
 
 def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, job):
-    code = (
-        "import sys, pathlib\n"
-        "from noria.jobs.database.schema import open_jobs_database\n"
-        "sys.stdin.readline()\n"
-        "open_jobs_database(sys.argv[1], pathlib.Path('/nowhere')).dispose()\n"
-    )
-    openers = [
-        subprocess.Popen([sys.executable, "-c", code, database], stdin=subprocess.PIPE, text=True) for _ in range(4)
-    ]
-    for opener in openers:
-        opener.stdin.write("now\n")
-        opener.stdin.close()
-    assert [opener.wait(TIMEOUT_S) for opener in openers] == [0] * 4
+    subprocess.run([sys.executable, "-c", OPENERS, database], check=True, timeout=TIMEOUT_S)
     store = JobStore(open_jobs_database(database, tmp_path))
     record, created = store.accept(job(), 10, 1.0)
     assert (created, store.get(record.id)) == (True, record)

@@ -84,11 +84,7 @@ def test_a_rejection_counts_as_request_and_rejection_and_a_failure_as_request():
         outcome
         for (model, outcome), each in declarations.REQUESTS._metrics.items()
         if model == "counted" and each._value.get()
-    } == {
-        "queue_full",
-        "generation_failed",
-        "ok",
-    }
+    } == {"queue_full", "generation_failed", "ok"}
     assert [
         outcome
         for (model, outcome), each in declarations.REJECTED._metrics.items()

@@ -19,6 +19,7 @@ from noria.registry.model_store import ModelStore
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes
 from noria.storage.database import write_transaction
 from registry.samples import at, folder, on_sqlite
+from waiting import TIMEOUT_S
 
 PLAN = RampPlan((5.0, 25.0, 100.0), 60.0)
 HOLD = RampPlan((10.0,))
@@ -464,7 +465,7 @@ def test_of_deployments_at_once_one_is_written(engine, store):
 
 
 PROCESS = """
-import pathlib, sys
+import os, pathlib, sys
 from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.errors import RegistryError
@@ -472,9 +473,9 @@ from noria.registry.deployments.store import DeploymentStore
 from noria.registry.schema import open_registry_database
 from noria.registry.changes import Change
 
+me = "one" if os.fork() else "two" if os.fork() else "three"
 engine = open_registry_database(sys.argv[1], pathlib.Path("/nowhere"))
-store, me = DeploymentStore(engine), sys.argv[2]
-sys.stdin.readline()
+store = DeploymentStore(engine)
 
 def load(now):
     for deployment in store.unfinished():
@@ -494,20 +495,13 @@ for number in range(12):
         except RegistryError:  # another process was first
             pass
 engine.dispose()
+if me != "three":
+    sys.exit(os.wait()[1] != 0)
 """
 
 
 def test_processes_at_once_leave_no_half_state(engine, store, database):
-    command = [sys.executable, "-c", PROCESS, database]
-    children = [
-        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for name in ("one", "two", "three")
-    ]
-    for child in children:
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    errors = [child.communicate()[1] for child in children]
-    assert errors == ["", "", ""]
+    subprocess.run([sys.executable, "-c", PROCESS, database], check=True, timeout=TIMEOUT_S)
     assert list(check(engine, with_files=False)) == []
     with engine.connect() as connection:
         generations = connection.scalars(sa.select(routes.c.generation).order_by(routes.c.generation)).all()

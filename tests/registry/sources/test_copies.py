@@ -15,11 +15,7 @@ from noria.registry.sources.remote_folder import RemoteFile, RemoteFolder, model
 from registry.sources.hub_server import REPO
 from waiting import wait_until
 
-FILES = {
-    "config.json": b'{"model_type": "bert"}',
-    "model.safetensors": b"weights",
-    "1_Pooling/config.json": b"{}",
-}
+FILES = {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"weights", "1_Pooling/config.json": b"{}"}
 
 
 def copy(model, folder, report=print, check=lambda _: None):

@@ -2,21 +2,19 @@
 
 import contextlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 import pytest
 
 import noria.registry.sources.mlflow
+from http_servers import HttpServer
 from noria.errors import ModelError
 from noria.registry.lineage.openlineage import DatasetRef, fold, refs
 from noria.registry.sources.mlflow import MlflowClient
 from noria.registry.sources.mlflow_run import MlflowRun, events_of
 from noria.registry.sources.read import read_source
 from noria.registry.sources.source import MlflowSource
-from registry.sources.hub_server import send
 
 RUN = "01a2028d962577a9a141efbbcc3a6ef9"
 ARTIFACTS = {"config.json": b"{}", "model.safetensors": b"weights"}
@@ -48,23 +46,13 @@ class FakeMlflow:
 
     def __init__(self):
         self.uri, self.answers, self.credentials = f"runs:/{RUN}/words", {}, set()
-        fake = self
+        self._server = HttpServer(self.answer).__enter__()
+        self.url = self._server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                fake.credentials.add(self.headers.get("Authorization"))
-                parts = urlsplit(self.path)
-                fake.answer(self, unquote(parts.path), {key: found[0] for key, found in parse_qs(parts.query).items()})
-
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def answer(self, request, path, query):
+    def answer(self, request):
+        self.credentials.add(request.headers.get("Authorization"))
+        parts = urlsplit(request.path)
+        path, query = unquote(parts.path), {key: found[0] for key, found in parse_qs(parts.query).items()}
         api, artifacts = "/api/2.0/mlflow/", "/api/2.0/mlflow-artifacts/artifacts"
         version = {"name": "words", "version": "3", "run_id": RUN}
         known = {
@@ -77,15 +65,13 @@ class FakeMlflow:
         } | self.answers
         if path in known and known[path] is not None:
             answer = known[path]
-            return send(request, *answer) if isinstance(answer, tuple) else send(request, json.dumps(answer).encode())
+            return request.send(*answer) if isinstance(answer, tuple) else request.send(answer)
         if path.startswith(f"{artifacts}/7/{RUN}/artifacts/words/"):
-            return send(request, ARTIFACTS[path.rpartition("/")[2]])
-        return send(request, b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "Alias not found."}', 400)
+            return request.send(ARTIFACTS[path.rpartition("/")[2]])
+        return request.send(b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "Alias not found."}', 400)
 
     def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.__exit__()
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_texts_of_similar_length_share_a_batch_and_each_request_ends_with_its_la
             RequestTimings(queue_s=1.0, slot_s=1.0, mean_batch=2, num_calls=1),
             finished_at=3.0,
             predicted_s=pytest.approx(1.1 * 0.522 * 230 / 512 + 0.211),  # the texts before it, and its own batch
-        ),
+        )
     ]
     assert ends(run_batch(scheduler, 3.0)[1]) == {"a": FINISHED}
     assert scheduler.plan(4.0) is None

@@ -77,10 +77,7 @@ def test_work_moves_to_engines_that_start_and_nothing_moves_twice(num_results, r
     assert max(num_moves) == 1
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 30), min_size=4, max_size=4), min_size=2, max_size=6),
-    st.integers(1, 4),
-)
+@given(st.lists(st.lists(st.integers(0, 30), min_size=4, max_size=4), min_size=2, max_size=6), st.integers(1, 4))
 def test_clients_that_decide_at_once_do_not_move_more_than_the_excess(num_results, num_clients):
     """`num_results` of each engine by client."""
     backlogs_s = [RESULT_S * sum(of_engine[:num_clients]) for of_engine in num_results]

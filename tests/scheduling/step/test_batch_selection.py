@@ -78,11 +78,7 @@ def test_each_selected_image_limits_the_step_for_later_images():
 @given(
     st.lists(
         st.builds(
-            Image,
-            st.text("abc", max_size=3),
-            st.integers(0, 50),
-            st.none() | st.floats(0, 100),
-            st.integers(1, 2),
+            Image, st.text("abc", max_size=3), st.integers(0, 50), st.none() | st.floats(0, 100), st.integers(1, 2)
         ),
         max_size=12,
     ),

@@ -17,13 +17,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-from noria_bench.targets.pipeline_generator import (
-    PipelineGenerator,
-    T2IBody,
-    TargetJob,
-    generate_mixed,
-    image_response,
-)
+from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, generate_mixed, image_response
 
 
 class TritonPythonModel:

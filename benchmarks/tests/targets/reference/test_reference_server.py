@@ -154,8 +154,7 @@ def test_only_the_asynchronous_endpoints_block_the_event_loop(path):
 
 
 @pytest.mark.parametrize(
-    "field",
-    [{"width": 96}, {"height": 96}, {"inference_steps": 9}, {"guidance_scale": 1.0}, {"scheduler": "ddim"}],
+    "field", [{"width": 96}, {"height": 96}, {"inference_steps": 9}, {"guidance_scale": 1.0}, {"scheduler": "ddim"}]
 )
 def test_requests_are_grouped_by_what_one_call_of_the_pipeline_shares(field):
     plain = make_body("p", seed=1)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from noria.errors import InvalidField, RegistryConflict, RegistryUnavailable
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import Operation, parameter
-from noria.frontend.registry.statistics import SeriesDetail, StatisticsList, StatisticsService
+from noria.frontend.registry.statistics_service import SeriesDetail, StatisticsList, StatisticsService
 from noria.statistics.windows import SeriesKey
 
 _PARAMETERS = {

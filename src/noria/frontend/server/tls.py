@@ -18,7 +18,6 @@ from typing import NoReturn
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
-from noria.frontend.server import connection
 from noria.observe.logs.log_record import fields
 
 # A client that does not answer the end of a connection; a slow one must have read the rest of its response by then.
@@ -173,12 +172,14 @@ class TlsServer:
             handshake.add_done_callback(self._handshakes.discard)
 
     async def _make_handshake(self, client: socket.socket, held: contextlib.ExitStack) -> None:
+        from noria.frontend.server.connection import HEAD_TIMEOUT_S  # not in the supervisor, which checks certificates
+
         try:
             await self._loop.connect_accepted_socket(
                 functools.partial(self._make_protocol, held),
                 client,
                 ssl=self._certificate.context,
-                ssl_handshake_timeout=connection.HEAD_TIMEOUT_S,
+                ssl_handshake_timeout=HEAD_TIMEOUT_S,
                 ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
             )
         except BaseException as error:

@@ -43,7 +43,7 @@ from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.user_code.event_loop import UserEventLoop, call_in
 from noria.frontend.user_code.loading import LoadedCode, Method, load_code
-from noria.frontend.user_code.statistics import RecordedValues
+from noria.frontend.user_code.recorded_values import RecordedValues
 from noria.frontend.user_code.threads import UserThreads
 from noria.frontend.user_code.values import EncodeBody, body_as, inputs_of, to_json
 from noria.observe.logs.log_record import fields

@@ -12,25 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from noria.errors import (
-    IdempotencyConflict,
-    JobExpired,
-    JobNotFound,
-    QueueFull,
-    RateLimited,
-    short_repr,
-)
+from noria.errors import IdempotencyConflict, JobExpired, JobNotFound, QueueFull, RateLimited, short_repr
 from noria.jobs.database.claims import ClaimStore, error_columns
 from noria.jobs.database.schema import deliveries, events, jobs, texts
 from noria.jobs.database.transitions import publish_status
-from noria.jobs.records import (
-    TERMINAL_STATUSES,
-    JobEvent,
-    JobRecord,
-    JobState,
-    NewJob,
-    queue_order,
-)
+from noria.jobs.records import TERMINAL_STATUSES, JobEvent, JobRecord, JobState, NewJob, queue_order
 from noria.protocol.model_spec import ModelKey
 from noria.storage.database import interrupt, write_transaction
 

@@ -23,8 +23,6 @@ from standardwebhooks import Webhook
 
 from noria.config import JobsConfig
 from noria.errors import ConfigError
-from noria.jobs.database.schema import SCHEMA
-from noria.storage.database import database_url, file_of
 from noria.storage.private_files import make_private_folder
 
 _PREFIX = "whsec_"
@@ -59,10 +57,16 @@ def secret_file(config: JobsConfig, data_folder: pathlib.Path) -> pathlib.Path:
 
     Raises ConfigError: it is `auto` and the database is none in a file, or its URL is invalid.
     """
-    setting = config.webhook_secret_file
+    setting, beside = config.webhook_secret_file, data_folder / "jobs.sqlite"
     if setting != "auto":
         return pathlib.Path(setting)
-    url = database_url(SCHEMA, config.database, data_folder / "jobs.sqlite")
+    if config.database == "auto":  # without SQLAlchemy, which the supervisor needs for nothing else
+        return beside.resolve().with_name("webhook-secret")
+
+    from noria.jobs.database.schema import SCHEMA
+    from noria.storage.database import database_url, file_of
+
+    url = database_url(SCHEMA, config.database, beside)
     if url.get_backend_name() != "sqlite":
         raise ConfigError(
             "setting jobs.webhook_secret_file is 'auto', a file beside the database, and jobs.database is PostgreSQL, "

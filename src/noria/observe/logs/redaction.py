@@ -39,15 +39,11 @@ _SECRETS = (
     (re.compile(r"(?<![A-Za-z0-9])noria_[A-Za-z0-9_-]{43,}"), f"noria_{REDACTED}"),  # `api_keys.generate_key`
     (
         re.compile(
-            r"((?:password|passwd|pwd|secret|token|api_?key)\\?[\"']?\s{0,4}[:=]\s{0,4})" + _VALUE,
-            re.IGNORECASE,
+            r"((?:password|passwd|pwd|secret|token|api_?key)\\?[\"']?\s{0,4}[:=]\s{0,4})" + _VALUE, re.IGNORECASE
         ),
         rf"\1{REDACTED}",
     ),
-    (
-        re.compile(r"(?<![a-z0-9])((?:key|sig|signature)=)" + _VALUE, re.IGNORECASE),
-        rf"\1{REDACTED}",
-    ),
+    (re.compile(r"(?<![a-z0-9])((?:key|sig|signature)=)" + _VALUE, re.IGNORECASE), rf"\1{REDACTED}"),
 )
 # The tokens of texts are counted and timed.
 _SECRET_NAME = re.compile(

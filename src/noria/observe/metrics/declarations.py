@@ -327,9 +327,7 @@ QUEUE_OLDEST_AGE_SECONDS = _section.gauge(
 )
 JOINS = _section.counter("noria_joins", "Images that joined the running batch, each once.", "engine")
 EVICTIONS = _section.counter(
-    "noria_evictions",
-    "Images that gave their slot to one that is ahead of them, and go on later.",
-    "engine",
+    "noria_evictions", "Images that gave their slot to one that is ahead of them, and go on later.", "engine"
 )
 EVICTED = _section.gauge("noria_evicted", "Evicted images, whose states are in the host's memory.", "engine")
 DEPARTURES = _section.counter(

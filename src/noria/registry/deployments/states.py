@@ -332,12 +332,7 @@ def status_of(deployments: Iterable[Deployment], followed: Mapping[str, str]) ->
     """Return what each endpoint has, by name, with the judge's verdict of its canary, and what it follows."""
     return [
         EndpointStatus(
-            each.name,
-            each.serving,
-            each.unfinished,
-            each.latest.id,
-            _verdict(each.unfinished),
-            followed.get(each.name),
+            each.name, each.serving, each.unfinished, each.latest.id, _verdict(each.unfinished), followed.get(each.name)
         )
         for each in endpoints_of(deployments)
     ]

@@ -118,14 +118,7 @@ def _dataset(ref: DatasetRef, uri: str | None) -> dict[str, Any]:
 
 def _with_schemas(facets: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Add what every facet must have: who made it, and its schema."""
-    return {
-        name: {
-            "_producer": PRODUCER,
-            "_schemaURL": _schema_url(name),
-            **facet,
-        }
-        for name, facet in facets.items()
-    }
+    return {name: {"_producer": PRODUCER, "_schemaURL": _schema_url(name), **facet} for name, facet in facets.items()}
 
 
 def _schema_url(facet: str) -> str:

@@ -49,11 +49,7 @@ def add_to(commands: Any) -> list[Parser]:
         "--last", metavar="TIME", type=argument_type(_seconds), help="what was counted in this time, such as 6h (all)"
     )
     baseline.add_argument(
-        "--from",
-        metavar="FILE",
-        dest="file",
-        type=pathlib.Path,
-        help="training data, .csv or JSON, instead",
+        "--from", metavar="FILE", dest="file", type=pathlib.Path, help="training data, .csv or JSON, instead"
     )
     baseline.add_argument("--delete", action="store_true", help="compare with nothing from now on")
     for parser in (show, baseline):

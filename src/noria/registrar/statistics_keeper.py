@@ -28,11 +28,7 @@ class StatisticsKeeper:
     """The statistics of one server, in `file`."""
 
     def __init__(
-        self,
-        window_s: float,
-        file: pathlib.Path,
-        registry: RegistryAccess,
-        clock: Callable[[], float] = time.time,
+        self, window_s: float, file: pathlib.Path, registry: RegistryAccess, clock: Callable[[], float] = time.time
     ) -> None:
         self._window_s, self._file, self._registry, self._clock = window_s, file, registry, clock
         self._history = StatisticsHistory(window_s)

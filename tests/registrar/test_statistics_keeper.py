@@ -14,7 +14,7 @@ from noria.errors import ConfigError
 from noria.jobs.database.schema import open_jobs_database
 from noria.observe.metrics.declarations import REGISTRY
 from noria.registrar.registry_access import RegistryAccess
-from noria.registrar.statistics import StatisticsKeeper
+from noria.registrar.statistics_keeper import StatisticsKeeper
 from noria.registry.changes import Change
 from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
