@@ -3,12 +3,15 @@
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_metadata import split_networks
+from noria.models.diffusion.prompts.a1111_schedule import PromptSteps, read_schedules
 from noria.models.diffusion.prompts.a1111_syntax import parse
 from noria.protocol.diffusion import DiffusionModelSpec, PromptSyntax
 
 
-def check_prompt(field: str, got: str, syntax: PromptSyntax | None, config: FrontendConfig) -> str:
-    """Return a prompt. Raises InvalidField: it is too long, or not in its syntax."""
+def check_prompt(
+    field: str, got: str, syntax: PromptSyntax | None, steps: PromptSteps, config: FrontendConfig
+) -> tuple[str, ...]:
+    """Return the texts of a prompt at all steps. Raises InvalidField: it is too long, or not in its syntax."""
     if len(got) > config.max_prompt_chars:
         raise InvalidField(
             f"{field} has {len(got)} characters; at most {config.max_prompt_chars} are allowed.", field=field
@@ -19,8 +22,12 @@ def check_prompt(field: str, got: str, syntax: PromptSyntax | None, config: Fron
             raise InvalidField(
                 f"{field} has {short_repr(networks[0].tag)}, which is not read here: name LoRAs in loras.", field=field
             )
-        parse(got, field)
-    return got
+        schedules = read_schedules(got, steps, field, is_joined=field == "prompt")
+        texts = tuple(dict.fromkeys(text for each in schedules for text in each.by_step))
+        for text in texts:
+            parse(text, field)
+        return texts
+    return (got,)
 
 
 def check_syntax(got: PromptSyntax | None, spec: DiffusionModelSpec) -> PromptSyntax | None:

@@ -25,6 +25,7 @@ from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.models.adapter_folders import AdapterFolders
+from noria.models.diffusion.prompts.a1111_schedule import PromptSteps
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import (
@@ -115,10 +116,6 @@ def validate(
 
     syntax = attempt(lambda: check_syntax(body.prompt_syntax, spec), None)
 
-    def check_text(field: str, got: str) -> str:
-        return attempt(lambda: check_prompt(field, got, syntax, config), "")
-
-    prompts = body.prompt[: config.max_prompt_chars], (body.negative_prompt or "")[: config.max_prompt_chars]
     knows_images, facts = images is not None, images or NO_IMAGES
     start_image = facts.start
     if knows_images:
@@ -129,16 +126,21 @@ def validate(
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
     scheduler = attempt(lambda: _resolve_scheduler(body.scheduler, spec), spec.default_scheduler)
+    second_pass = body.second_pass if isinstance(body, TwoPassRequestBody) else None
+    steps = PromptSteps(num_steps, 0 if second_pass is None else second_pass.num_made(scheduler))
+    texts = [
+        text
+        for field, prompt in (("prompt", body.prompt), ("negative_prompt", body.negative_prompt or ""))
+        for text in attempt(functools.partial(check_prompt, field, prompt, syntax, steps, config), ())
+    ]
     request = EngineRequest(
         request_id=request_id,
         model=spec.name,
         payload=DiffusionPayload(
-            prompt=check_text("prompt", body.prompt),
-            negative_prompt=None
-            if body.negative_prompt is None
-            else check_text("negative_prompt", body.negative_prompt),
+            prompt=body.prompt,
+            negative_prompt=body.negative_prompt,
             prompt_syntax=syntax,
-            embeddings=attempt(lambda: folders.embeddings.used_in(prompts, spec.name), ())
+            embeddings=attempt(lambda: folders.embeddings.used_in(texts, spec.name), ())
             if syntax == "a1111" and folders.embeddings
             else (),
             clip_skip=attempt(lambda: check_clip_skip(body.clip_skip, spec), None),
@@ -159,7 +161,7 @@ def validate(
             controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
             refiner=attempt(lambda: _complete_refiner(body, start_image, spec, scheduler, folders.refiners), None),
-            second_pass=body.second_pass if isinstance(body, TwoPassRequestBody) else None,
+            second_pass=second_pass,
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
