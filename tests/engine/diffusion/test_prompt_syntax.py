@@ -145,11 +145,18 @@ def test_prompts_of_other_lengths_share_calls_and_are_as_alone(executor):
         assert difference(together[request.request_id, 0], image) <= 1, request.payload.prompt
 
 
+STRONG = 30.0
 EDITED = "(a [red:green:3] circle:1.2) [above|below], [a star::1]"
 
 
 def make_edited(number, prompt=EDITED, **fields):
-    defaults = {"inference_steps": 6, "prompt_syntax": "a1111", "negative_prompt": "[black:white:2]"}
+    """A request whose guidance is so strong that a word changes the image of a tiny model."""
+    defaults = {
+        "guidance_scale": STRONG,
+        "inference_steps": 6,
+        "prompt_syntax": "a1111",
+        "negative_prompt": "[black:white:2]",
+    }
     return make_request(number, prompt, **defaults | fields)
 
 
@@ -187,7 +194,7 @@ def test_an_edit_is_the_embedding_switched_by_hand(executor, request, scheduler)
         warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
         (theirs,) = pipe(
             num_inference_steps=6,
-            guidance_scale=4.0,
+            guidance_scale=STRONG,
             width=32,
             height=32,
             generator=torch.Generator("cpu").manual_seed(1),
@@ -205,20 +212,22 @@ def test_an_edit_is_the_embedding_switched_by_hand(executor, request, scheduler)
 @pytest.mark.parametrize(
     ("joined", "single", "scale"),
     [
-        ("a red circle AND a red circle:0.5", "a red circle", 6.0),  # 1.5 times as strong
-        ("a red circle AND a star:0", "a red circle", 4.0),
-        ("a red circle:0.5", "a red circle:0.5", 4.0),  # joins none
+        ("a red circle AND a red circle:0.5", "a red circle", 1.5 * STRONG),
+        ("a red circle AND a star:0", "a red circle", STRONG),
+        ("a red circle:0.5", "a red circle:0.5", STRONG),  # joins none
     ],
 )
 def test_joined_prompts_add_up(executor, joined, single, scale):
-    image = generate(executor, [make_request(1, joined, prompt_syntax="a1111")])["r1", 0]
+    strong = {"guidance_scale": STRONG, "prompt_syntax": "a1111"}
+    image = generate(executor, [make_request(1, joined, **strong)])["r1", 0]
     assert difference(image, generate(executor, [make_request(1, single, guidance_scale=scale)])["r1", 0]) <= 1
+    assert difference(image, generate(executor, [make_request(1, "a star", **strong)])["r1", 0]) > 2
 
 
 def test_joined_prompts_are_a_weighted_sum_of_outputs(executor):
-    model, weights, guidance = executor.model, (1.0, 0.6, -0.4), 0.8  # also below the scale of unguided images
+    model, weights, guidance = executor.model, (30.0, 20.0, -10.0), 0.8  # also below the scale of unguided images
     request = make_request(
-        1, "a red circle AND a star : .6 AND [black|white]:-0.4", prompt_syntax="a1111", guidance_scale=guidance,
+        1, "a red circle:30 AND a star : 20. AND [black|white]:-10.0", prompt_syntax="a1111", guidance_scale=guidance,
         inference_steps=3, scheduler="euler",
     )  # fmt: skip
     prepared = executor.prepare(request)
@@ -238,7 +247,10 @@ def test_joined_prompts_are_a_weighted_sum_of_outputs(executor):
             row = table.coefficients[call]
             latents = float(row[sample_column(call)]) * latents + float(row[output_column(call)]) * output
         expected = model.decode(latents.float()).numpy()[0]
-    assert difference(generate(executor, [request])["r1", 0], expected) <= 1
+    image = generate(executor, [request])["r1", 0]
+    assert difference(image, expected) <= 1
+    other = make_request(1, "a red circle", guidance_scale=50 * guidance, inference_steps=3, scheduler="euler")
+    assert difference(image, generate(executor, [other])["r1", 0]) > 2
 
 
 def test_changing_and_joined_prompts_are_as_alone_also_moved_and_evicted(executor):
@@ -256,9 +268,13 @@ def test_changing_and_joined_prompts_are_as_alone_also_moved_and_evicted(executo
         assert difference(together[name, 0], image) <= 1, name
     assert difference(moved_image(executor, requests[0], 4), alone["r0"]) <= 1
     assert difference(evicted_image(executor, requests[1], 3), alone["r1"]) <= 1
-    first = msgspec.structs.replace(requests[4].payload, prompt=LONG, second_pass=requests[4].payload.second_pass)
-    other = generate(executor, [msgspec.structs.replace(requests[4], payload=first)])["r4", 0]
-    assert difference(other, alone["r4"]) > 1
+    changed = [
+        make_edited(0, EDITED.replace(":3]", ":5]")),
+        make_edited(1, "a star AND [a blue square|a red circle]:0.7 AND black:-0.2", scheduler="euler-a"),
+        make_edited(4, "a star", second_pass=SecondPass(48, 32, 5, 0.6)),
+    ]
+    for each in changed:
+        assert difference(generate(executor, [each])[each.request_id, 0], alone[each.request_id]) > 2
 
 
 def test_more_joined_prompts_than_a_call_has_rows_for_are_refused(executor):
