@@ -145,7 +145,7 @@ class DiffusionExecutor:
 
     def take_result(self, image: ItemId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
-        num_cut = max(each.num_cut for each in set(self._guided[image]))
+        num_cut = max(each.num_cut for each in self._guided[image])
         return DecodedImage(self._requests[image.attempt_id].request, image.index, self._decoded.pop(image), num_cut)
 
     def previews(self) -> list[PreviewPixels]:

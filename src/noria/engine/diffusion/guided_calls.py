@@ -28,7 +28,7 @@ class GuidedImage:
     """The inputs of a call for an image, besides its latents and the time."""
 
     prompts: tuple[Conditioning, ...]  # several only of a guided image
-    weights: tuple[float, ...]  # of the prompts, if they are several
+    weights: tuple[float, ...]  # one for each prompt, which count if they are several
     negative: Conditioning | None  # None: not guided
     scale: float
     adapters: Adapters

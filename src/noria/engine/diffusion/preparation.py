@@ -41,7 +41,7 @@ class PreparedImageRequest(BaseImageRequest):
     table: SamplerTable
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image, in its first pass
     prompts: tuple[ScheduledPrompt, ...]  # those that it joins, mostly one, as the model encodes them, as the next
-    negative_prompt: ScheduledPrompt  # of None: zeros, or not guided
+    negative_prompt: ScheduledPrompt  # that of None: zeros, or not guided
     preview_calls: frozenset[int]  # calls after which its images get a preview
     call_size: tuple[int, int] | None = None  # see `DiffusionModel`
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted

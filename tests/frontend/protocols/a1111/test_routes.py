@@ -216,7 +216,7 @@ def test_every_listed_pair_of_sampler_and_schedule_type_works_or_is_not_combinab
         ({"s_noise": 1.01}, "noise"),
         ({"override_settings": {"CLIP_stop_at_last_layers": 13}}, "CLIP_stop_at_last_layers is 13; allowed are 1"),
         ({"prompt": " AND ".join("abcdefghi")}, "prompt: AND joins 9 prompts; at most 8 are read"),
-        ({"negative_prompt": "[a:b:1]" * 33}, "negative_prompt: has 33 edits and alternations; at most 32"),
+        ({"negative_prompt": "[a:1]" * 33}, "negative_prompt: has 33 edits and alternations; at most 32"),
         ({"override_settings": {"sd_vae": "mse-840000"}}, "VAE"),
         ({"override_settings": {"samples_format": ["png"]}}, "samples_format"),
         ({"sampler_name": "DPM++ SDE"}, "Brownian tree"),

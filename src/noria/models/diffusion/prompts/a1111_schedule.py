@@ -18,8 +18,8 @@ from typing import NamedTuple
 from noria.errors import InvalidField
 from noria.models.diffusion.prompts.a1111_syntax import MAX_WEIGHT
 
-MAX_TEXTS = 16  # of a prompt: each is encoded, and its embedding kept as long as its images run
-MAX_JOINED = 8  # prompts of one: each is a row of every call
+MAX_TEXTS = 16  # texts of a prompt: each is encoded, and its embedding kept as long as its images run
+MAX_JOINED = 8  # prompts that AND joins: each is a row of every call
 _MAX_CHANGES = 32  # edits and alternations of a prompt
 _MAX_OPEN = 64  # brackets in one another; `a1111_syntax.py` refuses more
 _NUMBER = re.compile(r"\s*([+-]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20}))\s*", re.ASCII)
