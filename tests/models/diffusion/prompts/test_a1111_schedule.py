@@ -5,6 +5,8 @@ import re
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from noria.errors import InvalidField
 from noria.models.diffusion.prompts.a1111_schedule import PromptSteps, read_schedules
@@ -101,6 +103,15 @@ def test_a_refusal_names_the_limit(prompt: str, message: str) -> None:
     with pytest.raises(InvalidField, match=re.escape(message)) as caught:
         read_schedules(prompt, PromptSteps(30))
     assert caught.value.field == "prompt"
+
+
+@given(st.text(alphabet="[]():|\\ab1. \nAND"))
+def test_any_text_is_read_and_what_changes_nothing_stays(prompt: str) -> None:
+    for each in read_schedules(prompt[:30], PromptSteps(3, 2), is_joined=False):
+        assert len(each.by_step) in (1, 5)
+        assert all(set(text) <= set(prompt) for text in each.by_step)
+        if not re.search(r"[:|].*\]", prompt, re.DOTALL):
+            assert each.by_step == (prompt[:30],)
 
 
 @pytest.mark.parametrize(
