@@ -20,8 +20,8 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.loading import max_rows
 from noria.engine.diffusion.preparation import PreparedImageRequest
+from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.diffusion.warmup.calibration import measure_costs
 from noria.engine.loop import EngineEvent, RequestEnded, ResultReady, StepLoop
 from noria.images import scheduler_names

@@ -23,14 +23,14 @@ import msgspec
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import UPSCALERS, a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Control, Lora, PromptSyntax, Refinement, SecondPass, num_skipped_steps
+from noria.protocol.diffusion import Control, Lora, PromptSyntax, Refinement, SecondPass
 
 _NEGATIVE_PREFIX = "Negative prompt:"
 _NUMBER = r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?"
 _VERSION_PREFIX = "noria "  # A1111 interprets a bare "v0.1" as an old version of its own and generates as that did
 _MIN_SETTINGS = 3  # a last line with fewer is part of the prompt, as in A1111
 _FIRST_SETTING = "Steps: "  # in A1111's order
-_WEIGHTS = re.compile(r"[()\[\]]|\bBREAK\b")  # A1111's syntax
+_WEIGHTS = re.compile(r"[()\[\]]|\b(?:BREAK|AND)\b")  # A1111's syntax
 _NAME = re.compile(r"[A-Z][\w ]{0,40}", re.ASCII)  # the name of a setting on a line of its own
 _NETWORK_TAG = re.compile(r"<(\w+):([^<>]+)>")
 _LORA_KINDS = frozenset({"lora", "lyco"})
@@ -94,11 +94,10 @@ def _describe_control(control: Control) -> str:
 def _describe_second_pass(second: SecondPass | None, scheduler: str | None) -> dict[str, str | int]:
     if second is None or scheduler is None:
         return {}
-    num_skipped = num_skipped_steps(scheduler, second.inference_steps, second.strength)
     return {
         "Denoising strength": _number(second.strength),
         "Hires resize": f"{second.width}x{second.height}",
-        "Hires steps": second.inference_steps - num_skipped,
+        "Hires steps": second.num_made(scheduler),
         "Hires upscaler": next(name for name, upscaler in UPSCALERS.items() if upscaler == second.upscaler),
     }
 

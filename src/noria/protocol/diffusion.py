@@ -109,6 +109,10 @@ class SecondPass(Struct, frozen=True, forbid_unknown_fields=True):
     strength: float  # as that of a start image
     upscaler: LatentUpscaler = "bilinear"
 
+    def num_made(self, scheduler: str) -> int:
+        """Return the number of steps that it makes; `scheduler` is a short name."""
+        return self.inference_steps - num_skipped_steps(scheduler, self.inference_steps, self.strength)
+
 
 class ImageSettings(Struct, frozen=True):
     """The settings of one image as far as they are given; `None` means not given."""
@@ -207,7 +211,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
         """
         num_steps = self.num_calls or self.inference_steps - self.first_step
         if self.second_pass is not None:
-            num_steps += self.second_pass.inference_steps - self.first_step_of_second_pass
+            num_steps += self.second_pass.num_made(self.scheduler)
         return num_steps
 
     @property

@@ -67,7 +67,7 @@ class SchedulableRequest(Struct, frozen=True):
     num_calls: int  # model calls per image: the rows of its sampler's table
     expires_at: float | None  # the request ends then, whatever its state; monotonic seconds, None: never
     deadline: float | None = None  # set by the caller: met or rejected; monotonic seconds, None: no deadline
-    rows: int = 1  # rows of one image in a model call: 2 with guidance
+    rows: int = 1  # rows of one image in a model call: 2 with guidance, more if prompts are joined
     priority: Priority = "normal"
     exclusive: bool = False  # runs with no other request in the batch
     num_tokens: tuple[int, ...] = ()  # tokens of each of its `num_images` texts, special ones too; empty for images

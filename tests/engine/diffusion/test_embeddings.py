@@ -68,11 +68,11 @@ def test_prompts_with_and_without_embeddings_share_calls_and_are_as_alone(served
     together = generate(executor, requests)
     for request in requests:
         assert difference(together[request.request_id, 0], generate(executor, [request])[request.request_id, 0]) <= 1
-    first = executor.prepare(requests[1]).prompt
+    first = executor.prepare(requests[1]).prompts
     save(folder, "long", [torch.randn(15, encoder.config.hidden_size) for encoder in encoders])
     with pytest.raises(InvalidField, match="'long' has changed"):
         executor.prepare(requests[1])
-    assert executor.prepare(make_request(executor, 1, texts[1])).prompt != first
+    assert executor.prepare(make_request(executor, 1, texts[1])).prompts != first
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_not_kept(served, monkeypatch):

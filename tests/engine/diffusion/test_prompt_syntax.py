@@ -1,18 +1,27 @@
 """Prompts in A1111's syntax, and clip skip: what a UNet is shown of them, and other lengths in one call."""
 
 import math
+import warnings
 
+import diffusers
+import msgspec
 import pytest
 import torch
 
-from generating import difference, generate
+from generating import difference, evicted_image, final_latents, generate, moved_image, relative
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.prompt_schedule import steps_of_calls
+from noria.errors import InvalidField
 from noria.models.catalog import open_model
+from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.prompts.chunks import MAX_CHUNKS
 from noria.models.diffusion.prompts.clip_prompt import ClipPrompt
 from noria.models.families import FAMILIES
+from noria.protocol.diffusion import SecondPass
+from noria.sampling.tables import output_column, sample_column
 from noria.testing.requests import make_image_request
+from pipelines import set_scheduler
 
 LONG = "a red circle above a blue square and a large green ring, at the top left of a small yellow star, " * 2 + "black"
 
@@ -132,3 +141,157 @@ def test_prompts_of_other_lengths_share_calls_and_are_as_alone(executor):
     alone = [generate(executor, [request])[request.request_id, 0] for request in requests]
     for request, image in zip(requests, alone, strict=True):
         assert difference(together[request.request_id, 0], image) <= 1, request.payload.prompt
+
+
+STRONG = 30.0
+EDITED = "(a [red:green:3] circle:1.2) [above|below], [a star::1]"
+
+
+def make_edited(number, prompt=EDITED, **fields):
+    """A request whose guidance is so strong that a word changes the image of a tiny model."""
+    defaults = {
+        "guidance_scale": STRONG,
+        "inference_steps": 6,
+        "prompt_syntax": "a1111",
+        "negative_prompt": "[black:white:2]",
+    }
+    return make_request(number, prompt, **defaults | fields)
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "heun"])
+def test_an_edit_is_the_embedding_switched_by_hand(executor, request, scheduler, monkeypatch):
+    is_xl = len(encoders_of(executor.model)) > 1
+    pipeline = diffusers.StableDiffusionXLPipeline if is_xl else diffusers.StableDiffusionPipeline
+    folder = request.getfixturevalue("tiny_xl_folder" if is_xl else "tiny_folder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
+        pipe = pipeline.from_pretrained(folder, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    ours = make_edited(1, scheduler=scheduler)
+    set_scheduler(pipe, ours, folder, clip_sample=False, steps_offset=1)
+    calls_per_step = 2 if scheduler == "heun" else 1
+
+    def at(call):
+        """The embeddings of the negative prompt and of the prompt, as a pipeline holds them."""
+        step = call // calls_per_step + 1
+        text = f"(a {'red' if step <= 3 else 'green'} circle:1.2) {['below', 'above'][step % 2]}, "
+        texts = "black" if step <= 2 else "white", text + ("a star" if step == 1 else "")
+        names = {"prompt_embeds": "encoder_hidden_states"} | ({"add_text_embeds": "text_embeds"} if is_xl else {})
+        found = (encode(executor, *map(a1111, texts), name=each) for each in names.values())
+        return dict(zip(names, found, strict=True))
+
+    def switch(_pipe, call, _timestep, _tensors):
+        return {name: torch.stack(pair) for name, pair in at(call + 1).items()}
+
+    first = at(0)
+    embeddings = {"negative_prompt_embeds": first["prompt_embeds"][0], "prompt_embeds": first["prompt_embeds"][1]}
+    if is_xl:
+        negative, prompt = first["add_text_embeds"]
+        embeddings |= {"negative_pooled_prompt_embeds": negative, "pooled_prompt_embeds": prompt}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+        theirs = pipe(
+            num_inference_steps=6,
+            guidance_scale=STRONG,
+            width=32,
+            height=32,
+            generator=torch.Generator("cpu").manual_seed(1),
+            output_type="latent",
+            callback_on_step_end=switch,
+            callback_on_step_end_tensor_inputs=list(first),
+            **{name: each[None] for name, each in embeddings.items()},
+        ).images
+    error = relative(final_latents(executor, [ours], monkeypatch)["r1"], theirs[0])
+    assert error <= 2e-4  # float32, with a guidance that multiplies its rounding
+    later = make_edited(1, EDITED.replace(":3]", ":4]"), scheduler=scheduler)
+    assert relative(final_latents(executor, [later], monkeypatch)["r1"], theirs[0]) > 10 * error
+
+
+@pytest.mark.parametrize(
+    ("joined", "single", "scale"),
+    [
+        ("a red circle AND a red circle:0.5", "a red circle", 1.5 * STRONG),
+        ("a red circle AND a star:0", "a red circle", STRONG),
+        ("a red circle:0.5", "a red circle:0.5", STRONG),  # joins none
+    ],
+)
+def test_joined_prompts_add_up(executor, joined, single, scale):
+    strong = {"guidance_scale": STRONG, "prompt_syntax": "a1111"}
+    image = generate(executor, [make_request(1, joined, **strong)])["r1", 0]
+    assert difference(image, generate(executor, [make_request(1, single, guidance_scale=scale)])["r1", 0]) <= 1
+    assert difference(image, generate(executor, [make_request(1, "a star", **strong)])["r1", 0]) > 2
+
+
+def test_joined_prompts_are_a_weighted_sum_of_outputs(executor):
+    model, weights, guidance = executor.model, (30.0, 20.0, -10.0), 0.8  # also below the scale of unguided images
+    request = make_request(
+        1, "a red circle:30 AND a star : 20. AND [black|white]:-10.0", prompt_syntax="a1111", guidance_scale=guidance,
+        inference_steps=3, scheduler="euler",
+    )  # fmt: skip
+    prepared = executor.prepare(request)
+    assert (prepared.num_rows, prepared.schedulable(None, None).rows) == (4, 4)
+    table, latents = prepared.table, []
+    noise = torch.randn(1, *prepared.latent_shape, generator=torch.Generator("cpu").manual_seed(1))
+    latents = noise * table.init_noise_sigma
+    with torch.inference_mode():
+        for call in range(3):
+            rows = model.text_encode(["black", "a red circle", "a star", ("black", "white")[call % 2]])
+            inputs = (latents * float(table.input_scale[call])).expand(4, -1, -1, -1)
+            times = torch.full((4,), float(table.timesteps[call]))
+            uncond, *conds = model.predict(inputs, times, collate(rows), None).double()
+            output = uncond + guidance * sum(
+                weight * (cond - uncond) for weight, cond in zip(weights, conds, strict=True)
+            )
+            row = table.coefficients[call]
+            latents = float(row[sample_column(call)]) * latents + float(row[output_column(call)]) * output
+        expected = model.decode(latents.float()).numpy()[0]
+    image = generate(executor, [request])["r1", 0]
+    assert difference(image, expected) <= 1
+    other = make_request(1, "a red circle", guidance_scale=50 * guidance, inference_steps=3, scheduler="euler")
+    assert difference(image, generate(executor, [other])["r1", 0]) > 2
+
+
+def test_changing_and_joined_prompts_are_as_alone_also_moved_and_evicted(executor):
+    requests = [
+        make_edited(0),
+        make_edited(1, "a star AND [a red circle|a blue square]:0.7 AND black:-0.2", scheduler="euler-a"),
+        make_request(2, "a star"),
+        make_edited(3, "[a|b] circle", guidance_scale=1.0, scheduler="dpm++2m", inference_steps=20, calls=0.5),
+        make_edited(4, f"[a star:{LONG}:0.5]", second_pass=SecondPass(48, 32, 5, 0.6)),
+        make_edited(5, "a star AND a circle", guidance_scale=1.0),
+    ]
+    together = generate(executor, requests, arrivals=[0, 1, 0, 2, 1, 0])
+    alone = {each.request_id: generate(executor, [each])[each.request_id, 0] for each in requests}
+    for name, image in alone.items():
+        assert difference(together[name, 0], image) <= 1, name
+    assert difference(moved_image(executor, requests[0], 4), alone["r0"]) <= 1
+    assert difference(evicted_image(executor, requests[1], 3), alone["r1"]) <= 1
+    changed = [
+        make_edited(0, EDITED.replace(":3]", ":5]")),
+        make_edited(1, "a star AND [a blue square|a red circle]:0.7 AND black:-0.2", scheduler="euler-a"),
+        make_edited(4, "a star", second_pass=SecondPass(48, 32, 5, 0.6)),
+    ]
+    for each in changed:
+        assert difference(generate(executor, [each])[each.request_id, 0], alone[each.request_id]) > 2
+
+
+def test_more_joined_prompts_than_a_call_has_rows_for_are_refused(executor):
+    small = DiffusionExecutor(executor.model, msgspec.structs.replace(executor.config, slots=1))
+    with pytest.raises(InvalidField, match="AND joins 2 prompts, which take 3 rows of a call"):
+        small.prepare(make_request(1, "a AND b", prompt_syntax="a1111"))
+    assert executor.prepare(make_request(1, "a AND b", prompt_syntax="a1111")).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "num_steps", "expected"),
+    [
+        (4, 4, [1, 2, 3, 4]),
+        (7, 4, [1, 1, 2, 2, 3, 3, 4]),  # Heun
+        (5, 4, [1, 1, 2, 3, 4]),  # PNDM
+        (6, 11, [1, 3, 5, 7, 9, 11]),  # skipped calls
+        (1, 3, [1]),
+        (0, 0, []),
+    ],
+)
+def test_a_call_has_a_step(num_calls, num_steps, expected):
+    assert steps_of_calls(num_calls, num_steps) == expected

@@ -176,6 +176,24 @@ def test_late_joiners_with_and_without_a_refiner_give_the_images_of_the_pipeline
             assert relative(without, alone) > 1e-3, request
 
 
+def test_prompts_that_change_or_are_joined_do_so_in_both_stages(served, monkeypatch):
+    _, executor = served
+    texts = [
+        "a red circle",
+        "[a red circle:a blue square:6]",
+        "a red circle AND a star:0",
+        "[a red circle:a blue square:5]",  # in a step of the refiner
+        "[a blue square:a red circle:1]",
+    ]
+    settings = {"prompt_syntax": "a1111", "guidance_scale": 20.0, "negative_prompt": "a black cross"}
+    settings |= {"inference_steps": 6, "seed": 1, "scheduler": "euler"}
+    requests = [make_request(k, 0.5, prompt=text, **settings) for k, text in enumerate(texts)]
+    latents = final_latents(executor, requests, monkeypatch)
+    errors = [relative(latents[f"r{k}"], latents["r0"]) for k in range(5)]
+    assert max(errors[:3]) <= 1e-4  # float32, with a guidance that multiplies its rounding
+    assert min(errors[3:]) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("index", "scheduler"), [({"force_zeros_for_empty_prompt": True}, {}), ({}, {"prediction_type": "v_prediction"})]
 )

@@ -16,8 +16,8 @@ import msgspec
 
 from noria.cli.doctor import encoder_checks
 from noria.config import Config, EngineConfig, FrontendConfig
-from noria.engine.diffusion.loading import max_rows
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
+from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.diffusion.warmup.calibration import cost_cache, device_name
 from noria.engine.resources.fidelity import read_fidelity
 from noria.errors import NoriaError

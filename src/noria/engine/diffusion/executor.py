@@ -31,6 +31,7 @@ from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.noise_streams import NoiseStreams
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer, refiner_of
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
+from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.diffusion.timing import (
     MAX_ITERATIONS_AHEAD,
     DeviceStopwatch,
@@ -77,7 +78,7 @@ class DiffusionExecutor:
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise = NoiseStreams(model)
         self._latents = LatentSlots(config.slots, model.device)
-        self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running and evicted images, by stage
+        self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running and evicted images, by call
         self._evicted: dict[ItemId, BegunImage] = {}
         self._masked_images = MaskedImages(model)
         self._loras = ModelLoras(model, config)
@@ -144,7 +145,7 @@ class DiffusionExecutor:
 
     def take_result(self, image: ItemId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
-        num_cut = self._guided[image][0].num_cut
+        num_cut = max(each.num_cut for each in self._guided[image])
         return DecodedImage(self._requests[image.attempt_id].request, image.index, self._decoded.pop(image), num_cut)
 
     def previews(self) -> list[PreviewPixels]:
@@ -165,7 +166,7 @@ class DiffusionExecutor:
         """Have `slots` slots from now on; call it while there is no request."""
         self.config = msgspec.structs.replace(self.config, slots=slots)
         self._latents = LatentSlots(slots, self.model.device)
-        self._preparer.max_images = slots + self.config.queue_limit
+        self._preparer.max_images, self._preparer.max_rows = slots + self.config.queue_limit, max_rows(self.config)
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Execute evictions, encodes, joins, steps and decodes.
@@ -290,7 +291,7 @@ class DiffusionExecutor:
         outputs = self._calls[stage].predict(
             [self._masked_images.with_masks(batch.steps, batch.inputs_BCHW) for batch in batches],
             batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
-            [self._guided[step.image][stage] for batch in batches for step in batch.steps],
+            [self._guided[step.image][step.call] for batch in batches for step in batch.steps],
             [
                 active_controls(prepared.controls, step.call, self.model) if stage == 0 else []
                 for batch in batches

@@ -1,6 +1,7 @@
 """Calls of the model for images, with their guidance applied.
 
-A call has a row for each image's prompt and, before all these, one for the negative prompt of each guided image.
+A call has a row for each image's prompt and, before all these, one for the negative prompt of each guided image. Of
+prompts that are joined, all but the first come last.
 
 Shapes: B images of one size, R rows of a call.
 """
@@ -39,9 +40,10 @@ class CollatedRows:
 
 @dataclass(frozen=True, slots=True)
 class GuidedImage:
-    """The inputs of the calls for an image, besides its latents and the time."""
+    """The inputs of a call for an image, besides its latents and the time."""
 
-    prompt: Conditioning
+    prompts: tuple[Conditioning, ...]  # several only of a guided image
+    weights: tuple[float, ...]  # one for each prompt, which count if they are several
     negative: Conditioning | None  # None: not guided
     scale: float
     adapters: Adapters
@@ -50,7 +52,8 @@ class GuidedImage:
     @property
     def num_cut(self) -> int:
         """The tokens at the ends of its prompts that the model is not shown."""
-        return self.prompt.num_cut + (0 if self.negative is None else self.negative.num_cut)
+        of_prompts = sum(each.num_cut for each in self.prompts)
+        return of_prompts + (0 if self.negative is None else self.negative.num_cut)
 
 
 class GuidedCalls:
@@ -74,12 +77,14 @@ class GuidedCalls:
         model whose calls mix sizes. `timesteps`, `images` and `controls` are those of all inputs, in order.
         """
         guided = [b for b, image in enumerate(images) if image.negative is not None]
-        positions = guided + list(range(len(images)))
+        others = [b for b, image in enumerate(images) for _ in image.prompts[1:]]
+        positions = guided + list(range(len(images))) + others
         predict, control_rows = self._model.predict, self._control_rows(positions, controls)
         if control_rows:
             assert isinstance(self._model, ControlledModel)
             predict = functools.partial(self._model.predict, controls=control_rows)
-        rows = [each.negative for each in images if each.negative is not None] + [each.prompt for each in images]
+        rows = [each.negative for each in images if each.negative is not None] + [each.prompts[0] for each in images]
+        rows += [other for each in images for other in each.prompts[1:]]
         padding = self._bucket(len(rows)) - len(rows)
         positions, rows = positions + positions[:1] * padding, rows + rows[:1] * padding
         if any(image.references is not None for image in images):
@@ -95,10 +100,18 @@ class GuidedCalls:
                 self._rows.get(rows),
                 self._to_device(scales)[positions_R] if self._model.guidance.embedded else None,
             )
-        if isinstance(outputs_R, torch.Tensor):
-            outputs_R = outputs_R.float()
-        combined, start = [], 0
+        return self._guide(inputs, images, outputs_R.float() if isinstance(outputs_R, torch.Tensor) else outputs_R)
+
+    def _guide(
+        self, inputs: Sequence[torch.Tensor], images: Sequence[GuidedImage], outputs_R: LatentRows
+    ) -> list[torch.Tensor]:
+        """Return the guided outputs of each of `inputs`, of the rows of `predict`."""
+        guided = [b for b, image in enumerate(images) if image.negative is not None]
         negative_rows = {b: row for row, b in enumerate(guided)}
+        others = [b for b, image in enumerate(images) for _ in image.prompts[1:]]
+        other_rows = list(enumerate(others, len(guided) + len(images)))
+        scales = np.array([image.scale for image in images], np.float32)
+        combined, start = [], 0
         for inputs_BCHW in inputs:
             of_size = range(start, start + inputs_BCHW.shape[0])
             start = of_size.stop
@@ -113,6 +126,14 @@ class GuidedCalls:
                 if isinstance(outputs_R, torch.Tensor)
                 else _stacked([outputs_R[row] for row in uncond_rows])
             )
+            if any(b in of_size for b in others):
+                joined = [[outputs_R[row] for row, other in other_rows if other == b] for b in of_size]
+                prompted = torch.stack(
+                    [
+                        _join(uncond_CHW, [cond_CHW, *rest], images[b].weights) if rest else cond_CHW
+                        for b, uncond_CHW, cond_CHW, rest in zip(of_size, uncond, prompted, joined, strict=True)
+                    ]
+                )
             is_guided = [b in negative_rows for b in of_size]
             scales_B = np.where(
                 is_guided, scales[of_size.start : of_size.stop], np.float32(self._model.guidance.active_above)
@@ -140,6 +161,17 @@ class GuidedCalls:
 
     def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
         return torch.as_tensor(values).to(self._model.device, non_blocking=True)
+
+
+def _join(uncond_CHW: torch.Tensor, outputs: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Return what joined prompts have in place of the output c of one: u + Σ w·(c - u).
+
+    Guided by g it becomes u + Σ w·g·(c - u), as in Liu et al. (2022), eq. 11.
+    """
+    joined_CHW = uncond_CHW.float()
+    for output_CHW, weight in zip(outputs, weights, strict=True):
+        joined_CHW = joined_CHW + weight * (output_CHW.float() - uncond_CHW.float())
+    return joined_CHW
 
 
 def _rows_at(positions: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,17 +1,19 @@
-"""The inputs of the calls for images, besides latents and the time: by the stages, of the model and of its refiner."""
+"""The inputs of the calls for images, besides latents and the time: by call, of the model and of its refiner."""
 
+import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.guided_calls import GuidedImage
-from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS
+from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras, Prompt
 from noria.engine.diffusion.preparation import PreparedImageRequest, refiner_of
-from noria.models.diffusion.conditioning import Conditioning
+from noria.engine.diffusion.prompt_schedule import ScheduledPrompt, schedule_prompt
+from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
 from noria.models.diffusion.diffusion_model import DiffusionModel
-from noria.models.diffusion.prompts.clip_prompt import PromptText, prompt_of
+from noria.models.diffusion.prompts.clip_prompt import PromptText
 
 PromptT = TypeVar("PromptT", bound=Prompt)
 
@@ -72,42 +74,74 @@ class ImageConditioner:
         return self._embeddings.max_entry_bytes + of_refiner
 
     def condition(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage, ...]]:
-        """Return, by attempt, what each image of a request has at each stage; new prompts are encoded together."""
+        """Return, by attempt, what each image of a request has at each call; new prompts are encoded together."""
         key = self._loras.prompt_key
         embeddings = self._embeddings.get(
-            key(text, p.adapters) for p in requests for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]
+            key(text, p.adapters) for p in requests for text in _texts(p, p.prompts, p.negative_prompt)
         )
         refined = self._condition_refiner([p for p in requests if p.request.payload.refiner is not None])
         found: dict[str, tuple[GuidedImage, ...]] = {}
         for p in requests:
-            prompt = embeddings[key(p.prompt, p.adapters)]
-            negative = embeddings[key(p.negative_prompt, p.adapters)] if p.guided else None
+            by_text = {text: embeddings[key(text, p.adapters)] for text in _texts(p, p.prompts, p.negative_prompt)}
             references = None if p.references is None else p.references.tokens
-            guided = GuidedImage(prompt, negative, p.request.payload.guidance_scale, p.adapters, references)
-            found[p.request.attempt_id] = (guided, *refined.get(p.request.attempt_id, ()))
+            images = _by_call(p, p.prompts, p.negative_prompt, by_text, by_text, p.adapters, references)
+            if (of_refiner := refined.get(p.request.attempt_id)) is not None:
+                images = images[: p.second_stage_from] + of_refiner[p.second_stage_from :]
+            found[p.request.attempt_id] = images
         return found
 
-    def _condition_refiner(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage]]:
+    def _condition_refiner(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage, ...]]:
         """Return the same of requests that have calls of the refiner."""
         if not requests or self._refiner is None:
             return {}
         refiner = self._refiner
-        prompts: dict[str, tuple[PromptText, PromptText]] = {}
+        prompts: dict[str, tuple[tuple[ScheduledPrompt, ...], ScheduledPrompt]] = {}
         for p in requests:
-            payload = p.request.payload
-            texts = payload.prompt, refiner.guidance.negative(payload.negative_prompt)
-            prompt, negative = (prompt_of(each, payload, p.embeddings) for each in texts)
-            prompts[p.request.attempt_id] = prompt, negative
+            payload, num_calls = p.request.payload, p.calls_of_passes()
+            read = functools.partial(schedule_prompt, payload=payload, num_calls=num_calls, embeddings=p.embeddings)
+            (negative,) = read(refiner.guidance.negative(payload.negative_prompt), is_joined=False)
+            prompts[p.request.attempt_id] = read(payload.prompt), negative
         embeddings = self._refiner_embeddings.get(
-            each
-            for p in requests
-            for prompt, negative in [prompts[p.request.attempt_id]]
-            for each in ([negative] if p.guided else []) + [prompt]
+            text for p in requests for text in _texts(p, *prompts[p.request.attempt_id])
         )
         found = {}
         for p in requests:
-            prompt, negative = prompts[p.request.attempt_id]
-            of_negative = refiner.as_negative(embeddings[negative]) if p.guided else None
-            guided = GuidedImage(embeddings[prompt], of_negative, p.request.payload.guidance_scale, NO_ADAPTERS)
-            found[p.request.attempt_id] = (guided,)
+            positive, negative = prompts[p.request.attempt_id]
+            of_negatives = {text: refiner.as_negative(embeddings[text]) for text in negative.by_call if p.guided}
+            found[p.request.attempt_id] = _by_call(p, positive, negative, embeddings, of_negatives, NO_ADAPTERS, None)
         return found
+
+
+def _texts(p: PreparedImageRequest, prompts: Sequence[ScheduledPrompt], negative: ScheduledPrompt) -> list[PromptText]:
+    """Return the distinct texts of a request, in the order in which they are encoded."""
+    return list(dict.fromkeys(text for each in [negative] * p.guided + [*prompts] for text in each.by_call))
+
+
+def _by_call(
+    p: PreparedImageRequest,
+    prompts: Sequence[ScheduledPrompt],
+    negative: ScheduledPrompt,
+    embeddings: Mapping[PromptText, Conditioning],
+    negatives: Mapping[PromptText, Conditioning],
+    adapters: Adapters,
+    references: ReferenceTokens | None,
+) -> tuple[GuidedImage, ...]:
+    """Return what an image of a request has at each call; equal ones are one object."""
+    made: dict[tuple[PromptText, ...], GuidedImage] = {}
+
+    def make(call: int) -> GuidedImage:
+        texts = tuple(each.at(call) for each in (*prompts, negative))
+        if texts not in made:
+            made[texts] = GuidedImage(
+                tuple(embeddings[text] for text in texts[:-1]),
+                tuple(each.weight for each in prompts),
+                negatives[texts[-1]] if p.guided else None,
+                p.request.payload.guidance_scale,
+                adapters,
+                references,
+            )
+        return made[texts]
+
+    if all(len(each.by_call) == 1 for each in (*prompts, negative)):
+        return (make(0),) * p.num_calls
+    return tuple(make(call) for call in range(p.num_calls))

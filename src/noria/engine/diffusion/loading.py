@@ -19,7 +19,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.config.engine import MAX_SLOTS
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
-from noria.engine.diffusion.sizing.slot_count import fit_slots, set_slots
+from noria.engine.diffusion.sizing.slot_count import fit_slots, max_rows, set_slots
 from noria.engine.diffusion.sizing.weight_bytes import WeightBytes, weights_of
 from noria.engine.diffusion.warmup.calibration import (
     CostCache,
@@ -285,15 +285,6 @@ def load_or_measure_costs(
         _log.info("%s %s in %.1f s", what, spec.name, seconds, extra=extra)
         caches.append(cache)
     return costs, caches
-
-
-def max_rows(config: EngineConfig) -> int:
-    """Rows of the largest possible batch: of the largest bucket, or of all slots guided.
-
-    `config` has no "auto" left.
-    """
-    assert isinstance(config.slots, int)
-    return max(config.buckets, default=2 * config.slots)
 
 
 def load_executor(

@@ -12,12 +12,14 @@ from noria.engine.diffusion.input_images.references import ReferenceImages
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents, check_strength
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras
+from noria.engine.diffusion.prompt_schedule import ScheduledPrompt, schedule_prompt
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
 from noria.engine.diffusion.second_pass import PreparedSecondPass
+from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, short_repr
 from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel, RefinedModel
-from noria.models.diffusion.prompts.clip_prompt import PromptText, TextEmbedding, prompt_of
+from noria.models.diffusion.prompts.clip_prompt import TextEmbedding
 from noria.models.diffusion.unet_models.refiner import Refiner
 from noria.models.diffusion.unet_models.text_embedding import load_embedding
 from noria.models.embedding_folders import EmbeddingFolders
@@ -38,8 +40,8 @@ class PreparedImageRequest(BaseImageRequest):
 
     table: SamplerTable
     latent_shape: tuple[int, int, int]  # [C, H, W] of an image, in its first pass
-    prompt: PromptText  # as the model encodes it, as the next
-    negative_prompt: PromptText  # None: zeros, or not guided
+    prompts: tuple[ScheduledPrompt, ...]  # those that it joins, mostly one, as the model encodes them, as the next
+    negative_prompt: ScheduledPrompt  # that of None: zeros, or not guided
     preview_calls: frozenset[int]  # calls after which its images get a preview
     call_size: tuple[int, int] | None = None  # see `DiffusionModel`
     adapters: Adapters = NO_ADAPTERS  # held, so that none is evicted
@@ -61,6 +63,15 @@ class PreparedImageRequest(BaseImageRequest):
     def num_calls(self) -> int:
         """Model calls for each image."""
         return self.table.num_calls
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that each call has a row for, without the negative one."""
+        return len(self.prompts)
+
+    def calls_of_passes(self) -> tuple[int, int]:
+        """Return the calls of its first and of its second pass."""
+        return _calls_of_passes(self.table, self.second_stage_from, has_second=self.second_pass is not None)
 
     def stage_of(self, call: int) -> int:
         """Return 1 for a call of the refiner, else 0."""
@@ -93,6 +104,7 @@ class RequestPreparer:
         self._model, self._loras = model, loras
         self._embeddings = EmbeddingFolders.of(config)
         self.max_images = config.slots + config.queue_limit  # images of one request, at most
+        self.max_rows = max_rows(config)
         self._start_frames = StartFrameReader(inpainting=model.inpainting)
 
     def prepare(self, request: ImageRequest, data: memoryview | None) -> PreparedImageRequest:
@@ -123,13 +135,19 @@ class RequestPreparer:
         reference_px, size_px = payload.num_reference_pixels, payload.width * payload.height
         if self._model.call_size(size_px) is not None:  # else rows with equal keys must have equally many tokens
             reference_px = reference_class_px(reference_px)
+        num_calls = _calls_of_passes(table, second_stage_from, has_second=second_pass is not None)
+        prompts = schedule_prompt(guidance.prompt_prefix + payload.prompt, payload, num_calls, embeddings)
+        self._check_joined(len(prompts), request.model)
+        (negative_prompt,) = schedule_prompt(
+            guidance.negative(payload.negative_prompt), payload, num_calls, embeddings, is_joined=False
+        )
         return PreparedImageRequest(
             request,
-            guided=guidance.is_active(payload.guidance_scale, payload.negative_prompt),
+            guided=len(prompts) > 1 or guidance.is_active(payload.guidance_scale, payload.negative_prompt),
             table=table,
             latent_shape=shape,
-            prompt=prompt_of(guidance.prompt_prefix + payload.prompt, payload, embeddings),
-            negative_prompt=prompt_of(guidance.negative(payload.negative_prompt), payload, embeddings),
+            prompts=prompts,
+            negative_prompt=negative_prompt,
             preview_calls=preview_calls(table.num_calls, payload.partial_images),
             call_size=self._model.call_size(size_px + reference_px),
             adapters=self._loras.load(payload.loras, request.model),
@@ -141,6 +159,23 @@ class RequestPreparer:
             second_pass=second_pass,
             embeddings=embeddings,
         )
+
+    def _check_joined(self, num_prompts: int, model_name: str) -> None:
+        """Raise InvalidField if a prompt joins more than calls have rows for."""
+        if num_prompts == 1:
+            return
+        if self._model.guidance.embedded:
+            raise InvalidField(
+                f"prompt: AND joins {num_prompts} prompts, but {model_name} takes its guidance itself, with one "
+                "prompt. Write it in small letters, or leave it out.",
+                field="prompt",
+            )
+        if num_prompts + 1 > self.max_rows:
+            raise InvalidField(
+                f"prompt: AND joins {num_prompts} prompts, which take {num_prompts + 1} rows of a call; this server's "
+                f"slots have memory for {self.max_rows}. Join fewer.",
+                field="prompt",
+            )
 
     def _load_embeddings(self, payload: DiffusionPayload, model_name: str) -> tuple[TextEmbedding, ...]:
         files = [self._embeddings.find(each, model_name) for each in payload.embeddings]
@@ -216,6 +251,12 @@ class RequestPreparer:
                 field="refiner",
             )
         return concatenate_tables(table, num_calls, of_refiner), num_calls
+
+
+def _calls_of_passes(table: SamplerTable, second_stage_from: int | None, *, has_second: bool) -> tuple[int, int]:
+    """Return the calls of the first and of the second pass; those of a refiner are of the first one."""
+    num_second = table.num_calls - (second_stage_from or 0) if has_second else 0
+    return table.num_calls - num_second, num_second
 
 
 def refiner_of(model: DiffusionModel) -> Refiner | None:

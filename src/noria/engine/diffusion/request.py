@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from noria.models.diffusion.prompts.a1111_schedule import split_joined
 from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.messages import Timings
 from noria.protocol.model_spec import ModelKey
@@ -51,12 +52,18 @@ class BaseImageRequest:
         return self.request.payload.num_steps
 
     @property
+    def num_prompts(self) -> int:
+        """Prompts that each call has a row for, without the negative one: more than one if `AND` joins them."""
+        payload = self.request.payload
+        return len(split_joined(payload.prompt)) if payload.prompt_syntax == "a1111" else 1
+
+    @property
     def num_rows(self) -> int:
-        """Rows of each image in a model call, as its cost counts them: two with guidance.
+        """Rows of each image in a model call, as its cost counts them: two with guidance, more if prompts are joined.
 
         A ControlNet is the first half of a UNet, so that one for two rows counts as one row more.
         """
-        rows = 2 if self.guided else 1
+        rows = self.num_prompts + self.guided
         return rows + -(-rows * len(self.request.payload.controls) // 2)
 
     @property

@@ -25,7 +25,7 @@ IMAGE_FIELDS = {
     "calls": "the share of the model's calls that are made: with 0.5 an image takes half of the time, and is nearly "
     "that of all calls; the outputs of the others are extrapolated. Needs a scheduler that draws no noise and 12 steps",
     "prompt_syntax": "how prompts are read: `plain`, or `a1111` with its weights of words such as `(word:1.3)`, of any "
-    "length and with `BREAK`, for Stable Diffusion 1, 2 and XL",
+    "length and with `BREAK`, edits and `AND`, for Stable Diffusion 1, 2 and XL",
     "clip_skip": "which layer of a CLIP text encoder is read, from the end: 1 is the last one, 2 that of SDXL",
     "n": "number of images; more than one are returned as JSON",
     "scheduler": "the sampler: its short name, an alias or its class name in diffusers",

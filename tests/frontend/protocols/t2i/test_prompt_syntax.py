@@ -21,6 +21,7 @@ FLUX = msgspec.structs.replace(
 )  # fmt: skip
 ANIME = msgspec.structs.replace(FAKE_MODEL, name="anime", default_prompt_syntax="a1111", default_clip_skip=2)
 WEIGHTED = "a (red:1.3) circle, [blue]"
+CHANGING = "a [red:(green:1.2):0.5] circle AND [easynegative|b] :0.7"
 
 
 @pytest.fixture
@@ -69,7 +70,8 @@ def test_what_is_the_default_of_every_model_is_left_out(served, fields, syntax, 
         ({"model": "flux", "clip_skip": 1}, "clip_skip is 1, but flux has no choice of layers"),
         ({"clip_skip": 13}, "clip_skip is 13; allowed are 1 (the last layer) to 12"),
         ({"prompt_syntax": "comfy"}, "comfy"),
-        ({"prompt_syntax": "a1111", "prompt": "a [b:c:5]"}, "prompt: '[b:c:5]' changes the prompt after a step"),
+        ({"prompt_syntax": "a1111", "prompt": "[a:(b:nan):5]"}, "prompt: the weight of '(b:nan)'"),
+        ({"prompt_syntax": "a1111", "prompt": "[a:[old:b:0.9]:3]"}, "prompt: the embedding 'old' is a .pt file"),
         ({"prompt_syntax": "a1111", "prompt": "a <lora:b:1>"}, "prompt has '<lora:b:1>'"),
         ({"prompt_syntax": "a1111", "negative_prompt": "(a:nan)"}, "negative_prompt: the weight of '(a:nan)'"),
         ({"prompt_syntax": "a1111", "prompt": "(" * 4000}, "inside of 64 others"),
@@ -130,3 +132,13 @@ def test_embeddings_are_named_in_prompts_of_a1111s_syntax_and_listed(served):
     named = [[each.name for each in request.payload.embeddings] for request in engine.submitted]
     assert named == [["easynegative"], [], []]
     assert [*client.get("/sdapi/v1/embeddings").json()["loaded"]] == ["easynegative"]
+
+
+def test_an_embedding_is_found_in_the_texts_of_all_steps(served):
+    client, engine = served
+    fields = {"prompt": CHANGING, "negative_prompt": "a AND [b:c:3]", "prompt_syntax": "a1111"}
+    answer = client.post("/t2i", json=fields)
+    assert answer.status_code == 200, answer.text
+    payload = engine.submitted[0].payload
+    assert (payload.prompt, payload.negative_prompt) == (CHANGING, "a AND [b:c:3]")
+    assert [each.name for each in payload.embeddings] == ["easynegative"]

@@ -88,3 +88,12 @@ def _slot_bytes(executor: "DiffusionExecutor", spec: DiffusionModelSpec) -> int:
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.2f}" if num_bytes < 10 * 2**20 else f"{num_bytes / 2**20:,.0f}"
+
+
+def max_rows(config: EngineConfig) -> int:
+    """Rows of the largest possible batch: of the largest bucket, or of all slots guided.
+
+    `config` has no "auto" left.
+    """
+    assert isinstance(config.slots, int)
+    return max(config.buckets, default=2 * config.slots)

@@ -41,11 +41,15 @@ def check_hires(body: Txt2Img, sent: Mapping[str, Any], problems: Problems) -> N
         if not is_off(sent.get(name), same) and sent[name] != getattr(body, own):
             message = f"{name} is not {own}; another one in the second pass is not supported: leave it out."
             errors.append(InvalidField(message, field=name))
-    if (upscaler := body.hr_upscaler) and upscaler not in UPSCALERS:
+    # "None" says nothing in other fields; here it is an upscaler of A1111, which enlarges pixels by Lanczos.
+    is_none = str(sent.get("hr_upscaler")).strip().lower() == "none" and sent.get("hr_upscaler") is not None
+    upscaler = "None" if is_none else body.hr_upscaler
+    if upscaler and upscaler not in UPSCALERS:
         allowed = short_list(map(short_repr, UPSCALERS), len(UPSCALERS))
-        errors.append(
-            InvalidField(f"hr_upscaler is {short_repr(upscaler)}; allowed are {allowed}.", field="hr_upscaler")
+        message = (
+            f"hr_upscaler is {short_repr(upscaler)}; allowed are {allowed}. Others, which enlarge pixels, are not "
         )
+        errors.append(InvalidField(f"{message}supported.", field="hr_upscaler"))
     problems.add(*errors, are_of_form=True)
 
 

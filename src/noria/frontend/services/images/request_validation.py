@@ -25,6 +25,7 @@ from noria.images import scheduler_names
 from noria.images.a1111_metadata import split_networks
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.models.adapter_folders import AdapterFolders
+from noria.models.diffusion.prompts.a1111_schedule import PromptSteps, read_schedules
 from noria.models.diffusion.prompts.a1111_syntax import parse
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
@@ -119,10 +120,6 @@ def validate(
 
     syntax = attempt(lambda: _check_syntax(body.prompt_syntax, spec), None)
 
-    def check_text(field: str, got: str) -> str:
-        return attempt(lambda: _check_prompt(field, got, syntax, config), "")
-
-    prompts = body.prompt[: config.max_prompt_chars], (body.negative_prompt or "")[: config.max_prompt_chars]
     facts = images or NO_IMAGES
     start_image = facts.start
     references: tuple[Reference, ...] = ()
@@ -137,16 +134,21 @@ def validate(
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
     scheduler = attempt(lambda: _resolve_scheduler(body.scheduler, spec), spec.default_scheduler)
+    second_pass = body.second_pass if isinstance(body, TwoPassRequestBody) else None
+    steps = PromptSteps(num_steps, 0 if second_pass is None else second_pass.num_made(scheduler))
+    texts = [
+        text
+        for field, prompt in (("prompt", body.prompt), ("negative_prompt", body.negative_prompt or ""))
+        for text in attempt(functools.partial(_check_prompt, field, prompt, syntax, steps, config), ())
+    ]
     request = EngineRequest(
         request_id=request_id,
         model=spec.name,
         payload=DiffusionPayload(
-            prompt=check_text("prompt", body.prompt),
-            negative_prompt=None
-            if body.negative_prompt is None
-            else check_text("negative_prompt", body.negative_prompt),
+            prompt=body.prompt,
+            negative_prompt=body.negative_prompt,
             prompt_syntax=syntax,
-            embeddings=attempt(lambda: folders.embeddings.used_in(prompts, spec.name), ())
+            embeddings=attempt(lambda: folders.embeddings.used_in(texts, spec.name), ())
             if syntax == "a1111" and folders.embeddings
             else (),
             clip_skip=attempt(lambda: _check_clip_skip(body.clip_skip, spec), None),
@@ -171,7 +173,7 @@ def validate(
             refiner=None
             if (refiner := body.refiner) is None
             else attempt(lambda: _complete_refiner(refiner, start_image, spec, scheduler, folders.refiners), None),
-            second_pass=body.second_pass if isinstance(body, TwoPassRequestBody) else None,
+            second_pass=second_pass,
         ),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
@@ -188,8 +190,10 @@ def validate(
     return msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, calls=calls))
 
 
-def _check_prompt(field: str, got: str, syntax: PromptSyntax | None, config: FrontendConfig) -> str:
-    """Return a prompt. Raises InvalidField: it is too long, or not in its syntax."""
+def _check_prompt(
+    field: str, got: str, syntax: PromptSyntax | None, steps: PromptSteps, config: FrontendConfig
+) -> tuple[str, ...]:
+    """Return the texts of a prompt at all steps. Raises InvalidField: it is too long, or not in its syntax."""
     if len(got) > config.max_prompt_chars:
         raise InvalidField(
             f"{field} has {len(got)} characters; at most {config.max_prompt_chars} are allowed.", field=field
@@ -200,8 +204,12 @@ def _check_prompt(field: str, got: str, syntax: PromptSyntax | None, config: Fro
             raise InvalidField(
                 f"{field} has {short_repr(networks[0].tag)}, which is not read here: name LoRAs in loras.", field=field
             )
-        parse(got, field)
-    return got
+        schedules = read_schedules(got, steps, field, is_joined=field == "prompt")
+        texts = tuple(dict.fromkeys(text for each in schedules for text in each.by_step))
+        for text in texts:
+            parse(text, field)
+        return texts
+    return (got,)
 
 
 def _check_syntax(got: PromptSyntax | None, spec: DiffusionModelSpec) -> PromptSyntax | None:

@@ -2,7 +2,8 @@ r"""AUTOMATIC1111's syntax of prompts: words with weights, in sections.
 
 `(a)` weighs 1.1, `[a]` 1/1.1 and `(a:1.3)` 1.3; those of nested brackets are multiplied, and a bracket that is not
 closed ends with the prompt. `\(`, `\)`, `\[`, `\]` and `\\` are the character itself. `BREAK`, outside of brackets,
-begins a new section. Prompts are untrusted: reading takes time linear in their length.
+begins a new section. `a1111_schedule.py` has read what changes between steps before. Prompts are untrusted: reading
+takes time linear in their length.
 """
 
 import contextlib
@@ -22,15 +23,13 @@ _PIECE = re.compile(
     rf"""
     \\(?P<escaped>[()\[\]\\])
     | :\s*(?:(?P<number>{_NUMBER})|(?P<no_number>{_NO_NUMBER}))\s*(?P<end>[)\]])
-    | (?P<special>[()\[\]|])
-    | (?:[^\\:()\[\]|]|\\(?![()\[\]\\]))+
+    | (?P<special>[()\[\]])
+    | (?:[^\\:()\[\]]|\\(?![()\[\]\\]))+
     | :
     """,
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 _BREAK = re.compile(r"\bBREAK\b")
-_ESCAPE = r"Write \[ for the bracket itself"
-_AND = re.compile(r"\bAND\b")
 
 
 class WeightedText(NamedTuple):
@@ -48,11 +47,8 @@ class _Piece(NamedTuple):
 def parse(prompt: str, field: str = "prompt") -> list[list[WeightedText]]:
     """Return the sections of a prompt, at least one; neighbours of equal weight are one part.
 
-    Raises InvalidField, of `field`: the syntax changes the prompt between steps, which is not supported, or a weight
-    has no value that can be used.
+    Raises InvalidField, of `field`: a weight has no value that can be used.
     """
-    if _AND.search(prompt):
-        raise _not_supported(field, "AND joins prompts of which each has a weight", "Write it in small letters")
     reader = _Reader(prompt, field)
     sections: list[list[WeightedText]] = [[]]
     for piece, weight in zip(reader.pieces, reader.weights, strict=True):
@@ -78,7 +74,6 @@ class _Bracket(NamedTuple):
     kind: str
     at: int  # its place in the prompt
     first: int  # the first piece after it
-    has_bar: bool = False
 
 
 class _Reader:
@@ -105,8 +100,6 @@ class _Reader:
         elif end is not None:
             self._end(match, end, match["number"], match["no_number"])
         else:
-            if special == "|" and self._open and self._open[-1].kind == "[":
-                self._open[-1] = self._open[-1]._replace(has_bar=True)
             self._add(match[0])
 
     def _add(self, text: str) -> None:
@@ -130,14 +123,10 @@ class _Reader:
             return
         bracket = self._open.pop(k)
         text = self._prompt[bracket.at : match.end()]
-        if kind == "[" and bracket.has_bar:
-            raise _not_supported(self._field, f"{short_repr(text)} alternates between prompts", _ESCAPE)
-        if kind == "[" and number is not None:
-            raise _not_supported(self._field, f"{short_repr(text)} changes the prompt after a step", _ESCAPE)
         if kind == "(" and (number is not None or no_number is not None):
             self._weigh(bracket, _weight(number, text, self._field))
             return
-        if no_number is not None:
+        if number is not None or no_number is not None:
             self._add(match[0][:-1])
         self._weigh(bracket, _FACTORS[kind])
 
@@ -155,7 +144,3 @@ def _weight(number: str | None, text: str, field: str) -> float:
         r"\( for the bracket itself.",
         field=field,
     )
-
-
-def _not_supported(field: str, what: str, remedy: str) -> InvalidField:
-    return InvalidField(f"{field}: {what}, which is not supported. {remedy}, or leave it out.", field=field)

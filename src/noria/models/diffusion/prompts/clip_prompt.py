@@ -20,7 +20,7 @@ class TextEmbedding:
 class ClipPrompt:
     """A prompt that is not read as a model reads a text by default; equal ones have equal embeddings."""
 
-    text: str
+    text: str  # in A1111's syntax that of some steps, by `a1111_schedule.py`
     syntax: PromptSyntax = "plain"
     clip_skip: int | None = None  # which layer from the end is read; None: the family's
     embeddings: tuple[TextEmbedding, ...] = ()  # those that may be named in it
