@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides, check_vocabulary
-from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
-from noria.models.weights import REDOWNLOAD_HINT, convert, read_object
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides
+from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH, LanguageModelConfig
+from noria.models.weights import REDOWNLOAD_HINT
 
 SYSTEM_PROMPT = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -47,12 +47,9 @@ class QwenVaeConfig(PartConfig, frozen=True):
         return int(2 ** len(self.temperal_downsample))
 
 
-class QwenTextConfig(Struct, frozen=True):
-    """The settings of a Qwen text encoder that must fit the other parts; they have no defaults in a published model."""
+class QwenTextConfig(LanguageModelConfig, frozen=True):
+    """The settings for texts of a Qwen that reads images, too."""
 
-    hidden_size: Count
-    vocab_size: Count
-    num_hidden_layers: Count
     max_position_embeddings: Annotated[int, Meta(ge=NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS)] = 32768
 
 
@@ -77,19 +74,3 @@ def read_qwen_vae(folder: PipelineFolder) -> QwenVaeConfig:
     decoder = {"base_dim × dim_mult": (0, vae.base_dim * vae.dim_mult[-1]), "z_dim": (1, vae.z_dim)}
     folder.check_layer("vae", ("decoder.conv_in.weight",), decoder)
     return vae
-
-
-def read_qwen_text_encoder(folder: PipelineFolder, model_type: str) -> QwenTextConfig:
-    """Return the text encoder's settings. Raises ModelError if it is no `model_type`, or not its tokenizer's."""
-    file = folder.config_file("text_encoder")
-    tree = read_object(file)
-    if tree.get("model_type") != model_type:
-        raise ModelError(f"{file}: model_type is {tree.get('model_type')!r}; supported: {model_type}.")
-    of_text = tree.get("text_config")  # older versions of transformers write its settings beside the others
-    text_encoder = convert(file, of_text if isinstance(of_text, dict) else tree, QwenTextConfig)
-    check_vocabulary(folder.path / "tokenizer", text_encoder.vocab_size)
-    embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
-    # As transformers 5 names it in the part alone and below a head, and as older versions do.
-    names = ("language_model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-    folder.check_layer("text_encoder", (*names, "model.embed_tokens.weight"), embedding)
-    return text_encoder
