@@ -267,6 +267,29 @@ def save_krea2(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     return _save(folder, "Krea2Pipeline", _make(6, parts, changes), FLOW_SCHEDULER | shifted, changes)
 
 
+def save_qwen_image_21(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a QwenImage21Pipeline."""
+    transformer = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "context_in_dim": 24,
+        "axes_dims_rope": (4, 4, 8),
+    }
+    text = _QWEN_TEXT | {"head_dim": 12} | (changes.pop("text_encoder", None) or {})
+    vision = _QWEN_VISION | {"deepstack_visual_indexes": [0]}
+    levels = {"dim_mult": [1, 1, 1, 2, 2], "temperal_downsample": [False, True, True, True], "decoder_base_dim": 8}
+    parts = {
+        "text_encoder": ("Qwen3VLForConditionalGeneration", {"text_config": text, "vision_config": vision}),
+        "transformer": ("QwenImage21Transformer2DModel", transformer),
+        "vae": ("AutoencoderKLQwenImage21", _QWEN_VAE | levels),
+    }
+    shifted = _DYNAMIC_SHIFT | {"shift": 1.0, "shift_terminal": 0.02}
+    return _save(folder, "QwenImage21Pipeline", _make(6, parts, changes), FLOW_SCHEDULER | shifted, changes)
+
+
 _GEMMA: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 24,
@@ -533,6 +556,7 @@ _CHAT_TEMPLATE = (
 _OF_QWEN = (
     "ZImagePipeline",
     "QwenImagePipeline",
+    "QwenImage21Pipeline",
     "Krea2Pipeline",
     "Flux2KleinPipeline",
 )  # with text encoders of Qwen
@@ -544,7 +568,8 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
     from transformers import Qwen2Tokenizer
 
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["<|im_start|>", "<|im_end|>"])
+    special = ["<|im_start|>", "<|im_end|>", *["<|image_pad|>"] * (folder.name == "processor")]
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], extra_special_tokens=special)
     tokenizer.chat_template = _CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
 
@@ -610,8 +635,10 @@ def _save(
         part.save_pretrained(folder / name)
         index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
         if pipeline in _OF_QWEN and name == "text_encoder":
-            _save_byte_tokenizer(folder / "tokenizer")
-            index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
+            tokenizer = "processor" if pipeline == "QwenImage21Pipeline" else "tokenizer"
+            _save_byte_tokenizer(folder / tokenizer)
+            kind = "Qwen3VLProcessor" if tokenizer == "processor" else "Qwen2Tokenizer"
+            index[tokenizer] = ["transformers", kind]
         elif type(part).__name__ == "Mistral3ForConditionalGeneration":
             _save_mistral_tokenizer(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "PixtralProcessor"]

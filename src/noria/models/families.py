@@ -131,6 +131,21 @@ _ROWS = (
         gpu_dtype="bfloat16",
     ),
     Family(
+        name="qwen-image-2.1",
+        description="Qwen-Image 2.1, text to image",
+        class_names=("QwenImage21Pipeline",),
+        parts=_parts(
+            processor=Part(("Qwen3VLProcessor",)),
+            text_encoder=_text_encoder("Qwen3VLForConditionalGeneration"),
+            transformer=_network("QwenImage21Transformer2DModel"),
+            vae=_network("AutoencoderKLQwenImage21"),
+        ),
+        inspect_with="noria.models.diffusion.folders.transformer_models.qwen_image_21_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.qwen_image_21:QwenImage21.load",
+        attention=_WITH_ANY_MASK,
+        gpu_dtype="bfloat16",
+    ),
+    Family(
         name="krea-2",
         description="Krea 2",
         class_names=("Krea2Pipeline",),

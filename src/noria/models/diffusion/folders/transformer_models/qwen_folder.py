@@ -1,6 +1,6 @@
 """The common part of the folders of Qwen-Image and of Krea 2: the text encoder, one of Qwen's, and the VAE."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -24,8 +24,12 @@ NUM_SYSTEM_TOKENS = 34
 MAX_PROMPT_TOKENS = 512
 """Longer prompts are cut, as by diffusers; the words around them that are not dropped are counted."""
 
-_Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
-_Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
+Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+"""Of a VAE: factors of its number of channels."""
+
+Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
+"""Of each channel."""
+
 _DEFAULT_LATENTS = 128  # latents a side, diffusers' default; Qwen-Image was trained at about 1.3 to 1.7 million pixels
 _NUM_PUBLISHED_CHANNELS = 16  # channels of which diffusers' default has means and deviations
 
@@ -35,16 +39,24 @@ class QwenVaeConfig(PartConfig, frozen=True):
 
     z_dim: Count = _NUM_PUBLISHED_CHANNELS
     base_dim: Count = 96
-    dim_mult: _Levels = (1, 2, 4, 4)
+    dim_mult: Levels = (1, 2, 4, 4)
     temperal_downsample: Annotated[tuple[bool, ...], Meta(max_length=8)] = (False, True, True)
     input_channels: Literal[3] = 3
-    latents_mean: _Numbers = (0.0,) * _NUM_PUBLISHED_CHANNELS
-    latents_std: _Numbers = (1.0,) * _NUM_PUBLISHED_CHANNELS
+    latents_mean: Numbers = (0.0,) * _NUM_PUBLISHED_CHANNELS
+    latents_std: Numbers = (1.0,) * _NUM_PUBLISHED_CHANNELS
 
     @property
     def factor(self) -> int:
         """Pixels per latent along one side."""
         return int(2 ** len(self.temperal_downsample))
+
+    @property
+    def decoder_width(self) -> int:
+        """Channels of the decoder's first layer."""
+        return self.base_dim * self.dim_mult[-1]
+
+
+QwenVaeT = TypeVar("QwenVaeT", bound=QwenVaeConfig)
 
 
 class QwenTextConfig(LanguageModelConfig, frozen=True):
@@ -59,9 +71,9 @@ def qwen_sides(vae: QwenVaeConfig) -> Sides:
     return Sides(side_px, side_px, 4 * multiple_px, 2 * side_px, multiple_px)
 
 
-def read_qwen_vae(folder: PipelineFolder) -> QwenVaeConfig:
+def read_qwen_vae(folder: PipelineFolder, kind: type[QwenVaeT]) -> QwenVaeT:
     """Return the VAE's settings. Raises ModelError if it is of another class, or they do not fit each other."""
-    file, vae = folder.config_file("vae"), folder.read_part("vae", QwenVaeConfig)
+    file, vae = folder.config_file("vae"), folder.read_part("vae", kind)
     for name, got, wanted, whose in (
         ("temperal_downsample", len(vae.temperal_downsample), len(vae.dim_mult) - 1, "one less than dim_mult"),
         ("latents_mean", len(vae.latents_mean), vae.z_dim, "z_dim"),
@@ -71,6 +83,6 @@ def read_qwen_vae(folder: PipelineFolder) -> QwenVaeConfig:
             raise ModelError(f"{file}: {name} has {got} entries; expected are {wanted}, {whose}. {REDOWNLOAD_HINT}")
     if not all(vae.latents_std):
         raise ModelError(f"{file}: latents_std has a zero, by which latents would be divided. {REDOWNLOAD_HINT}")
-    decoder = {"base_dim × dim_mult": (0, vae.base_dim * vae.dim_mult[-1]), "z_dim": (1, vae.z_dim)}
+    decoder = {"base_dim × dim_mult": (0, vae.decoder_width), "z_dim": (1, vae.z_dim)}
     folder.check_layer("vae", ("decoder.conv_in.weight",), decoder)
     return vae

@@ -143,10 +143,12 @@ class TransformerFolder(PipelineFolder):
         self.check_layer("text_encoder", ("embed_tokens.weight", "model.embed_tokens.weight"), expected)
         return text_encoder
 
-    def read_vision_language_model(self, model_type: str, kind: type[LanguageModelT]) -> LanguageModelT:
+    def read_vision_language_model(
+        self, model_type: str, kind: type[LanguageModelT], tokenizer: str = "tokenizer"
+    ) -> LanguageModelT:
         """Return the settings for texts of a text encoder of `model_type` that reads images, too.
 
-        Its tokenizer and one tensor fit to them.
+        The tokenizer, in the folder of that name, and one tensor fit to them.
         """
         file = self.config_file("text_encoder")
         tree = read_object(file)
@@ -154,7 +156,7 @@ class TransformerFolder(PipelineFolder):
             raise ModelError(f"{file}: model_type is {tree.get('model_type')!r}; supported: {model_type}.")
         of_text = tree.get("text_config")  # older versions of transformers write its settings beside the others
         text_encoder = convert(file, of_text if isinstance(of_text, dict) else tree, kind)
-        check_vocabulary(self.path / "tokenizer", text_encoder.vocab_size)
+        check_vocabulary(self.path / tokenizer, text_encoder.vocab_size)
         embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
         # As transformers 5 names it in the part alone and below a head, and as older versions do.
         names = ("language_model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
