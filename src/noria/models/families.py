@@ -131,7 +131,7 @@ _ROWS = (
         gpu_dtype="bfloat16",
     ),
     Family(
-        name="qwen-image-2.1",
+        name="qwen-image-2-1",
         description="Qwen-Image 2.1, text to image",
         class_names=("QwenImage21Pipeline",),
         parts=_parts(

@@ -9,12 +9,14 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     ChromaTransformer2DModel,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
     Lumina2Transformer2DModel,
     PixArtTransformer2DModel,
+    QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
@@ -33,6 +35,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
     Qwen3Model,
+    Qwen3VLTextConfig,
+    Qwen3VLTextModel,
     T5Config,
     T5EncoderModel,
 )
@@ -362,6 +366,26 @@ def test_parameters_and_memory_of_flux_2(config, text_class, text, billions, gig
     assert output.shape == (2, height * width, 128)
     prompt = Conditioning({"tokens": torch.empty(512, text_width, dtype=torch.bfloat16)})
     assert round(prompt.nbytes / 1e6, 1) == prompt_megabytes
+
+
+def test_parameters_and_memory_of_qwen_image_21():
+    """The figures of docs/models.md; the text encoder is that of 8 billion parameters, without its head."""
+    text = Qwen3VLTextConfig(
+        vocab_size=151_936,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+    with torch.device("meta"):
+        parts = QwenImage21Transformer2DModel(), Qwen3VLTextModel(text), AutoencoderKLQwenImage21()
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert [round(count / 1e9, 2) for count in counts] == [7.12, 7.57, 0.0]
+    assert round(2 * sum(counts) / 1e9, 1) == 29.4
+    prompt = Conditioning({"tokens": torch.empty(1024 + 5, 4096, dtype=torch.bfloat16)})
+    assert round(prompt.nbytes / 1e6, 1) == 8.4
 
 
 def test_parameters_of_chroma():

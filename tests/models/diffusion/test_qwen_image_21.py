@@ -193,7 +193,7 @@ def test_an_image_that_is_encoded_is_opaque(model):
 def test_bounds_and_defaults(model):
     spec = model[0]
     assert (spec.family, spec.pipeline, spec.schedulers) == (
-        "qwen-image-2.1",
+        "qwen-image-2-1",
         "QwenImage21Pipeline",
         ("flow-euler", "flow-unipc"),
     )

@@ -32,7 +32,7 @@ def without_overflow(vae: Any) -> Any:
 
 
 class LatentVae:
-    """An AutoencoderKL, AutoencoderTiny, AutoencoderDC, or AutoencoderKLQwenImage, to which an image is a frame.
+    """An AutoencoderKL, AutoencoderTiny, AutoencoderDC, or AutoencoderKLQwenImage (2.1), to which an image is a frame.
 
     Device and dtype are its own.
     """
@@ -121,7 +121,7 @@ class OpaqueVae(LatentVae):
         return super()._encode(torch.nn.functional.pad(pixels_B3HW, (0, 0, 0, 0, 0, 1), value=1.0))
 
     def _rgb(self, image_BCHW: torch.Tensor) -> torch.Tensor:
-        colours_B3HW, opacity_B1HW = image_BCHW.split((3, 1), dim=1)
+        colours_B3HW, opacity_B1HW = image_BCHW[:, :3], image_BCHW[:, 3:]
         return torch.lerp(torch.ones_like(colours_B3HW), colours_B3HW, opacity_B1HW)
 
 

@@ -42,6 +42,7 @@ FOLDERS = {
     "chroma": tiny_models.save_chroma,
     "z-image": tiny_models.save_z_image,
     "qwen-image": tiny_models.save_qwen_image,
+    "qwen-image-2-1": tiny_models.save_qwen_image_21,
     "krea-2": tiny_models.save_krea2,
     "lumina-2": tiny_models.save_lumina2,
     "sana": tiny_models.save_sana,

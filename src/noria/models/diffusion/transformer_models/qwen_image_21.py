@@ -4,7 +4,7 @@ Without diffusers' pipeline, and with its numbers. What differs from Qwen-Image:
 
 - Conditioned on the outputs of the last layer of Qwen3-VL before its norm, for a prompt in a chat, without those of the
   system's message.
-- A token of the prompt attends to those before it, one of the image to all. The former are modulated as at time 0.
+- A token of the prompt attends to those before it, one of the image to all. The first are modulated as at time 0.
 - A latent is a token. The VAE has a channel for opacity.
 - Rows of a call have different sizes of images and lengths of prompts: both are padded to the longest, and the image's
   padding and that of the prompt are hidden from the image. `_forward` and `_RowAttention` replace diffusers', which
@@ -178,7 +178,7 @@ class _RowAttention:
         del others
 
         def heads(projected: torch.Tensor) -> torch.Tensor:
-            return projected.unflatten(-1, (attn.heads, -1))
+            return projected.reshape(*projected.shape[:-1], attn.heads, -1)
 
         value = heads(attn.to_v(hidden_states))
         query = rotate(attn.norm_q(heads(attn.to_q(hidden_states))).to(value.dtype), rotary_emb)
