@@ -340,8 +340,8 @@ KLEIN = {
 @pytest.mark.parametrize(
     ("config", "text_class", "text", "billions", "gigabytes", "prompt_megabytes"),
     [
-        (KLEIN, Qwen3Model, qwen3_4b(28), [3.88, 3.22, 0.08], 14.3, 7.9),  # of Qwen3 28 layers are kept
-        ({}, MistralModel, mistral_small(31), [32.22, 17.9, 0.08], 100.4, 15.7),  # of Mistral 31
+        (KLEIN, Qwen3Model, qwen3_4b(28), [3.88, 3.22, 0.08], 14.3, 7.9),  # 28 layers of Qwen3 are kept
+        ({}, MistralModel, mistral_small(31), [32.22, 17.9, 0.08], 100.4, 15.7),  # 31 of Mistral
     ],
     ids=["klein 4B", "dev"],
 )

@@ -33,7 +33,7 @@ SIZES = [(64, 64), (64, 96), (128, 64)]
 
 
 class TextProcessor:
-    """What Qwen3VLProcessor, which needs torchvision for images, does with texts."""
+    """A Qwen3VLProcessor for texts alone: that needs torchvision, for images."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

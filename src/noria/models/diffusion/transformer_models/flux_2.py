@@ -54,7 +54,7 @@ class _Flux2(TransformerModel):
 
     vae_class: ClassVar[type[LatentVae]] = PatchedVae
     transformer_class = "Flux2Transformer2DModel"
-    text_layers: ClassVar[tuple[int, ...]]  # of the language model, whose inputs condition the transformer
+    text_layers: ClassVar[tuple[int, ...]]  # layers of the language model whose inputs condition the transformer
     chat: ClassVar[str]  # around a prompt. A folder's own template is a program, and is not run
 
     def __init__(self, parts: TransformerParts, config: EngineConfig, guidance: Guidance) -> None:

@@ -26,7 +26,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 _MAX_REFERENCES = 4  # that of the authors of klein; diffusers' pipelines have no limit
 
 KLEIN_TEXT_LAYERS, DEV_TEXT_LAYERS = (9, 18, 27), (10, 20, 30)
-"""Of the text encoder, whose inputs, side by side, condition the transformer."""
+"""Layers of the text encoder whose inputs, side by side, condition the transformer."""
 
 
 class _Transformer(PackedTransformer, frozen=True):

@@ -25,10 +25,10 @@ MAX_PROMPT_TOKENS = 512
 """Longer prompts are cut, as by diffusers; the words around them that are not dropped are counted."""
 
 Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
-"""Of a VAE: factors of its number of channels."""
+"""Factors of the number of channels of a VAE's levels."""
 
 Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
-"""Of each channel."""
+"""A number for each channel of a VAE's latents."""
 
 _DEFAULT_LATENTS = 128  # latents a side, diffusers' default; Qwen-Image was trained at about 1.3 to 1.7 million pixels
 _NUM_PUBLISHED_CHANNELS = 16  # channels of which diffusers' default has means and deviations
