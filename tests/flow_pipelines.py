@@ -1,9 +1,12 @@
 """Flow models loaded for tests, and the images of diffusers' own pipelines."""
 
+import json
+import pathlib
 import warnings
 
 import torch
 from diffusers import DiffusionPipeline
+from transformers import PreTrainedTokenizerFast
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -26,9 +29,15 @@ def load(folder, **settings):
 
 def open_pipeline(folder):
     """Return diffusers' pipeline of a folder, in float32."""
+    index = json.loads((pathlib.Path(folder) / "model_index.json").read_text())
+    needs_torchvision = index.get("tokenizer", [""])[-1] == "PixtralProcessor"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+        pipe = DiffusionPipeline.from_pretrained(
+            folder, dtype=torch.float32, **{"tokenizer": None} if needs_torchvision else {}
+        )
+    if needs_torchvision:  # to read images; it gives texts to its tokenizer
+        pipe.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, subfolder="tokenizer")
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

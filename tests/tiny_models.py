@@ -267,6 +267,29 @@ def save_krea2(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     return _save(folder, "Krea2Pipeline", _make(6, parts, changes), FLOW_SCHEDULER | shifted, changes)
 
 
+def save_qwen_image_21(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a QwenImage21Pipeline."""
+    transformer = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "context_in_dim": 24,
+        "axes_dims_rope": (4, 4, 8),
+    }
+    text = _QWEN_TEXT | {"head_dim": 12} | (changes.pop("text_encoder", None) or {})
+    vision = _QWEN_VISION | {"deepstack_visual_indexes": [0]}
+    levels = {"dim_mult": [1, 1, 1, 2, 2], "temperal_downsample": [False, True, True, True], "decoder_base_dim": 8}
+    parts = {
+        "text_encoder": ("Qwen3VLForConditionalGeneration", {"text_config": text, "vision_config": vision}),
+        "transformer": ("QwenImage21Transformer2DModel", transformer),
+        "vae": ("AutoencoderKLQwenImage21", _QWEN_VAE | levels),
+    }
+    shifted = _DYNAMIC_SHIFT | {"shift": 1.0, "shift_terminal": 0.02}
+    return _save(folder, "QwenImage21Pipeline", _make(6, parts, changes), FLOW_SCHEDULER | shifted, changes)
+
+
 _GEMMA: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 24,
@@ -365,29 +388,53 @@ def save_pixart_sigma(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     return _save(folder, "PixArtSigmaPipeline", _make(9, parts, changes), DPM_SCHEDULER, changes)
 
 
+_FLUX_2_TRANSFORMER: dict[str, Any] = {
+    "in_channels": 16,
+    "num_layers": 1,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 3 * 16,
+    "timestep_guidance_channels": 16,
+    "axes_dims_rope": (4, 4, 4, 4),
+}
+FLUX_2_TEXT = _QWEN3 | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 30, "head_dim": 8}
+
+
 def save_flux_2_klein(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     """Write a Flux2KleinPipeline."""
-    transformer = {
-        "in_channels": 16,
-        "num_layers": 1,
-        "num_single_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 3 * 16,
-        "timestep_guidance_channels": 16,
-        "axes_dims_rope": (4, 4, 4, 4),
-        "guidance_embeds": False,
+    transformer = _FLUX_2_TRANSFORMER | {"guidance_embeds": False}
+    return _save_flux_2(folder, "Flux2KleinPipeline", transformer, ("Qwen3ForCausalLM", FLUX_2_TEXT), changes)
+
+
+def save_flux_2_dev(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a Flux2Pipeline."""
+    text = FLUX_2_TEXT | {"num_hidden_layers": 32} | (changes.pop("text_encoder", None) or {})
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = {
+        "text_config": {"model_type": "mistral"} | text,
+        "vision_config": {"model_type": "pixtral", "head_dim": 8} | vision,
     }
-    text = _QWEN3 | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 30, "head_dim": 8}
+    text_encoder = ("Mistral3ForConditionalGeneration", settings)
+    return _save_flux_2(folder, "Flux2Pipeline", _FLUX_2_TRANSFORMER, text_encoder, changes)
+
+
+def _save_flux_2(
+    folder: pathlib.Path,
+    pipeline: str,
+    transformer: dict[str, Any],
+    text_encoder: tuple[str, dict[str, Any]],
+    changes: dict[str, Any],
+) -> pathlib.Path:
     parts = {
-        "text_encoder": ("Qwen3ForCausalLM", text),
+        "text_encoder": text_encoder,
         "transformer": ("Flux2Transformer2DModel", transformer),
         "vae": ("AutoencoderKLFlux2", _VAE),
     }
     made = _make(4, parts, changes)
     made["vae"].bn.running_mean.normal_(std=0.3)
     made["vae"].bn.running_var.uniform_(0.5, 2.0)
-    return _save(folder, "Flux2KleinPipeline", made, FLOW_SCHEDULER | _DYNAMIC_SHIFT, changes)
+    return _save(folder, pipeline, made, FLOW_SCHEDULER | _DYNAMIC_SHIFT, changes)
 
 
 FILL_TRANSFORMER = {"in_channels": 2 * 16 + 4 * 4**2, "out_channels": 16}
@@ -509,6 +556,7 @@ _CHAT_TEMPLATE = (
 _OF_QWEN = (
     "ZImagePipeline",
     "QwenImagePipeline",
+    "QwenImage21Pipeline",
     "Krea2Pipeline",
     "Flux2KleinPipeline",
 )  # with text encoders of Qwen
@@ -520,8 +568,37 @@ def _save_byte_tokenizer(folder: pathlib.Path) -> None:
     from transformers import Qwen2Tokenizer
 
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["<|im_start|>", "<|im_end|>"])
+    special = ["<|im_start|>", "<|im_end|>", *["<|image_pad|>"] * (folder.name == "processor")]
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], extra_special_tokens=special)
     tokenizer.chat_template = _CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+# What the template of Mistral Small makes of messages with texts.
+_MISTRAL_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% set text = message.content[0].text %}"
+    "{% if message.role == 'system' %}[SYSTEM_PROMPT]{{ text }}[/SYSTEM_PROMPT]{% else %}[INST]{{ text }}[/INST]"
+    "{% endif %}{% endfor %}"
+)
+
+
+def _save_mistral_tokenizer(folder: pathlib.Path) -> None:
+    """Write a tokenizer as Mistral's, which pads on the left and whose words are bytes."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<s>", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]", "[IMG]"]
+    vocabulary = {word: number for number, word in enumerate([*words, *sorted(ByteLevel.alphabet())])}
+    bytes_only = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    bytes_only.pre_tokenizer, bytes_only.decoder = ByteLevel(add_prefix_space=False), ByteDecoder()
+    bytes_only.add_special_tokens(words)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytes_only, bos_token="<s>", pad_token="<pad>", padding_side="left"
+    )
+    tokenizer.chat_template = _MISTRAL_TEMPLATE
     tokenizer.save_pretrained(folder)
 
 
@@ -558,8 +635,13 @@ def _save(
         part.save_pretrained(folder / name)
         index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
         if pipeline in _OF_QWEN and name == "text_encoder":
-            _save_byte_tokenizer(folder / "tokenizer")
-            index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
+            tokenizer = "processor" if pipeline == "QwenImage21Pipeline" else "tokenizer"
+            _save_byte_tokenizer(folder / tokenizer)
+            kind = "Qwen3VLProcessor" if tokenizer == "processor" else "Qwen2Tokenizer"
+            index[tokenizer] = ["transformers", kind]
+        elif type(part).__name__ == "Mistral3ForConditionalGeneration":
+            _save_mistral_tokenizer(folder / "tokenizer")
+            index["tokenizer"] = ["transformers", "PixtralProcessor"]
         elif type(part).__name__ == "Gemma2Model":
             _save_gemma_tokenizer(folder / "tokenizer")
             index["tokenizer"] = ["transformers", "GemmaTokenizer"]
@@ -575,7 +657,7 @@ def _save(
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
     index |= {"scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"_class_name": pipeline, "_diffusers_version": "0.42.1"}
-    if pipeline not in (*_OF_QWEN, "Lumina2Pipeline", "SanaPipeline", "PixArtSigmaPipeline"):
+    if pipeline not in (*_OF_QWEN, "Flux2Pipeline", "Lumina2Pipeline", "SanaPipeline", "PixArtSigmaPipeline"):
         is_first = pipeline in ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline")
         unused = "safety_checker" if is_first else "image_encoder"
         index |= {unused: [None, None], "feature_extractor": [None, None]}

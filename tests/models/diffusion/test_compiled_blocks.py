@@ -30,6 +30,7 @@ SAVE = {
     "flux-2-klein": tiny_models.save_flux_2_klein,
     "chroma": tiny_models.save_chroma,
     "qwen-image": tiny_models.save_qwen_image,
+    "qwen-image-2-1": tiny_models.save_qwen_image_21,
     "z-image": tiny_models.save_z_image,
     "krea-2": tiny_models.save_krea2,
     "lumina-2": tiny_models.save_lumina2,
@@ -109,7 +110,8 @@ def test_after_the_warm_up_nothing_is_compiled(family, tmp_path, traced, monkeyp
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if "transformer" in family.parts])
 def test_transformers_are_not_compiled_as_a_whole(family, tmp_path):
-    save = {"sana": tiny_models.save_sana, "pixart-sigma": tiny_models.save_pixart_sigma} | SAVE
+    uncompiled = {"sana": tiny_models.save_sana, "pixart-sigma": tiny_models.save_pixart_sigma}
+    save = uncompiled | {"flux-2-dev": tiny_models.save_flux_2_dev} | SAVE
     spec = open_model(str(save[family](tmp_path / "model")))
     config = EngineConfig(dtype="float32", slots=2, threads=1, compile=True, buckets=(2,))
     with pytest.raises(ConfigError, match=r"Switch it off, or use engine\.compile_blocks"):

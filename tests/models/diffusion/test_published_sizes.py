@@ -9,12 +9,14 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     ChromaTransformer2DModel,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
     Lumina2Transformer2DModel,
     PixArtTransformer2DModel,
+    QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
@@ -27,10 +29,14 @@ from transformers import (
     CLIPTextModelWithProjection,
     Gemma2Config,
     Gemma2Model,
+    MistralConfig,
+    MistralModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
     Qwen3Model,
+    Qwen3VLTextConfig,
+    Qwen3VLTextModel,
     T5Config,
     T5EncoderModel,
 )
@@ -137,6 +143,19 @@ def qwen3_4b(num_hidden_layers=36):
         vocab_size=151_936,
         hidden_size=2560,
         intermediate_size=9728,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+
+
+def mistral_small(num_hidden_layers):
+    """The text encoder of FLUX.2 dev: Mistral Small 3."""
+    return MistralConfig(
+        vocab_size=131_072,
+        hidden_size=5120,
+        intermediate_size=32_768,
         num_hidden_layers=num_hidden_layers,
         num_attention_heads=32,
         num_key_value_heads=8,
@@ -309,27 +328,64 @@ def test_parameters_of_stable_diffusion_3(config, expected):
     assert round(sum(parameter.numel() for parameter in transformer.parameters()) / 1e9, 2) == expected
 
 
-def test_parameters_and_memory_of_flux_2_klein():
-    """The figures of docs/models.md; of Qwen3 28 layers are kept."""
+KLEIN = {
+    "num_layers": 5,
+    "num_single_layers": 20,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 7680,
+    "guidance_embeds": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "text_class", "text", "billions", "gigabytes", "prompt_megabytes"),
+    [
+        (KLEIN, Qwen3Model, qwen3_4b(28), [3.88, 3.22, 0.08], 14.3, 7.9),  # 28 layers of Qwen3 are kept
+        ({}, MistralModel, mistral_small(31), [32.22, 17.9, 0.08], 100.4, 15.7),  # 31 of Mistral
+    ],
+    ids=["klein 4B", "dev"],
+)
+def test_parameters_and_memory_of_flux_2(config, text_class, text, billions, gigabytes, prompt_megabytes):
+    """The figures of docs/models.md."""
     with torch.device("meta"):
-        transformer = Flux2Transformer2DModel(
-            num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False
-        ).bfloat16()
-        parts = transformer, Qwen3Model(qwen3_4b(28)), AutoencoderKLFlux2()
-        height, width = 76, 52  # tokens of an image of 1216 × 832 px
+        transformer = Flux2Transformer2DModel(**config).bfloat16()
+        parts = transformer, text_class(text), AutoencoderKLFlux2()
+        height, width, text_width = 76, 52, 3 * text.hidden_size  # tokens of an image of 1216 × 832 px
         (output,) = transformer(
             hidden_states=torch.empty(2, height * width, 128, dtype=torch.bfloat16),
-            encoder_hidden_states=torch.empty(2, 512, 7680, dtype=torch.bfloat16),
+            encoder_hidden_states=torch.empty(2, 512, text_width, dtype=torch.bfloat16),
             timestep=torch.empty(2, dtype=torch.bfloat16),
+            guidance=torch.empty(2),
             img_ids=torch.empty(height * width, 4),
             txt_ids=torch.empty(512, 4),
             return_dict=False,
         )
     counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
-    assert [round(count / 1e9, 2) for count in counts] == [3.88, 3.22, 0.08]
-    assert round(2 * sum(counts) / 1e9, 1) == 14.3
+    assert [round(count / 1e9, 2) for count in counts] == billions
+    assert round(2 * sum(counts) / 1e9, 1) == gigabytes
     assert output.shape == (2, height * width, 128)
-    assert round(Conditioning({"tokens": torch.empty(512, 7680, dtype=torch.bfloat16)}).nbytes / 1e6, 1) == 7.9
+    prompt = Conditioning({"tokens": torch.empty(512, text_width, dtype=torch.bfloat16)})
+    assert round(prompt.nbytes / 1e6, 1) == prompt_megabytes
+
+
+def test_parameters_and_memory_of_qwen_image_21():
+    """The figures of docs/models.md; the text encoder is that of 8 billion parameters, without its head."""
+    text = Qwen3VLTextConfig(
+        vocab_size=151_936,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+    with torch.device("meta"):
+        parts = QwenImage21Transformer2DModel(), Qwen3VLTextModel(text), AutoencoderKLQwenImage21()
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
+    assert [round(count / 1e9, 2) for count in counts] == [7.12, 7.57, 0.34]
+    assert round(2 * sum(counts) / 1e9, 1) == 30.0
+    prompt = Conditioning({"tokens": torch.empty(1024 + 5, 4096, dtype=torch.bfloat16)})
+    assert round(prompt.nbytes / 1e6, 1) == 8.4
 
 
 def test_parameters_of_chroma():

@@ -158,7 +158,8 @@ def load_text_encoder(
     """
     tokenizer_class, encoder_class = classes
     text_encoder = load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
-    folder = spec.path / f"tokenizer{suffix}"
+    parts = FAMILIES[spec.family].parts
+    folder = spec.path / (f"tokenizer{suffix}" if f"tokenizer{suffix}" in parts else f"processor{suffix}")
     return load_tokenizer(tokenizer_class, folder, text_encoder, **tokenizer_options), text_encoder
 
 

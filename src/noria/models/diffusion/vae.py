@@ -32,7 +32,7 @@ def without_overflow(vae: Any) -> Any:
 
 
 class LatentVae:
-    """An AutoencoderKL, AutoencoderTiny, AutoencoderDC, or AutoencoderKLQwenImage, to which an image is a frame.
+    """An AutoencoderKL, AutoencoderTiny, AutoencoderDC, or AutoencoderKLQwenImage (2.1), to which an image is a frame.
 
     Device and dtype are its own.
     """
@@ -87,8 +87,12 @@ class LatentVae:
         image = self._vae.decode(unscaled[:, :, None] if self._has_frames else unscaled, return_dict=False)[0]
         if self._has_frames:
             image = image.squeeze(2)
-        image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
+        image_BCHW = self._rgb((image.float() * 0.5 + 0.5).clamp(0, 1))
         return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
+
+    def _rgb(self, image_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the colours of decoded images, 0 to 1."""
+        return image_BCHW
 
     def _limit_memory(self, num_images: int, num_pixels: int) -> None:
         """Choose how the VAE takes images of so many pixels each: whole or in tiles, together or one by one."""
@@ -108,6 +112,17 @@ class LatentVae:
         if self._vae.device.type == "meta":
             return torch.empty(0, device="meta")
         return fit_colours(lambda pixels_N3HW: self._encode(pixels_N3HW).mean_BCHW, self.scale).to(self._vae.device)
+
+
+class OpaqueVae(LatentVae):
+    """An AutoencoderKLQwenImage21, whose images have a channel for opacity: those here are opaque, on white."""
+
+    def _encode(self, pixels_B3HW: torch.Tensor) -> LatentDistribution:
+        return super()._encode(torch.nn.functional.pad(pixels_B3HW, (0, 0, 0, 0, 0, 1), value=1.0))
+
+    def _rgb(self, image_BCHW: torch.Tensor) -> torch.Tensor:
+        colours_B3HW, opacity_B1HW = image_BCHW[:, :3], image_BCHW[:, 3:]
+        return torch.lerp(torch.ones_like(colours_B3HW), colours_B3HW, opacity_B1HW)
 
 
 class PatchedVae(LatentVae):

@@ -37,10 +37,12 @@ FOLDERS = {
     "flux": tiny_models.save_flux,
     "flux, kontext": lambda folder: tiny_models.save_flux(folder, pipeline="FluxKontextPipeline"),
     "flux-2-klein": tiny_models.save_flux_2_klein,
+    "flux-2-dev": tiny_models.save_flux_2_dev,
     "flux-2-klein, distilled": lambda folder: tiny_models.save_flux_2_klein(folder, is_distilled=True),
     "chroma": tiny_models.save_chroma,
     "z-image": tiny_models.save_z_image,
     "qwen-image": tiny_models.save_qwen_image,
+    "qwen-image-2-1": tiny_models.save_qwen_image_21,
     "krea-2": tiny_models.save_krea2,
     "lumina-2": tiny_models.save_lumina2,
     "sana": tiny_models.save_sana,
@@ -89,7 +91,7 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
         allocated_bytes(lambda: model.decode(torch.zeros(2, *shape))), rel=0.2
     )
     assert estimate.rows_per_image == (
-        1 if family in ("flux", "fill", "flux, kontext", "flux-2-klein, distilled") else 2
+        1 if family in ("flux", "fill", "flux, kontext", "flux-2-dev", "flux-2-klein, distilled") else 2
     )
     kept = (9 * shape[0] + latents.shape[1] - shape[0]) * shape[1] * shape[2]  # samples, outputs, noise, mask
     # Where the input has no mask: the latents and the noise of what is kept, and a byte of a mask.

@@ -132,7 +132,7 @@ class PipelineFolder:
             if family.parts[part].classes:
                 entry = index.get(part)
                 family.check_class(file, part, entry[1] if isinstance(entry, list) and len(entry) == 2 else entry)
-            if part.startswith("tokenizer"):
+            if part.startswith(("tokenizer", "processor")):
                 check_chooses_no_code(path / part / "tokenizer_config.json")
         for part in family.weight_stems:
             file = path / part / "config.json"

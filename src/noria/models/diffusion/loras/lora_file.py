@@ -38,6 +38,7 @@ _REFUSED: Mapping[str, str] = {
 }
 _MERGING_LAYERS: Mapping[str, tuple[str, ...]] = {
     "ZImageTransformer2DModel": ("all_x_embedder.", "cap_embedder."),
+    "QwenImage21Transformer2DModel": ("time_text_embed.", "modulation.", "norm_out."),
 }
 """Layers whose calls merge the tokens of all rows, by the class of the denoiser: adapters differ by row."""
 _METADATA_KEY = "lora_adapter_metadata"  # the key in diffusers' own files, whose scales are there

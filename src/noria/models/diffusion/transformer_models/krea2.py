@@ -15,14 +15,14 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from noria.config import EngineConfig
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, num_cut_of
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.folders.transformer_models.krea2_folder import Krea2Index
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
     END_OF_CHAT,
@@ -63,16 +63,18 @@ class Krea2(TransformerModel):
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' `encode_prompt`, without padding."""
-        texts = [SYSTEM_PROMPT + ("" if prompt is None else prompt) for prompt in prompts]
-        max_length = NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS - _NUM_END_TOKENS
-        end_ids = self._tokenizer(END_OF_CHAT).input_ids
-        cut = self._tokenizer(texts, max_length=max_length, truncation=True)
-        chats = [ids + end_ids for ids in cut.input_ids]
-        tokens = self._tokenizer.pad({"input_ids": chats}, return_tensors="pt")
-        outputs = self._text_outputs(tokens, output_hidden_states=True, use_cache=False)
-        hidden_BTLD = torch.stack([outputs.hidden_states[layer] for layer in self._index.text_layers], dim=2)
-        rows = self._without_padding(hidden_BTLD, tokens, NUM_SYSTEM_TOKENS)
-        return [dataclasses.replace(row, num_cut=num_cut) for row, num_cut in zip(rows, num_cut_of(cut), strict=True)]
+
+        def encode(tokens: Any) -> torch.Tensor:
+            outputs = self._text_outputs(tokens, output_hidden_states=True, use_cache=False)
+            return torch.stack([outputs.hidden_states[layer] for layer in self._index.text_layers], dim=2)
+
+        return self._encode_chats(
+            [SYSTEM_PROMPT + ("" if prompt is None else prompt) for prompt in prompts],
+            END_OF_CHAT,
+            NUM_SYSTEM_TOKENS,
+            NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS - _NUM_END_TOKENS,
+            encode,
+        )
 
     def predict(
         self,

@@ -78,6 +78,7 @@ class QwenImage(TransformerModel):
     ) -> LatentRows:
         """Return the velocity of each row, of the row's shape; rows can have different sizes."""
         sizes = [(latents_CHW.shape[1], latents_CHW.shape[2]) for latents_CHW in latents_R]
+        lengths = [height * width // PATCH**2 for height, width in sizes]
         is_mixed = not isinstance(latents_R, torch.Tensor)
         if isinstance(latents_R, torch.Tensor):
             packed_RND = to_tokens(latents_R)
@@ -92,7 +93,7 @@ class QwenImage(TransformerModel):
             img_shapes=[[(1, height // PATCH, width // PATCH)]],
             attention_kwargs={
                 "row_positions": self._positions(sizes, conditioning) if is_mixed else None,
-                "row_mask": self._mask(sizes, conditioning),
+                "row_mask": padding_mask(lengths, conditioning, self.device),
             },
             return_dict=False,
         )
@@ -115,19 +116,19 @@ class QwenImage(TransformerModel):
         of_images, of_texts = zip(*rows, strict=True)
         return pad_sequence(list(of_images), batch_first=True), torch.stack(of_texts)
 
-    def _mask(self, sizes: Sequence[tuple[int, int]], conditioning: ConditioningRows) -> torch.Tensor | None:
-        """Return [R, 1, 1, T + N], true for what is no padding; None if nothing is."""
-        lengths = [height * width // PATCH**2 for height, width in sizes]
-        longest = max(lengths)
-        if conditioning.mask_RT is None and min(lengths) == longest:
-            return None
-        lengths_R1 = torch.tensor(lengths).to(self.device, non_blocking=True)[:, None]
-        image_RN = torch.arange(longest, device=self.device) < lengths_R1
-        text_RT = conditioning.mask_RT
-        if text_RT is None:
-            num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
-            text_RT = torch.ones(len(lengths), num_tokens, dtype=torch.bool, device=self.device)
-        return torch.cat([text_RT, image_RN], dim=1)[:, None, None]
+
+def padding_mask(lengths: Sequence[int], conditioning: ConditioningRows, device: torch.device) -> torch.Tensor | None:
+    """Return [R, 1, 1, T + N], true for what is no padding; None if nothing is. `lengths` are those of the images."""
+    longest = max(lengths)
+    if conditioning.mask_RT is None and min(lengths) == longest:
+        return None
+    lengths_R1 = torch.tensor(lengths).to(device, non_blocking=True)[:, None]
+    image_RN = torch.arange(longest, device=device) < lengths_R1
+    text_RT = conditioning.mask_RT
+    if text_RT is None:
+        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
+        text_RT = torch.ones(len(lengths), num_tokens, dtype=torch.bool, device=device)
+    return torch.cat([text_RT, image_RN], dim=1)[:, None, None]
 
 
 class _RowAttention:
@@ -160,12 +161,12 @@ class _RowAttention:
             return projected.reshape(*projected.shape[:-1], -1, head_size)
 
         query = [
-            _rotate(attn.norm_added_q(heads(attn.add_q_proj(encoder_hidden_states))), of_texts),
-            _rotate(attn.norm_q(heads(attn.to_q(hidden_states))), of_images),
+            rotate(attn.norm_added_q(heads(attn.add_q_proj(encoder_hidden_states))), of_texts),
+            rotate(attn.norm_q(heads(attn.to_q(hidden_states))), of_images),
         ]
         key = [
-            _rotate(attn.norm_added_k(heads(attn.add_k_proj(encoder_hidden_states))), of_texts),
-            _rotate(attn.norm_k(heads(attn.to_k(hidden_states))), of_images),
+            rotate(attn.norm_added_k(heads(attn.add_k_proj(encoder_hidden_states))), of_texts),
+            rotate(attn.norm_k(heads(attn.to_k(hidden_states))), of_images),
         ]
         value = [heads(attn.add_v_proj(encoder_hidden_states)), heads(attn.to_v(hidden_states))]
         joint = dispatch_attention_fn(
@@ -180,7 +181,7 @@ class _RowAttention:
         return attn.to_out[0](of_image), attn.to_add_out(of_text)
 
 
-def _rotate(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rotate(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return heads [R, N, heads, size], whose pairs of numbers are turned by positions [N, size / 2] or [R, N, …]."""
     turned = torch.view_as_complex(heads.float().reshape(*heads.shape[:-1], -1, 2)) * positions.unsqueeze(-2)
     return torch.view_as_real(turned).flatten(-2).type_as(heads)

@@ -3,8 +3,8 @@
 Shapes: B images or prompts, T tokens of a prompt, C latent channels, H × W latent size.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -138,6 +138,19 @@ class TransformerModel(LatentModel):
                 outputs_BTD.to(self.device, self.dtype), lengths, num_cut_of(tokens), strict=True
             )
         ]
+
+    def _encode_chats(
+        self, texts: Sequence[str], end: str, start: int, max_length: int, encode: Callable[[Any], torch.Tensor]
+    ) -> list[Conditioning]:
+        """Return the conditioning of chats: texts of at most `max_length` tokens, longer ones are cut, before `end`.
+
+        `encode` returns outputs [B, T, …] of tokens; those before `start` are dropped.
+        """
+        end_ids = self._tokenizer(end).input_ids
+        cut = self._tokenizer(list(texts), max_length=max_length, truncation=True)
+        tokens = self._tokenizer.pad({"input_ids": [ids + end_ids for ids in cut.input_ids]}, return_tensors="pt")
+        rows = self._without_padding(encode(tokens), tokens, start)
+        return [replace(row, num_cut=num_cut) for row, num_cut in zip(rows, num_cut_of(cut), strict=True)]
 
 
 def set_attention(transformer: Any, name: str) -> None:

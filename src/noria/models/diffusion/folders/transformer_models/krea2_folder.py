@@ -8,8 +8,9 @@ from msgspec import Meta, Struct
 from noria.errors import ModelError
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
+    QwenTextConfig,
+    QwenVaeConfig,
     qwen_sides,
-    read_qwen_text_encoder,
     read_qwen_vae,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
@@ -57,7 +58,8 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     index_file = path / "model_index.json"
     index = read_struct(index_file, Krea2Index)
     folder.read_euler_scheduler()
-    text_encoder, vae = read_qwen_text_encoder(folder, "qwen3_vl"), read_qwen_vae(folder)
+    text_encoder = folder.read_vision_language_model("qwen3_vl", QwenTextConfig)
+    vae = read_qwen_vae(folder, QwenVaeConfig)
     if max(index.text_layers) > text_encoder.num_hidden_layers:
         raise ModelError(
             f"{index_file}: text_encoder_select_layers has {max(index.text_layers)}; allowed are 0 to "

@@ -1,13 +1,13 @@
 """The common part of the folders of Qwen-Image and of Krea 2: the text encoder, one of Qwen's, and the VAE."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from noria.errors import ModelError
-from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides, check_vocabulary
-from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
-from noria.models.weights import REDOWNLOAD_HINT, convert, read_object
+from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides
+from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH, LanguageModelConfig
+from noria.models.weights import REDOWNLOAD_HINT
 
 SYSTEM_PROMPT = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -24,8 +24,12 @@ NUM_SYSTEM_TOKENS = 34
 MAX_PROMPT_TOKENS = 512
 """Longer prompts are cut, as by diffusers; the words around them that are not dropped are counted."""
 
-_Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
-_Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
+Levels = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+"""Factors of the number of channels of a VAE's levels."""
+
+Numbers = Annotated[tuple[float, ...], Meta(min_length=1, max_length=256)]
+"""A number for each channel of a VAE's latents."""
+
 _DEFAULT_LATENTS = 128  # latents a side, diffusers' default; Qwen-Image was trained at about 1.3 to 1.7 million pixels
 _NUM_PUBLISHED_CHANNELS = 16  # channels of which diffusers' default has means and deviations
 
@@ -35,24 +39,29 @@ class QwenVaeConfig(PartConfig, frozen=True):
 
     z_dim: Count = _NUM_PUBLISHED_CHANNELS
     base_dim: Count = 96
-    dim_mult: _Levels = (1, 2, 4, 4)
+    dim_mult: Levels = (1, 2, 4, 4)
     temperal_downsample: Annotated[tuple[bool, ...], Meta(max_length=8)] = (False, True, True)
     input_channels: Literal[3] = 3
-    latents_mean: _Numbers = (0.0,) * _NUM_PUBLISHED_CHANNELS
-    latents_std: _Numbers = (1.0,) * _NUM_PUBLISHED_CHANNELS
+    latents_mean: Numbers = (0.0,) * _NUM_PUBLISHED_CHANNELS
+    latents_std: Numbers = (1.0,) * _NUM_PUBLISHED_CHANNELS
 
     @property
     def factor(self) -> int:
         """Pixels per latent along one side."""
         return int(2 ** len(self.temperal_downsample))
 
+    @property
+    def decoder_width(self) -> int:
+        """Channels of the decoder's first layer."""
+        return self.base_dim * self.dim_mult[-1]
 
-class QwenTextConfig(Struct, frozen=True):
-    """The settings of a Qwen text encoder that must fit the other parts; they have no defaults in a published model."""
 
-    hidden_size: Count
-    vocab_size: Count
-    num_hidden_layers: Count
+QwenVaeT = TypeVar("QwenVaeT", bound=QwenVaeConfig)
+
+
+class QwenTextConfig(LanguageModelConfig, frozen=True):
+    """The settings for texts of a Qwen that reads images, too."""
+
     max_position_embeddings: Annotated[int, Meta(ge=NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS)] = 32768
 
 
@@ -62,9 +71,9 @@ def qwen_sides(vae: QwenVaeConfig) -> Sides:
     return Sides(side_px, side_px, 4 * multiple_px, 2 * side_px, multiple_px)
 
 
-def read_qwen_vae(folder: PipelineFolder) -> QwenVaeConfig:
+def read_qwen_vae(folder: PipelineFolder, kind: type[QwenVaeT]) -> QwenVaeT:
     """Return the VAE's settings. Raises ModelError if it is of another class, or they do not fit each other."""
-    file, vae = folder.config_file("vae"), folder.read_part("vae", QwenVaeConfig)
+    file, vae = folder.config_file("vae"), folder.read_part("vae", kind)
     for name, got, wanted, whose in (
         ("temperal_downsample", len(vae.temperal_downsample), len(vae.dim_mult) - 1, "one less than dim_mult"),
         ("latents_mean", len(vae.latents_mean), vae.z_dim, "z_dim"),
@@ -74,22 +83,6 @@ def read_qwen_vae(folder: PipelineFolder) -> QwenVaeConfig:
             raise ModelError(f"{file}: {name} has {got} entries; expected are {wanted}, {whose}. {REDOWNLOAD_HINT}")
     if not all(vae.latents_std):
         raise ModelError(f"{file}: latents_std has a zero, by which latents would be divided. {REDOWNLOAD_HINT}")
-    decoder = {"base_dim × dim_mult": (0, vae.base_dim * vae.dim_mult[-1]), "z_dim": (1, vae.z_dim)}
+    decoder = {"base_dim × dim_mult": (0, vae.decoder_width), "z_dim": (1, vae.z_dim)}
     folder.check_layer("vae", ("decoder.conv_in.weight",), decoder)
     return vae
-
-
-def read_qwen_text_encoder(folder: PipelineFolder, model_type: str) -> QwenTextConfig:
-    """Return the text encoder's settings. Raises ModelError if it is no `model_type`, or not its tokenizer's."""
-    file = folder.config_file("text_encoder")
-    tree = read_object(file)
-    if tree.get("model_type") != model_type:
-        raise ModelError(f"{file}: model_type is {tree.get('model_type')!r}; supported: {model_type}.")
-    of_text = tree.get("text_config")  # older versions of transformers write its settings beside the others
-    text_encoder = convert(file, of_text if isinstance(of_text, dict) else tree, QwenTextConfig)
-    check_vocabulary(folder.path / "tokenizer", text_encoder.vocab_size)
-    embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
-    # As transformers 5 names it in the part alone and below a head, and as older versions do.
-    names = ("language_model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-    folder.check_layer("text_encoder", (*names, "model.embed_tokens.weight"), embedding)
-    return text_encoder

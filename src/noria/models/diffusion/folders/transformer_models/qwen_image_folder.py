@@ -5,8 +5,9 @@ import pathlib
 from noria.errors import ModelError
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
+    QwenTextConfig,
+    QwenVaeConfig,
     qwen_sides,
-    read_qwen_text_encoder,
     read_qwen_vae,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import (
@@ -47,7 +48,8 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     """Check all parts of a folder and return its spec, as `Family.inspect` does."""
     folder = TransformerFolder.open(path, family)
     folder.read_euler_scheduler()
-    text_encoder, vae = read_qwen_text_encoder(folder, "qwen2_5_vl"), read_qwen_vae(folder)
+    text_encoder = folder.read_vision_language_model("qwen2_5_vl", QwenTextConfig)
+    vae = read_qwen_vae(folder, QwenVaeConfig)
     transformer = folder.read_part("transformer", _Transformer)
     for setting, model in _OTHER_MODELS.items():
         if getattr(transformer, setting):

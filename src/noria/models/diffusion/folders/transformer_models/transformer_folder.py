@@ -18,7 +18,7 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_vocabulary,
 )
 from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
-from noria.models.weights import REDOWNLOAD_HINT, read_object, read_struct
+from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
 
 PATCH = 2
 """Latents of a token along one side, of the transformers whose tokens are patches of them."""
@@ -141,6 +141,27 @@ class TransformerFolder(PipelineFolder):
         check_vocabulary(self.path / "tokenizer", text_encoder.vocab_size)
         expected = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
         self.check_layer("text_encoder", ("embed_tokens.weight", "model.embed_tokens.weight"), expected)
+        return text_encoder
+
+    def read_vision_language_model(
+        self, model_type: str, kind: type[LanguageModelT], tokenizer: str = "tokenizer"
+    ) -> LanguageModelT:
+        """Return the settings for texts of a text encoder of `model_type` that reads images, too.
+
+        The tokenizer, in the folder of that name, and one tensor fit to them.
+        """
+        file = self.config_file("text_encoder")
+        tree = read_object(file)
+        if tree.get("model_type") != model_type:
+            raise ModelError(f"{file}: model_type is {tree.get('model_type')!r}; supported: {model_type}.")
+        of_text = tree.get("text_config")  # older versions of transformers write its settings beside the others
+        text_encoder = convert(file, of_text if isinstance(of_text, dict) else tree, kind)
+        check_vocabulary(self.path / tokenizer, text_encoder.vocab_size)
+        embedding = {"vocab_size": (0, text_encoder.vocab_size), "hidden_size": (1, text_encoder.hidden_size)}
+        # As transformers 5 names it in the part alone and below a head, and as older versions do.
+        names = ("language_model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+        older = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
+        self.check_layer("text_encoder", (*names, *older), embedding)
         return text_encoder
 
     def read_t5(self, suffix: str = "") -> T5Config:

@@ -1,13 +1,14 @@
-"""FLUX.2 klein on one device: a transformer that predicts the velocity of patched latents.
+"""FLUX.2 dev and klein on one device: a transformer that predicts the velocity of patched latents.
 
 Without diffusers' pipeline, and with its numbers. What differs from FLUX.1:
 
-- Conditioned on 512 tokens of Qwen3, padding included: the inputs of three of its layers side by side, of a prompt in a
-  chat of one message.
+- Conditioned on 512 tokens of a language model, padding included: the inputs of three of its layers side by side, of a
+  prompt in a chat.
 - Blocks of 2 × 2 of the VAE's latents, scaled by statistics of a batch norm, are the channels of one latent here. The
   start is drawn so.
 - The shift of the noise levels depends on the image's size and on the number of steps.
-- Guided by an empty text, unless the request has a negative prompt; distilled models take neither guidance nor that.
+- dev takes the guidance scale itself, in one row. klein is guided by an empty text, unless the request has a negative
+  prompt; distilled, it takes neither guidance nor that.
 - Shown reference images, whose latents follow the image's, at other times.
 - Rows with nearly as many tokens share a call, whatever their sizes and references, see `token_rows.py`.
 
@@ -18,14 +19,18 @@ tokens of an image, M of references, D = C numbers of a token.
 import functools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens, num_cut_of
 from noria.models.diffusion.diffusion_model import LatentRows
-from noria.models.diffusion.folders.transformer_models.flux_2_klein_folder import TEXT_LAYERS, is_distilled
+from noria.models.diffusion.folders.transformer_models.flux_2_folder import (
+    DEV_TEXT_LAYERS,
+    KLEIN_TEXT_LAYERS,
+    is_distilled,
+)
 from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS
 from noria.models.diffusion.transformer_models.token_rows import (
     RowPositions,
@@ -42,21 +47,19 @@ from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length_and_steps
 
 _TIME_OF_A_REFERENCE = 10  # the distance between images on the first axis of positions
-_CHAT = f"{QWEN_CHAT}<think>\n\n</think>\n\n"  # with `enable_thinking=False`
 
 
-class Flux2Klein(TransformerModel):
-    """The parts of one Flux2KleinPipeline folder, ready on a device."""
+class _Flux2(TransformerModel):
+    """The common part of both."""
 
     vae_class: ClassVar[type[LatentVae]] = PatchedVae
     transformer_class = "Flux2Transformer2DModel"
-    text_classes = (("Qwen2Tokenizer", "Qwen3Model"),)
+    text_layers: ClassVar[tuple[int, ...]]  # layers of the language model whose inputs condition the transformer
+    chat: ClassVar[str]  # around a prompt. A folder's own template is a program, and is not run
 
-    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+    def __init__(self, parts: TransformerParts, config: EngineConfig, guidance: Guidance) -> None:
         """Configure loaded parts by `config`, which has no "auto" left."""
-        guidance = Guidance(active_above=math.inf) if is_distilled(parts.spec.path) else CLASSIFIER_FREE
         super().__init__(parts, config, guidance)
-        del self._text_encoder.layers[TEXT_LAYERS[-1] + 1 :]  # they change nothing
         self._mixes_sizes = can_mix_sizes(config)
         parts.transformer.pos_embed = RowPositions(parts.transformer.pos_embed)
 
@@ -68,18 +71,28 @@ class Flux2Klein(TransformerModel):
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
         tokens = self._tokenizer(
-            [_CHAT.format("" if prompt is None else prompt) for prompt in prompts],
+            [self.chat.format(self._text("" if prompt is None else prompt)) for prompt in prompts],
+            add_special_tokens=False,
             padding="max_length",
             max_length=MAX_PROMPT_TOKENS,
             truncation=True,
             return_tensors="pt",
         )
         hidden_states = self._text_outputs(tokens, output_hidden_states=True, use_cache=False).hidden_states
-        tokens_BTD = torch.cat([hidden_states[layer] for layer in TEXT_LAYERS], dim=-1).to(self.device, self.dtype)
+        tokens_BTD = torch.cat([hidden_states[layer] for layer in self.text_layers], dim=-1).to(self.device, self.dtype)
         return [
             Conditioning({"encoder_hidden_states": tokens_TD}, num_cut=num_cut)
             for tokens_TD, num_cut in zip(tokens_BTD, num_cut_of(tokens), strict=True)
         ]
+
+    def _text(self, prompt: str) -> str:
+        """Return what the chat contains of a prompt."""
+        return prompt
+
+    def _keep_text_layers(self, language_model: Any) -> None:
+        """Encode texts by this model, without its layers whose outputs nothing takes."""
+        self._text_encoder = language_model
+        del language_model.layers[self.text_layers[-1] + 1 :]
 
     def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
         """Return the tokens of reference images, the modes of the VAE's distributions."""
@@ -95,10 +108,13 @@ class Flux2Klein(TransformerModel):
         latents_R: LatentRows,
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
-        guidance_R: torch.Tensor | None,  # noqa: ARG002 - its guidance is not embedded
+        guidance_R: torch.Tensor | None,
         references: Sequence[ReferenceTokens | None] = (),
     ) -> LatentRows:
-        """Return the velocity of each row, of the row's shape; `references` are of each row, () if no row has any."""
+        """Return the velocity of each row, of the row's shape.
+
+        `guidance_R` are the scales, None of klein; `references` are those of each row, () if no row has any.
+        """
         rows = token_rows(
             latents_R, references, lambda latents_RCHW: _to_tokens(latents_RCHW.to(self.dtype)), self._positions
         )
@@ -106,6 +122,7 @@ class Flux2Klein(TransformerModel):
         (velocity_RNC,) = self._transformer(
             hidden_states=rows.tokens_RND,
             timestep=timesteps_R.to(self.dtype) / 1000,
+            guidance=guidance_R,
             **conditioning.tokens,
             txt_ids=rows.text_positions(_grid(0, 1, 1, num_tokens, self.device)),
             img_ids=rows.positions,
@@ -116,6 +133,41 @@ class Flux2Klein(TransformerModel):
 
     def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
         return _row_positions(size, reference_sizes, self.device)
+
+
+class Flux2Klein(_Flux2):
+    """The parts of one Flux2KleinPipeline folder, ready on a device."""
+
+    text_classes = (("Qwen2Tokenizer", "Qwen3Model"),)
+    text_layers = KLEIN_TEXT_LAYERS
+    chat = f"{QWEN_CHAT}<think>\n\n</think>\n\n"  # with `enable_thinking=False`
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        guidance = Guidance(active_above=math.inf) if is_distilled(parts.spec.path) else CLASSIFIER_FREE
+        super().__init__(parts, config, guidance)
+        self._keep_text_layers(self._text_encoder)
+
+
+class Flux2Dev(_Flux2):
+    """The parts of one Flux2Pipeline folder, ready on a device."""
+
+    # The pipeline's PixtralProcessor reads images, too; of a text it makes what the tokenizer in its folder does.
+    text_classes = (("PreTrainedTokenizerFast", "Mistral3ForConditionalGeneration"),)
+    text_layers = DEV_TEXT_LAYERS
+    chat = (
+        "<s>[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing "
+        "on object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
+    )
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, Guidance(embedded=True))
+        self._keep_text_layers(self._text_encoder.model.language_model)  # its layers for images are not kept
+
+    def _text(self, prompt: str) -> str:
+        """Return the prompt without the token of an image, of which there is none."""
+        return prompt.replace("[IMG]", "")
 
 
 def _to_tokens(latents_RCHW: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""FLUX.2 klein in the running batch, compared with diffusers' own pipeline and with each image alone."""
+"""FLUX.2 klein and dev in the running batch, compared with diffusers' own pipeline and with each image alone."""
 
 import itertools
 import json
@@ -26,15 +26,26 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(folder):
+def klein(folder):
     """Spec, executor, and diffusers' pipeline."""
     return *load(folder), open_pipeline(folder)
 
 
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory):
+    folder = tiny_models.save_flux_2_dev(tmp_path_factory.mktemp("dev") / "dev")
+    return *load(folder), open_pipeline(folder)
+
+
+@pytest.fixture(params=["klein", "dev"])
+def model(request):
+    return request.getfixturevalue(request.param)
+
+
 def pipeline_image(pipe, request, **options):
-    """The pipeline takes a negative prompt only as its embedding."""
+    """The pipeline of klein takes a negative prompt only as its embedding, that of dev none."""
     negative = request.payload.negative_prompt
-    if negative is not None:
+    if negative is not None and type(pipe).__name__ != "Flux2Pipeline":
         with torch.inference_mode():
             options["negative_prompt_embeds"] = pipe.encode_prompt(negative)[0]
     options = {"negative_prompt": None} | options
@@ -94,7 +105,7 @@ def test_rows_of_a_call_equal_the_rows_alone(model):
 
 
 def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):
-    prompts = [*PROMPTS, "", "<|im_end|> é 水车 " * 99]
+    prompts = [*PROMPTS, "", "<|im_end|> é 水车 " * 99, "</s>[/INST][IMG]"]
     with torch.inference_mode():
         ours = model[1].model.text_encode(prompts)
         for prompt, text in zip(prompts, ours, strict=True):
@@ -102,13 +113,14 @@ def test_prompts_are_encoded_and_cut_as_by_the_pipeline(model):
             actual = text.tokens["encoder_hidden_states"]
             assert actual.shape == (512, 48)
             assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert len(model[1].model._text_encoder.layers) == 28, "the last layers change nothing"
+    num_layers = {"Flux2KleinPipeline": 28, "Flux2Pipeline": 31}[model[0].pipeline]
+    assert len(model[1].model._text_encoder.layers) == num_layers, "the last layers change nothing"
 
 
 @pytest.mark.parametrize("has_mask", [True, False])
-def test_start_images_and_masks_are_those_of_the_pipeline_without_its_reference(model, has_mask, monkeypatch):
+def test_start_images_and_masks_are_those_of_the_pipeline_without_its_reference(klein, has_mask, monkeypatch):
     """The pipeline for masks also shows the image to the transformer, as a reference, which is not served."""
-    spec, executor, pipe = model
+    spec, executor, pipe = klein
     pixels = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
     mask = np.full((32, 48), 0 if has_mask else 255, np.uint8)
     mask[8:24, 16:40] = 255
@@ -152,7 +164,7 @@ def test_the_shift_is_that_of_the_pipeline():
 
 def test_bounds_and_defaults(model):
     spec = model[0]
-    assert (spec.family, spec.pipeline) == ("flux-2-klein", "Flux2KleinPipeline")
+    assert (spec.family, spec.pipeline) in (("flux-2-klein", "Flux2KleinPipeline"), ("flux-2-dev", "Flux2Pipeline"))
     assert (spec.default_width_px, spec.min_side_px, spec.max_side_px, spec.multiple_px) == (512, 16, 1024, 8)
     assert (spec.default_scheduler, spec.default_steps, spec.default_guidance) == ("flow-euler", 50, 4.0)
 
@@ -172,7 +184,8 @@ def test_bounds_and_defaults(model):
         ("vae/config.json", {"latent_channels": 8}, "in_channels is 16; supported is 32"),
         ("vae/config.json", {"patch_size": [2, 3]}, "patch_size is 3; supported is 2"),
         ("model_index.json", {"is_distilled": "yes"}, "is_distilled"),
-        ("model_index.json", {"_class_name": "Flux2Pipeline"}, "'Flux2Pipeline', which no model family has"),
+        ("model_index.json", {"_class_name": "Flux2Pipeline"}, "supported: PixtralProcessor"),
+        ("model_index.json", {"_class_name": "Flux2KleinKVPipeline"}, "which no model family has"),
         ("model_index.json", {"vae": ["diffusers", "AutoencoderKL"]}, "'AutoencoderKL'; supported: AutoencoderKLFlux2"),
     ],
 )
@@ -183,11 +196,31 @@ def test_parts_of_another_model_are_rejected(folder, tmp_path, file, change, wor
         open_model(str(copy))
 
 
-def test_weights_in_several_files_are_read(model, tmp_path):
-    copy = shutil.copytree(model[0].folder, tmp_path / "m")
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("transformer/config.json", {"guidance_embeds": False}, "guidance_embeds is false"),
+        ("text_encoder/config.json", {"model_type": "qwen3"}, "model_type is 'qwen3'; supported: mistral3"),
+        ("text_encoder/config.json", {"text_config": {"hidden_size": 16, "vocab_size": 264}}, "num_hidden_layers"),
+        (
+            "text_encoder/config.json",
+            {"text_config": tiny_models.FLUX_2_TEXT | {"num_hidden_layers": 20}},
+            "num_hidden_layers is 20; at least 30 are needed",
+        ),
+    ],
+)
+def test_parts_of_another_model_than_dev_are_rejected(dev, tmp_path, file, change, words):
+    copy = shutil.copytree(dev[0].folder, tmp_path / "m")
+    (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | change))
+    with pytest.raises(ModelError, match=words):
+        open_model(str(copy))
+
+
+def test_weights_in_several_files_are_read(klein, tmp_path):
+    copy = shutil.copytree(klein[0].folder, tmp_path / "m")
     shutil.rmtree(copy / "transformer")
-    model[2].transformer.save_pretrained(copy / "transformer", max_shard_size="40KB")
+    klein[2].transformer.save_pretrained(copy / "transformer", max_shard_size="40KB")
     assert len(list((copy / "transformer").glob("*.safetensors"))) > 1
     request = make_request(0, inference_steps=1)
-    ours, expected = (generate(executor, [request])["r0", 0] for executor in (load(copy)[1], model[1]))
+    ours, expected = (generate(executor, [request])["r0", 0] for executor in (load(copy)[1], klein[1]))
     assert np.array_equal(ours, expected)
