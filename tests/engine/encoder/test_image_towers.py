@@ -42,7 +42,7 @@ IMAGES = [
 
 
 def clip(folder: pathlib.Path) -> Any:
-    """What transformers 5 writes: one file for both processors. The middle of the image is seen."""
+    """The files of transformers 5: one for both processors. The middle of the image is seen."""
     make_tower(folder, "CLIPModel")
     processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 37}, crop_size=32, resample=2)
     write_json(folder / "processor_config.json", {"image_processor": processor.to_dict()})
@@ -61,7 +61,7 @@ def clip_of_2021(folder: pathlib.Path) -> Any:
 
 
 def siglip(folder: pathlib.Path) -> Any:
-    """As the SigLIP 2 models of one size are, too: the image loses its proportions."""
+    """SigLIP, whose images lose their proportions; SigLIP 2 of one size is the same class."""
     make_tower(folder, "SiglipModel", projection_size=32)
     processor = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32}, image_std=[0.5, 0.4, 0.3])
     processor.save_pretrained(folder)

@@ -10,7 +10,7 @@ from noria.images.embedded_image import embedded_pixels
 from noria.models.encoder.tokens import TokenizedText
 from noria.protocol.text import EncoderModelSpec, ImageInput
 
-_MAX_PIXEL_BYTES = 2**26  # of a request's images as the model sees them: 445 of 224 × 224 pixels
+_MAX_PIXEL_BYTES = 2**26  # bytes of a request's images as the model sees them: 445 of 224 × 224 pixels
 
 
 class ImageInputs:
